@@ -53,7 +53,8 @@ SHORT = "--max_new_tokens 16"
     ("line", "expected"),
     [
         ("", "give at least one benchmark, NAME=FILE, or a YAML file with settings\nhint: for example: rlinf eval"),
-        ("gsm8k", "'gsm8k' is no benchmark\nhint: a benchmark is NAME=FILE"),
+        ("gsm9k", "'gsm9k' is no benchmark\nhint: a benchmark is NAME=FILE"),
+        ("gsm8k --model model", "benchmarks.gsm8k.file=openai/gsm8k:main[test]: HF_HUB_OFFLINE is set"),
         ("gsm8k=", "'gsm8k=' is no benchmark"),
         ("gsm8k=gsm8k.jsonl", "model is not set; give --model VALUE"),
         (
@@ -342,4 +343,4 @@ def test_a_recipe_asks_as_the_benchmark_of_its_data_does():
 def test_the_help_names_the_model(capsys):
     with pytest.raises(SystemExit):
         main(["eval", "--help"])
-    assert "--model FOLDER" in capsys.readouterr().out.splitlines()[0]
+    assert "--model MODEL" in capsys.readouterr().out.splitlines()[0]

@@ -12,7 +12,9 @@ from hub_server import HubServer, hub_server
 from rlinf.config.downloads import with_downloads
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
-from rlinf.hub import HubName, hub_name, public_name
+from rlinf.config.tasks import FilesTask
+from rlinf.hub import KNOWN_DATASETS, HubName, hub_name, known_dataset, public_name
+from rlinf.tasks.published import PUBLISHED
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CARD = """---
@@ -38,6 +40,18 @@ def test_what_counts_as_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     )
     for local in ("model", "a/b/c", "/a/b", "../a/b", "runs/b", "data/train.jsonl", "a/*.json"):
         assert hub_name(Path(local)) is None, local
+
+
+def test_known_data_sets_have_short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "math").write_text("")
+    flags = ["--model.path=m", "--task.train_files=['gsm8k[train]', dapo17k]", "--task.eval_files=[aime24, math]"]
+    task = load_config("gsm8k-grpo", parse_overrides(flags)).task
+    assert isinstance(task, FilesTask)
+    assert [str(path) for path in task.train_files] == ["openai/gsm8k:main[train]", KNOWN_DATASETS["dapo17k"]]
+    assert [str(path) for path in task.eval_files] == ["HuggingFaceH4/aime_2024[train]", str(tmp_path / "math")]
+    for one in PUBLISHED.values():
+        assert known_dataset(Path(one.source)) is not None
 
 
 def test_a_snapshot_of_the_users_cache_has_a_name():

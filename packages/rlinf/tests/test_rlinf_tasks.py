@@ -189,6 +189,15 @@ def test_rewards_that_compare_with_nothing_need_no_answer(files):
         load_problems(path, Columns(question=None, answer=None), str, on_bad_row="stop")
 
 
+def test_duplicates_are_dropped_where_the_task_says_so(files):
+    rows = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "1"}, {"question": "a", "answer": "1"}]
+    train, test = files("train.jsonl", [*rows, {"question": "a", "answer": "2"}]), files("test.jsonl", GOOD[:1])
+    assert task(train, test).num_train_problems == 4
+    unique = task(train, test, drop_duplicates=True)
+    assert sorted(unique.train_problem(i).number for i in range(3)) == [1, 2, 4]
+    assert unique.notes == ["1 of 4 problems occur again and were dropped"]
+
+
 # -- the stream ----------------------------------------------------------------------------------------------------
 
 

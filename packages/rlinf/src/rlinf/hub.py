@@ -39,6 +39,20 @@ UNUSED = ("*.msgpack", "*.h5", "*.onnx", "*.gguf", "*.py")
 CARD = "README.md"
 """Describes a data set; its head may state subsets and their files."""
 DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.arrow", "*.txt", "*.gz", "*.zst", "*.zip")
+KNOWN_DATASETS = {
+    "gsm8k": "openai/gsm8k:main",
+    "math": "DigitalLearningGmbH/MATH-lighteval:default",
+    "math500": "HuggingFaceH4/MATH-500[test]",
+    "dapo17k": "BytedTsinghua-SIA/DAPO-Math-17k[train]",
+    "deepscaler": "agentica-org/DeepScaleR-Preview-Dataset[train]",
+    "aime24": "HuggingFaceH4/aime_2024[train]",
+    "aime25": "math-ai/aime25[test]",
+    "amc23": "math-ai/amc23[test]",
+    "minerva_math": "math-ai/minervamath[test]",
+    "mmlu_stem": "TIGER-Lab/MMLU-STEM[test]",
+    "gpqa_diamond": "Idavidrein/gpqa:gpqa_diamond[train]",
+}
+"""Short name of a data set -> its name on the Hub; `gsm8k[train]` names a split of one that has several."""
 TIMEOUT_S = 15
 """How long the Hub may take to say what commit a name has."""
 
@@ -80,6 +94,18 @@ def hub_name(path: Path) -> HubName | None:
     if is_plain and (path.exists() or path.parent.exists() or path.suffix in (".json", ".jsonl", ".csv", ".parquet")):
         return None
     return name
+
+
+def known_dataset(path: Path) -> Path | None:
+    """Returns the name on the Hub that a short name stands for; None for any other path and where a file has that name.
+
+    Example: `gsm8k[train]` stands for `openai/gsm8k:main[train]`.
+    """
+    short, bracket, split = str(path).partition("[")
+    full = KNOWN_DATASETS.get(short)
+    if full is None or path.exists():
+        return None
+    return Path(f"{full.partition('[')[0]}[{split}" if bracket else full)
 
 
 def public_name(path: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""`rlinf eval NAME=FILE... --model FOLDER`: evaluates a model on benchmarks."""
+"""`rlinf eval NAME[=FILE]... --model MODEL`: evaluates a model on benchmarks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from rlinf.config.load import load_eval, load_eval_for_resume
 from rlinf.config.overrides import Override, parse_overrides, refuse_misspelt_options
 from rlinf.errors import UserError
 from rlinf.run_folder.lock import check_empty
+from rlinf.tasks.published import published_set
 
 OPTIONS = ("--suite", "--output", "--resume", "--traceback", "--help")
 
 DESCRIPTION = """Evaluates a model on benchmark problems, on all devices, and reports avg@k, pass@k and maj@k with
 standard errors over problems. Known benchmarks: gsm8k, aime24, aime25, math500, gpqa_diamond, amc23, minerva_math,
-mmlu_stem; other names are custom files and need --benchmarks.NAME.reward. Files are JSON lines, CSV, parquet or a
-folder of datasets. With --suite, evaluates a robot policy (a run's folder or a checkpoint) in environments that differ
-from training, and reports success by variant, with its interval, compared with seen."""
+mmlu_stem; without =FILE they come from the Hugging Face Hub. Other names need a file and --benchmarks.NAME.reward.
+Files are JSON lines, CSV, parquet, folders, or names of data sets on the Hub. With --suite, evaluates a robot policy (a
+run's folder or a checkpoint) in environments that differ from training, and reports success by variant, with its
+interval, compared with seen."""
 
-EPILOG = """--model FOLDER is required: a Hugging Face model, a run's folder (its newest checkpoint) or a checkpoint.
-A run's model gets the prompts of its training. Settings, with their defaults: --k 1 (several: 1,8), --num_samples
-(the largest k), --temperature 0.6, --top_p 0.95, --top_k 0, --min_p 0, --stop, --max_new_tokens 2048,
---max_prompt_tokens, --long_prompts stop|keep_end|drop,
+EPILOG = """--model MODEL is required: a Hugging Face model (its folder, or its name on the Hub), a run's folder (its
+newest checkpoint) or a checkpoint. A run's model gets the prompts of its training. Settings, with their defaults:
+--k 1 (several: 1,8), --num_samples (the largest k), --temperature 0.6, --top_p 0.95, --top_k 0, --min_p 0, --stop,
+--max_new_tokens 2048, --max_prompt_tokens, --long_prompts stop|keep_end|drop,
 --on_bad_row stop|skip, --prompt_format auto|plain|chat, --system_prompt, --seed 0, --dtype float32,
 --cluster.num_devices auto. A YAML file holds the same keys. docs/evaluation.md explains them.
 With --suite: --only vision,execution (axes and variants), --suite.num_episodes 50, --suite.num_films 2, and the
@@ -41,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "eval",
         help="evaluate a model on benchmarks (avg@k, pass@k, maj@k), or a robot policy out of distribution",
-        usage="rlinf eval NAME=FILE... --model FOLDER [--SETTING VALUE ...] [--output FOLDER] [--resume]\n"
+        usage="rlinf eval NAME[=FILE]... --model MODEL [--SETTING VALUE ...] [--output FOLDER] [--resume]\n"
         "       rlinf eval --suite SUITE RUN [--only AXES] [--SETTING VALUE ...] [--output FOLDER] [--resume]",
         description=DESCRIPTION,
         epilog=EPILOG,
@@ -49,8 +51,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "benchmarks",
         nargs="*",
-        metavar="NAME=FILE",
-        help="a benchmark and its data file; or one YAML file with settings",
+        metavar="NAME[=FILE]",
+        help="a benchmark and its data; or one YAML file with settings",
     )
     parser.add_argument(
         "--suite",
@@ -113,6 +115,8 @@ def _arguments(arguments: Sequence[str]) -> tuple[Path | None, list[Override]]:
         name, equals, file = argument.partition("=")
         if not equals and argument.endswith(SUFFIXES) and settings is None:
             settings = Path(argument)
+        elif not equals and (published := published_set(argument)) is not None:
+            overrides.append(Override(key=("benchmarks", published.name, "file"), text=published.source))
         elif not equals or not file or not re.fullmatch(r"[\w-]+", name):
             setting = f"a setting is --{name} {file}; " if "." in name and file else ""
             raise UserError(

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
-from rlinf.hub import hub_name
+from rlinf.hub import hub_name, known_dataset
 from rlinf_workers.plugins import Plugins, Spec
 
 S = TypeVar("S", bound=Spec)
@@ -88,8 +88,10 @@ elsewhere."""
 ModelPath = Annotated[Path, Field(strict=False), AfterValidator(_absolute_or_public)]
 """A model's folder, or its name on the Hugging Face Hub, ORG/NAME[@REVISION], as a path that is not absolute. The
 commands replace such a name by the folder of its snapshot before they check anything (`rlinf.config.downloads`)."""
-DataPath = ModelPath
-"""A data file or folder, or the name of a data set on the Hub, ORG/NAME[@REVISION][:SUBSET][[SPLIT]]."""
+DataPath = Annotated[
+    Path, Field(strict=False), AfterValidator(lambda path: known_dataset(path) or _absolute_or_public(path))
+]
+"""A data file or folder, or the name of a data set on the Hub, ORG/NAME[@REVISION][:SUBSET][[SPLIT]] or a short one."""
 
 Seed = Annotated[int, Field(ge=0, le=2**23 - 1)]
 """Below 2**23, so that seed, step and rank fit together into the 64 bits of a generator's seed."""

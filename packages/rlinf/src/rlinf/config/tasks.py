@@ -98,6 +98,11 @@ class FilesTask(_Task):
         "starts. keep_end: cut off the beginning. drop: leave the problem out. The last two are counted in the run's "
         "notes.",
     )
+    drop_duplicates: bool = Field(
+        default=False,
+        description="Train on a problem that occurs several times with the same answer only once. Dropped ones are "
+        "counted in the run's notes.",
+    )
     on_bad_row: Literal["stop", "skip"] = Field(
         default="stop",
         description="How to treat a row that is not a valid problem (torn; a field missing, empty or of another type; "

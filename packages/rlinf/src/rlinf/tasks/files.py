@@ -107,4 +107,12 @@ class FileProblems:
             loaded = read_problems(config, path, read)
             problems += loaded.problems
             self.notes += loaded.notes
-        return problems
+        return self._unique(problems) if config.drop_duplicates and not name else problems
+
+    def _unique(self, problems: Sequence[TaskProblem]) -> list[TaskProblem]:
+        unique = {(problem.content, problem.answer): problem for problem in reversed(problems)}
+        if len(unique) < len(problems):
+            self.notes.append(
+                f"{len(problems) - len(unique):,} of {len(problems):,} problems occur again and were dropped"
+            )
+        return list(unique.values())[::-1]

@@ -44,6 +44,11 @@ class PublishedSet:
     """Size of the published set; a file may contain fewer problems."""
 
     @property
+    def source(self) -> str:
+        """Its short name as a data set (`rlinf.hub.KNOWN_DATASETS`)."""
+        return "gsm8k[test]" if self.name == "gsm8k" else self.name
+
+    @property
     def reward_options(self) -> dict[str, int]:
         """Options of the reward."""
         return {"num_choices": len(LETTERS)} if self.reward == "multiple_choice" else {}
