@@ -66,7 +66,9 @@ def test_buffers_of_an_outline_are_those_of_the_folder(tmp_path, name):
 def test_what_is_made_from_what_is_given_up_is_refused():
     with ShardedInit(0, 2):
         first, _ = nn.Linear(3, 4), nn.Linear(3, 4)
-        with pytest.raises(RuntimeError, match=r"a tensor \[4, 3\] of the model is made by mul_ from numbers that are"):
+        with pytest.raises(
+            RuntimeError, match=r"a tensor \[4, 3\] of the model is computed by mul_ from numbers that were"
+        ):
             first.weight.detach().mul_(2.0)
     layer = nn.Linear(3, 4)
     assert not layer.weight.is_meta

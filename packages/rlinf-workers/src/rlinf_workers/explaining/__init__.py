@@ -1,8 +1,8 @@
-"""Why a run stands still: who waits for what, whose move it is, and what those are doing.
+"""Diagnosing a hang: which process waits for which, the root cause, and what it is doing.
 
-snapshot.py says what is known of a run at one moment, graph.py whose move it is, processes.py and stacks.py look at
-processes, explanation.py puts it together and text.py shows it. Imports no torch: a command on a busy machine answers
-within a second.
+snapshot.py records the state of a run, graph.py finds the root cause, processes.py and stacks.py inspect processes,
+explanation.py combines the results and text.py displays them. Imports no torch, so the command answers within a second
+on a busy machine.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""The whole answer to "why does it stand still": the graph, and what the root causes are doing."""
+"""The complete diagnosis of a hang: the wait-for graph, and what the root causes are doing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rlinf_workers.launchers.base import Wait, role_and_rank
 LOG_LINES = 5
 TAIL_BYTES = 16 << 10
 NUM_LOOKED_AT = 3
-"""Culprits whose stacks are taken: one screen holds no more."""
+"""Root causes whose stacks are taken: one screen shows no more."""
 NUM_MEETING = 16
-"""Ranks of a stage whose stacks are taken to see whether they are in a collective: as many as a host has GPUs."""
+"""Ranks of a stage whose stacks are taken to find collectives: as many as a host has GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,34 +29,34 @@ class Look:
     record: ProcessRecord
     state: ProcessState
     stacks: Stacks | None
-    """None: nobody asked for them, or there is no process."""
+    """None: not requested, or the process is gone."""
     log_tail: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunExplanation:
-    """Who waits for what in a run, who is the cause, and what those are doing."""
+    """Which process of a run waits for which, the root causes, and what they are doing."""
 
     snapshot: Snapshot
     explained_s: float
     """Unix time."""
     graph: WaitGraph
     looks: dict[str, Look]
-    """Process -> what it does; of those without a stack too."""
+    """Process -> what it is doing; including those without stacks."""
 
     @property
     def nodes(self) -> dict[str, WaitNode]:
-        """Those of the graph, by name."""
+        """The nodes of the graph, by name."""
         return {node.name: node for node in self.graph.nodes}
 
     def processes_of(self, root_cause: RootCause) -> list[str]:
-        """Those of a root cause's nodes, each once."""
+        """The processes of a root cause's nodes, without duplicates."""
         return list(dict.fromkeys(self.nodes[name].process for name in root_cause.nodes))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessSight:
-    """A process as somebody on its own host sees it."""
+    """A process as seen on its own host."""
 
     name: str
     state: ProcessState
@@ -64,7 +64,7 @@ class ProcessSight:
 
 
 def look_here(records: Sequence[ProcessRecord]) -> list[ProcessSight]:
-    """All of some processes of this host; takes seconds."""
+    """Inspects processes of this host, with stacks; takes seconds."""
     states = process_states(records)
     with ThreadPoolExecutor(max_workers=8) as threads:
         looks = threads.map(lambda record: _look(record, states[record.name], True, None), records)
@@ -82,18 +82,18 @@ def explain(
     suspects: Collection[str] = (),
     elsewhere: Collection[ProcessSight] = (),
 ) -> RunExplanation:
-    """Looks at the processes of a snapshot, which may be gone by now; takes a second or two.
+    """Inspects the processes of a snapshot, some of which may be gone; takes a second or two.
 
     Args:
-        every: takes the stacks of all processes, not of the root causes alone.
-        suspects: processes whose stacks are taken as well.
-        elsewhere: processes of other hosts, as they were seen there.
+        every: take the stacks of all processes, not only of the root causes.
+        suspects: further processes whose stacks are taken.
+        elsewhere: processes of other hosts, as seen there.
     """
     states = process_states(snapshot.processes) | {seen.name: seen.state for seen in elsewhere}
     halted: dict[str, Halted] = {
         name: state.condition for name, state in states.items() if state.condition in ("gone", "stopped")
     }
-    copies = {name for name, state in states.items() if state.computes}  # whoever takes weights copies them, too
+    copies = {name for name, state in states.items() if state.computes}  # receivers of weights copy them, too
     waits = tuple(wait for wait in snapshot.waits if not (wait.kind == "weights" and wait.waiter in copies))
     graph = wait_graph(replace(snapshot, waits=waits), halted)
     with ThreadPoolExecutor(max_workers=8) as threads:
@@ -130,7 +130,7 @@ def _may_meet(graph: WaitGraph, snapshot: Snapshot) -> set[str]:
 
 
 def _backend_waits(graph: WaitGraph, snapshot: Snapshot, taken: Mapping[str, Stacks]) -> list[Wait]:
-    """What those stacks say."""
+    """The collectives found in those stacks."""
     inside = {name: operation for name, stacks in taken.items() if (operation := backend_collective(stacks))}
     stages = {f"{stage.worker}/{rank} {stage.name}": stage for stage in snapshot.stages for rank in stage.unfinished}
     return [
@@ -148,13 +148,13 @@ def _backend_waits(graph: WaitGraph, snapshot: Snapshot, taken: Mapping[str, Sta
 
 
 def _ranks(group: str, snapshot: Snapshot) -> tuple[int, ...]:
-    """Of a worker group, as far as they are up."""
+    """The running workers of a group."""
     return tuple(role_and_rank(name)[1] for name in workers_of(group, snapshot))
 
 
 def _to_look_at(graph: WaitGraph, snapshot: Snapshot) -> set[str]:
     if not snapshot.flow:
-        return {DRIVER}  # between runs of a flow the move is the driver's
+        return {DRIVER}  # between runs of a flow, everything waits for the driver
     process_of = {node.name: node.process for node in graph.nodes}
     gravest = [root_cause for root_cause in graph.root_causes if root_cause.cause == graph.root_causes[0].cause]
     processes = (process_of[name] for root_cause in gravest for name in root_cause.nodes)
@@ -173,7 +173,7 @@ def _log_tail(path: str) -> tuple[str, ...]:
     if not path:
         return ()
     try:
-        if not Path(path).is_file():  # a pipe would keep us waiting
+        if not Path(path).is_file():  # reading a pipe would block
             return ()
         with Path(path).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))

@@ -1,9 +1,9 @@
 """Root causes of a hang: from a run's waits and its plan to a graph of which process waits for which.
 
-A node is one stage on one rank, what the driver does at one end of a channel, what a process does besides its stages
-(it sends weights, it keeps a channel), or a process that a worker has started and waits for. Its edges go to the nodes
-whose move it waits for. A node without an edge waits for nobody, so the run stands until it moves: a *sink*. Nodes that
-wait for each other in a cycle will never move. The root causes are the sinks and the cycles; all others are victims.
+A node is one stage on one rank, the driver's end of a channel, a background activity of a process (it sends weights, it
+holds a channel), or a process that a worker has started and waits for. Its edges lead to the nodes it waits for. A node
+without outgoing edges waits for nobody, so the run hangs until it moves: a *sink*. Nodes that wait for each other in a
+cycle never move. Root causes are the sinks and the cycles; all others are victims.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ from rlinf_workers.explaining.snapshot import DRIVER, Snapshot, own_process_name
 from rlinf_workers.launchers.base import Wait
 
 SETTLED_S = 3.0
-"""Ranks tell their waits once a second, each at its own moment, so two short waits may never have been at once, and who
-is said to wait may have gone on. A circle, a mismatch, and a wait that nobody could end are believed when each wait is
-older than this."""
+"""Ranks report their waits once a second, each at its own time, so two short waits may not have been simultaneous, and
+a reported wait may have ended. A cycle, a mismatch, and a wait that nobody could end count only if each wait is older
+than this."""
 
 Cause = Literal["gone", "stopped", "mismatch", "deadlock", "nobody left", "busy"]
-"""Why a root cause does not move: its process is gone; it is stopped; its collective is not the one of the others; it
-waits in a circle; those who could end its wait have finished; it waits for nobody, so it computes or hangs."""
+"""Why a root cause does not move: its process is gone; it is stopped; it is in another collective than the others; it
+is in a cycle of waits; those that could end its wait have finished; it waits for nobody, so it computes or hangs."""
 SEVERITY: tuple[Cause, ...] = ("gone", "stopped", "mismatch", "deadlock", "nobody left", "busy")
-"""A process that is gone or stopped explains what looks like a deadlock around it, and so on."""
+"""Most severe first: a process that is gone or stopped explains an apparent deadlock around it, and so on."""
 DOUBTFUL: tuple[Cause, ...] = ("mismatch", "deadlock", "nobody left")
 Halted = Literal["gone", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WaitNode:
-    """Somebody who has not finished."""
+    """An activity that has not finished."""
 
     name: str
-    """`role/rank stage`, `driver: feeds CHANNEL`, `role/rank sends weights to GROUP`, `role/rank keeps channel NAME`
-    or a process of its own."""
+    """`role/rank stage`, `driver: feeds CHANNEL`, `role/rank sends weights to GROUP`, `role/rank keeps channel NAME`,
+    or a process that a worker has started."""
     process: str
     """Name of its ProcessRecord."""
     wait: Wait | None = None
-    """None: it does not wait."""
+    """None: it is not waiting."""
     whose_move: tuple[str, ...] = ()
     """Names of the nodes that could end the wait."""
     remark: str = ""
-    """What else is known of the wait, in words."""
+    """Further information about the wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RootCause:
-    """A sink of the graph or a circle in it."""
+    """A sink of the graph, or a cycle in it."""
 
     cause: Cause
     nodes: tuple[str, ...]
-    """One node, or all of a circle or of a mismatch."""
+    """One node, or all nodes of a cycle or a mismatch."""
     num_waiting: int
-    """Other nodes that wait for it, directly or behind others."""
+    """Other nodes that wait for it, directly or indirectly."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,17 +64,17 @@ class WaitGraph:
     """The wait-for graph of a run."""
 
     nodes: tuple[WaitNode, ...]
-    """Those that wait first, the longest wait first."""
+    """Waiting nodes first, the longest wait first."""
     root_causes: tuple[RootCause, ...]
-    """The gravest first; of the same gravity the one that most others wait for. Empty between runs of a flow, and while
-    a circle of short waits may still resolve itself."""
+    """Most severe first; of equal severity, the one with most waiting nodes. Empty between runs of a flow, and while a
+    cycle of short waits may still resolve itself."""
 
 
 def wait_graph(snapshot: Snapshot, halted: Mapping[str, Halted] | None = None) -> WaitGraph:
     """The graph of a snapshot.
 
     Args:
-        halted: processes that cannot move whatever they said last that they wait for: `role/rank` -> what they are.
+        halted: processes that cannot move whatever wait they reported last: `role/rank` -> their condition.
     """
     return _Maker(snapshot, halted or {}).graph()
 
@@ -97,7 +97,7 @@ class _Maker:
     @cached_property
     def _bare(self) -> dict[str, WaitNode]:
         """All nodes, without edges."""
-        # What was told before this run of the flow began belongs to the one before it.
+        # Waits reported before this run of the flow began belong to the previous run.
         current_waits = (wait for wait in self._snapshot.waits if wait.since_s >= self._snapshot.began_s)
         waits = {(wait.waiter, wait.stage): wait for wait in current_waits}
         nodes = []
@@ -116,9 +116,9 @@ class _Maker:
         return {node.name: node for node in nodes}
 
     def _besides(self, wait: Wait) -> list[WaitNode]:
-        """What a wait is for that is no stage: it goes on in some process without telling of its waits."""
+        """Nodes that a wait is for and that are not stages: background activities, which do not report waits."""
         own = [WaitNode(name=name, process=name) for name in _own_processes(wait)]
-        if wait.kind == "weights":  # a version that was published before this run: its senders hand it out
+        if wait.kind == "weights":  # a version that was published before this run: its senders still send it
             source, _, target = wait.of.partition(" -> ")
             senders = workers_of(source, self._snapshot)
             return [*own, *(WaitNode(name=f"{one} sends weights to {target}", process=one) for one in senders)]
@@ -130,8 +130,8 @@ class _Maker:
         return []
 
     def _driver_node(self, verb: Literal["feeds", "collects"], channel: str) -> WaitNode:
-        """The driver's ends tell no waits: who feeds waits for room, who collects waits for items unless some are
-        there."""
+        """The driver's ends report no waits: a feeder waits for channel capacity, a collector for items if there are
+        none."""
         name, entries = f"{DRIVER}: {verb} {channel}", {one.name: one.num_entries for one in self._snapshot.channels}
         if DRIVER in self._halted or (verb == "collects" and entries.get(channel)):
             return WaitNode(name=name, process=DRIVER)
@@ -152,7 +152,7 @@ class _Maker:
         if wait.kind == "lease":
             holders = self._snapshot.lease_holders.get(wait.number, ())
             leaving = tuple(f"{worker} offload" for worker in self._snapshot.leaving)
-            # It is inside once it was let in, and then waits for those whose state is still there.
+            # After admission it is inside, and waits for workers whose state is still on the devices.
             return replace(node, whose_move=_unfinished(self._bare, (*holders, *leaving), but=node.name))
         if wait.kind == "room for weights":
             return replace(node, whose_move=self._of_group(wait.of.partition(" -> ")[2]))
@@ -165,7 +165,7 @@ class _Maker:
         if wait.kind == "other stage":
             others = (one.name for one in self._bare.values() if one.process == node.process)
             return replace(node, whose_move=_unfinished(self._bare, others, but=node.name))
-        return node  # its own thread checks weights; or the driver answers, whose threads tell no waits
+        return node  # its own thread checks weights; or the driver replies, whose threads report no waits
 
     def _at_channel(self, node: WaitNode, wait: Wait) -> WaitNode:
         stage = self._stages.get(wait.stage)
@@ -183,7 +183,7 @@ class _Maker:
         return replace(node, whose_move=_unfinished(self._bare, movers), remark=remark)
 
     def _in_collective(self, node: WaitNode, wait: Wait) -> WaitNode:
-        """Those who are not in the same collective."""
+        """The ranks that are not in the same collective."""
         movers, remarks = [], []
         for rank in wait.ranks:
             name = f"{node.process.rpartition('/')[0]}/{rank} {wait.stage}"
@@ -206,7 +206,7 @@ class _Maker:
         return _unfinished(self._bare, [name], but=node.name)
 
     def _other_ranks(self, node: WaitNode, wait: Wait) -> tuple[str, ...]:
-        """The ranks of a replica behind its first."""
+        """The other ranks of a replica."""
         stage, rank = self._stages.get(wait.stage), int(wait.waiter.rpartition("/")[2])
         if stage is None:
             return ()
@@ -214,7 +214,7 @@ class _Maker:
         return _unfinished(self._bare, (f"{stage.worker}/{other} {stage.name}" for other in others))
 
     def _of_group(self, group: str) -> tuple[str, ...]:
-        """What the ranks of a worker group have not finished."""
+        """The unfinished stages of a worker group."""
         stages = {stage.name for stage in self._snapshot.stages if stage.worker == group}
         return tuple(node.name for node in self._bare.values() if node.name.partition(" ")[2] in stages)
 
@@ -228,7 +228,7 @@ class _Maker:
         for circle in _circles(waiting):
             members = [nodes[name] for name in circle]
             if any(move not in circle for node in members for move in node.whose_move):
-                continue  # somebody outside may end it
+                continue  # a node outside may end the wait
             if all(node.wait and self._is_settled(node.wait) for node in members):
                 are_collectives = all(node.wait and node.wait.kind.endswith("collective") for node in members)
                 cause = "mismatch" if are_collectives else "deadlock"
@@ -240,7 +240,7 @@ class _Maker:
             return self._halted[node.process]
         if node.wait is None or node.wait.kind in ("check of weights", "service", "backend collective"):
             return "busy"
-        if node.wait.kind == "collective":  # with all its ranks it is under way, or hangs below Python
+        if node.wait.kind == "collective":  # with all its ranks in it, it is running or hangs below Python
             return "mismatch" if node.remark else "busy"
         return "nobody left"
 
@@ -253,19 +253,19 @@ def _own_processes(wait: Wait) -> tuple[str, ...]:
 
 
 def _collective(wait: Wait) -> tuple[object, ...]:
-    """Of a backend's own nobody counts them, and what is seen of one rank is another function of the same one."""
+    """A backend's own collectives have no number, and stacks of ranks may show different functions of the same one."""
     if wait.kind == "backend collective":
         return wait.kind, wait.ranks
     return wait.kind, wait.of, wait.ranks, wait.number, wait.operation
 
 
 def _unfinished(nodes: Mapping[str, WaitNode], names: Iterable[str], *, but: str = "") -> tuple[str, ...]:
-    """Those of the names that have not finished."""
+    """The unfinished nodes among these names."""
     return tuple(name for name in dict.fromkeys(names) if name in nodes and name != but)
 
 
 def _waiting_for(nodes: Mapping[str, WaitNode]) -> dict[str, set[str]]:
-    """Node -> all that wait for it, directly or behind others; itself too where it is in a circle."""
+    """Node -> all nodes that wait for it, directly or indirectly; including itself in a cycle."""
     direct: dict[str, set[str]] = defaultdict(set)
     for node in nodes.values():
         for name in node.whose_move:
@@ -283,7 +283,7 @@ def _waiting_for(nodes: Mapping[str, WaitNode]) -> dict[str, set[str]]:
 
 
 def _circles(waiting: Mapping[str, set[str]]) -> list[tuple[str, ...]]:
-    """Groups of nodes each of which waits for each other, by name."""
+    """Groups of nodes that wait for each other (strongly connected components), by name."""
     circles = []
     for name, behind in waiting.items():
         circle = tuple(sorted(other for other in behind if name in waiting[other] or other == name))

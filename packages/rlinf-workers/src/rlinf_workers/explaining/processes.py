@@ -1,4 +1,4 @@
-"""What the kernel says of the processes of a run: whether they run, what they use."""
+"""The state of a run's processes as the kernel reports it: whether they run, what they use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Literal
 from rlinf_workers.explaining.snapshot import ProcessRecord
 
 SAMPLE_S = 0.3
-"""Between two looks at a process: what it has computed in between is the share of a core that it uses now."""
+"""Interval between two samples of a process, from which its current CPU use is computed."""
 HARDLY_COMPUTES = 0.05
-"""Cores; what uses less stands still."""
+"""Cores; a process that uses less counts as idle."""
 Condition = Literal["running", "sleeping", "waiting for a device", "stopped", "gone", "unknown"]
 """Stopped: by SIGSTOP or a debugger. Unknown: it is on another machine, or the system has no /proc."""
 _CONDITIONS: dict[str, Condition] = {
@@ -32,15 +32,15 @@ _CONDITIONS: dict[str, Condition] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessState:
-    """A process at this moment."""
+    """A process at one moment."""
 
     condition: Condition
     cpu_s: float = 0.0
-    """Seconds that all its threads have computed since it began."""
+    """CPU seconds of all its threads since it started."""
     cores: float = 0.0
-    """Cores that it uses now."""
+    """Cores that it currently uses."""
     rss_bytes: int = 0
-    """Memory of its own that is in use, shared memory included."""
+    """Resident memory, including shared memory."""
 
     @property
     def computes(self) -> bool:
@@ -56,20 +56,20 @@ class _Stat:
 
 
 def started_ticks(pid: int) -> int:
-    """When a process began, as ProcessRecord has it."""
+    """The start time of a process, as in ProcessRecord."""
     stat = _read(pid)
     return stat.started_ticks if stat else 0
 
 
 def is_running(pid: int) -> bool:
-    """Whether the system lets a process run: it is there, and neither stopped nor ended. False where nothing says so,
-    without /proc for example."""
+    """Whether a process can run: it exists, and is neither stopped nor ended. False if that is unknown, such as without
+    /proc."""
     stat = _read(pid)
     return stat is not None and _CONDITIONS.get(stat.letter, "unknown") not in ("stopped", "gone", "unknown")
 
 
 def process_states(records: Sequence[ProcessRecord]) -> dict[str, ProcessState]:
-    """Name -> what it is now; takes SAMPLE_S."""
+    """Name -> its state; takes SAMPLE_S."""
     before = {record.name: _read(record.pid) for record in records}
     start_s = time.monotonic()
     time.sleep(SAMPLE_S)
@@ -77,7 +77,7 @@ def process_states(records: Sequence[ProcessRecord]) -> dict[str, ProcessState]:
 
 
 def handles_usr1(pid: int) -> bool:
-    """Whether a process has a handler for SIGUSR1, which kills one that has none."""
+    """Whether a process handles SIGUSR1, which kills a process without a handler."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -87,7 +87,7 @@ def handles_usr1(pid: int) -> bool:
 
 
 def has_open(pid: int, file: Path) -> bool:
-    """Whether a process has a file open; False also where this user may not see that."""
+    """Whether a process has a file open; also False if this user may not see that."""
     try:
         status = file.stat()
         descriptors = [descriptor.stat() for descriptor in Path(f"/proc/{pid}/fd").iterdir()]
@@ -117,7 +117,7 @@ def _read(pid: int) -> _Stat | None:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # behind the name, which may hold anything
+    fields = text.rpartition(")")[2].split()  # after the name, which may contain anything
     ticks_s = os.sysconf("SC_CLK_TCK")
     return _Stat(
         letter=fields[0],

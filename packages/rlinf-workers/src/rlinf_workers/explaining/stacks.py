@@ -1,5 +1,5 @@
-"""Where the threads of a process are: by py-spy where that program is, else by faulthandler, which writes to the
-process's log when it gets SIGUSR1 (launchers/child.py)."""
+"""Stacks of the threads of a process: from py-spy if it is installed, otherwise from faulthandler, which writes to the
+process's log on SIGUSR1 (launchers/child.py)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from rlinf_workers.explaining.snapshot import ProcessRecord
 
 PY_SPY_LIMIT_S = 10.0
 DUMP_LIMIT_S = 3.0
-"""For a process to write its stacks. Its interpreter need not be free for that; one that the kernel holds is late."""
+"""Time limit for a process to write its stacks. Its interpreter may be busy, but a process in a system call is late."""
 _SERVES = ("_receive", "_beat")
-"""Functions of launchers/child.py whose threads serve the driver, whatever else happens."""
+"""Functions of launchers/child.py whose threads serve the driver at all times."""
 _WAITS = (("_serve_lane", "child.py"), ("_worker", "thread.py"))
-"""Functions, and the ends of their files, that take the next call or task: a thread that is in none waits there."""
+"""Functions, and suffixes of their files, that wait for the next call or task: a thread with nothing above them is
+idle."""
 _COLLECTIVES = re.compile(r"/torch/distributed/(fsdp/|(distributed_c10d|c10d_logger|_functional_collectives)\.py$)")
 """Files whose functions wait for other ranks."""
 _NATIVE_COLLECTIVES = ("c10d::", "gloo::", "nccl")
 _DISPATCH = "/torch/_ops.py"
-"""Calls what is written in C++, by its name."""
+"""Dispatches to C++ operations by name."""
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[(.+)\])? \(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
@@ -42,26 +43,26 @@ class Frame:
     function: str
     file: str
     line: int
-    """0 where it is not known, for native code."""
+    """0 if unknown, for native code."""
 
     @property
     def name(self) -> str:
-        """The function's, without its class."""
+        """The function's name without its class."""
         return self.function.rpartition(".")[2]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThreadStack:
-    """Where a thread is."""
+    """The stack of a thread."""
 
     thread: str
-    """Its name; empty where it is not known."""
+    """Its name; empty if unknown."""
     frames: tuple[Frame, ...]
     """Innermost first."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether it serves the driver, or waits for its next call or task: where it is says nothing."""
+        """Whether it serves the driver or waits for its next call or task, so its stack is uninformative."""
         python = [frame for frame in self.frames if frame.file.endswith(".py")]
         serves = any(frame.name in _SERVES and frame.file.endswith("child.py") for frame in python)
         waits = any(frame.name == name and frame.file.endswith(file) for frame in python[:1] for name, file in _WAITS)
@@ -70,18 +71,18 @@ class ThreadStack:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stacks:
-    """Where all threads of a process are."""
+    """The stacks of all threads of a process."""
 
     source: str
-    """`py-spy --native`, `py-spy`, `faulthandler`; or why there are none."""
+    """`py-spy --native`, `py-spy`, `faulthandler`; or the reason why there are no stacks."""
     threads: tuple[ThreadStack, ...] = ()
 
 
 def stacks_of(record: ProcessRecord, *, is_stopped: bool) -> Stacks:
-    """Takes a second or so. The process goes on as before.
+    """Takes about a second. Does not disturb the process.
 
     Args:
-        is_stopped: a stopped process handles no signal, so py-spy alone can look at it.
+        is_stopped: a stopped process handles no signal, so only py-spy can inspect it.
     """
     program = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.get_exec_path()[0]]))
     program = program or shutil.which("py-spy")
@@ -96,7 +97,7 @@ def stacks_of(record: ProcessRecord, *, is_stopped: bool) -> Stacks:
 
 
 def backend_collective(stacks: Stacks) -> str | None:
-    """The function of torch.distributed, or below it, in which a thread waits for other ranks; None: none does."""
+    """The function in or below torch.distributed in which a thread waits for other ranks; None: no thread does."""
     for thread in stacks.threads:
         native = [*itertools.takewhile(lambda frame: not frame.file.endswith(".py"), thread.frames)]
         python = (frame for frame in thread.frames[len(native) :] if not frame.file.endswith(_DISPATCH))
@@ -111,7 +112,7 @@ def backend_collective(stacks: Stacks) -> str | None:
 
 
 def parse_faulthandler(text: str) -> tuple[ThreadStack, ...]:
-    """The stacks in what faulthandler wrote, among other lines."""
+    """Parses stacks from faulthandler's output, which may be mixed with other lines."""
     threads: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         if match := _THREAD.match(line):
@@ -122,7 +123,7 @@ def parse_faulthandler(text: str) -> tuple[ThreadStack, ...]:
 
 
 def _by_py_spy(program: str, pid: int, options: Sequence[str]) -> Stacks | None:
-    """None: it may not look at the process, or cannot in that way."""
+    """None: py-spy is not allowed to inspect the process, or cannot in this mode."""
     command = [program, "dump", "--json", "--pid", str(pid), *options]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PY_SPY_LIMIT_S, check=True)
@@ -147,7 +148,7 @@ def _by_faulthandler(record: ProcessRecord) -> Stacks:
         return Stacks(
             source="no stack: the process does not answer SIGUSR1, and there is no py-spy (pip install py-spy)"
         )
-    if not has_open(record.pid, log):  # a record may be wrong about who has this id
+    if not has_open(record.pid, log):  # the process id may have been reused
         return Stacks(source=f"no stack: process {record.pid} does not write {log}")
     try:
         offset = log.stat().st_size
@@ -158,7 +159,7 @@ def _by_faulthandler(record: ProcessRecord) -> Stacks:
 
 
 def _written_since(log: Path, offset: int) -> str:
-    """What is added to the log until it grows no longer."""
+    """Returns what is appended to the log, once it stops growing."""
     text, deadline = "", time.monotonic() + DUMP_LIMIT_S
     while time.monotonic() < deadline:
         time.sleep(0.1)

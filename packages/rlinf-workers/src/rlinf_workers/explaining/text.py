@@ -1,4 +1,5 @@
-"""An explanation as one screen: the root cause and what to do first, then the graph, then the root causes' stacks."""
+"""Formats a diagnosis as one screen: the root cause and what to do first, then the graph, then the root causes'
+stacks."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from rlinf_workers.explaining.stacks import Frame, Stacks, ThreadStack
 
 NUM_CULPRITS = 3
 TIMES_EXPECTED = 3.0
-"""A step that takes longer than so many times what was expected is late, as for the watch of a run."""
+"""A step that takes longer than this multiple of the expected time is late; the watch of a run uses the same factor."""
 NUM_NODES = 12
 NUM_INNER, NUM_OUTER = 6, 4
-"""Frames shown: what the thread is in now, and the stage that it came from."""
+"""Frames shown: the innermost ones, and the stage at the outer end."""
 STARTS = (
     ("run_stage", "execution/worker_host.py"),
     ("call", "execution/worker_host.py"),
@@ -24,7 +25,7 @@ STARTS = (
     ("run", "/threading.py"),
     ("_bootstrap_inner", "/threading.py"),
 )
-"""Functions, and the ends of their files, that start whatever a thread does."""
+"""Functions, and suffixes of their files, at the start of every thread's stack."""
 WHAT_TO_DO: Mapping[Cause, str] = {
     "gone": "read the end of its log; rlinf train --resume goes on from the last checkpoint",
     "stopped": "kill -CONT {pid} lets it go on; somebody sent it SIGSTOP, or a debugger holds it",
@@ -38,17 +39,17 @@ WHAT_TO_DO: Mapping[Cause, str] = {
 
 
 def explanation_text(explanation: RunExplanation, *, every: bool = False) -> str:
-    """Lines for people, without the run's name.
+    """The formatted lines, without the run's name.
 
     Args:
-        every: all nodes and all processes, however long it gets.
+        every: include all nodes and all processes, however long the text gets.
     """
     lines = [*_head(explanation), *graph_lines(explanation, every=every), *_stack_lines(explanation, every)]
     return "\n".join(printable(line) for line in lines)
 
 
 def root_cause_line(explanation: RunExplanation) -> str:
-    """The gravest root cause in one line."""
+    """The most severe root cause in one line."""
     snapshot = explanation.snapshot
     for root_cause in explanation.graph.root_causes:
         if _is_on_time(explanation):
@@ -61,14 +62,14 @@ def root_cause_line(explanation: RunExplanation) -> str:
 
 
 def _is_on_time(explanation: RunExplanation) -> bool:
-    """Whether somebody works, and the step has not taken long enough for that to be a reason to worry."""
+    """Whether a stage is computing, and the step is not late yet."""
     snapshot, root_causes = explanation.snapshot, explanation.graph.root_causes
     took_s, expected_s = snapshot.taken_s - snapshot.began_s, snapshot.expected_s or 0.0
     return bool(root_causes) and root_causes[0].cause == "busy" and took_s < max(SETTLED_S, TIMES_EXPECTED * expected_s)
 
 
 def graph_lines(explanation: RunExplanation, *, every: bool = False) -> Iterator[str]:
-    """The root causes, what to do, and who waits for what, the longest first."""
+    """The root causes, what to do, and the waits, the longest first."""
     yield f"root cause: {root_cause_line(explanation)}"
     root_causes = explanation.graph.root_causes
     for root_cause in root_causes[:1] if not _is_on_time(explanation) else ():
@@ -88,7 +89,7 @@ def graph_lines(explanation: RunExplanation, *, every: bool = False) -> Iterator
 
 
 def explanation_json(explanation: RunExplanation) -> bytes:
-    """All of it, for programs."""
+    """The diagnosis as JSON."""
     return msgspec.json.format(msgspec.json.encode(explanation), indent=1)
 
 
@@ -197,8 +198,8 @@ def _thread_lines(thread: ThreadStack, every: bool) -> Iterator[str]:
 
 
 def _telling(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """Without those that start every thread and call of a worker, and of the innermost native ones no more than two:
-    the Python code that they serve says more."""
+    """Drops the frames that start every thread and call of a worker, and all but two of the innermost native ones: the
+    Python frames above are more informative."""
     named = [frame for frame in frames if not frame.function.startswith("0x")]
     first = next((number for number, frame in enumerate(named) if frame.file.endswith(".py")), 0)
     start = next((number for number, frame in enumerate(named) if _starts(frame)), len(named))

@@ -1,12 +1,12 @@
-"""What models of transformers call the keys and values of earlier tokens: `past_key_values`, and `cache` from 5.24 on,
-where the old name is deprecated and warns at every call."""
+"""The name of the KV cache argument in transformers models: `past_key_values`, and `cache` from 5.24 on, where the old
+name is deprecated and warns at every call."""
 
 from functools import cache
 from typing import Any
 
 
 def as_cache(of_earlier: Any) -> dict[str, Any]:
-    """Keys and values, as an argument of a model or of one of its layers."""
+    """The KV cache as a keyword argument of a model or of one of its layers."""
     return {_name(): of_earlier}
 
 

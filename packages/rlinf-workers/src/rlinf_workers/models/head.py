@@ -1,7 +1,7 @@
-"""A language model's answers without its logits, for micro-batches whose logits would be large (rlinf_algos.head).
+"""Computes a language model's outputs without materializing its logits, for large micro-batches (rlinf_algos.head).
 
-Numbers differ from those of the logits by rounding, so a size decides: small vocabularies and small micro-batches have
-their logits, and their bits, as ever.
+Numbers differ from those computed with logits by rounding, so a size limit decides: small vocabularies and small
+micro-batches still use logits and stay bitwise unchanged.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rlinf_sched.derive import MAX_LOGITS_BYTES
 from rlinf_workers.trainers.base import ModelOutputs
 
 PLAIN_HEADS = frozenset({"gemma", "gemma2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
-"""Architectures (`model_type`) whose logits are a linear layer of the last states, capped at most."""
+"""Architectures (`model_type`) whose logits are a linear layer of the last states, with at most a soft cap."""
 
 
 def has_large_logits(model: Any, num_tokens: int) -> bool:
-    """Whether the logits of so many tokens exceed the limit, and the model's head can do without them."""
+    """Whether the logits of this many tokens exceed the limit and the model's head supports computing without them."""
     head = model.get_output_embeddings()
     if model.config.model_type not in PLAIN_HEADS or type(head) is not nn.Linear:
         return False
@@ -30,7 +30,7 @@ def has_large_logits(model: Any, num_tokens: int) -> bool:
 def answers_of_states(
     model: Any, states: Tensor, ids: Tensor, loss_mask: Tensor, temperature: float, *, entropies: bool
 ) -> ModelOutputs:
-    """Answers for tokens, 0.0 outside the mask.
+    """Model outputs for tokens, 0.0 outside the mask.
 
     Args:
         states: [B, T, H], the model's last hidden states before each token.
@@ -51,7 +51,7 @@ def answers_of_states(
 
 
 def logit_norms_of_states(model: Any, states: Tensor, ids: Tensor, temperature: float) -> Tensor:
-    """`rlinf_algos.logit_norms` of tokens, with the logits of a few rows at a time.
+    """`rlinf_algos.logit_norms` of tokens, computing the logits of a few rows at a time.
 
     Args:
         states: [..., H], the model's last hidden states before each token.

@@ -1,4 +1,4 @@
-"""Canonical tensors as a model of transformers has them in memory: some whole, some in a stack with others."""
+"""Canonical tensors in the memory of a transformers model: some separate, some stacked with others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from rlinf_comm.weights import Block, Box, Layout, RankLayout, TensorSpec
 
 
 def box_in(block: Block, box: Box, shape: tuple[int, ...]) -> Box:
-    """Where a box of a canonical tensor lies in a buffer of this shape that has it whole, perhaps in a stack."""
+    """The place of a box of a canonical tensor in a buffer of this shape that contains the tensor whole, possibly
+    stacked."""
     offset = block.offset + sum(first * stride for first, stride in zip(box.start, block.strides, strict=True))
     start = []
     for size in reversed(shape):
@@ -18,7 +19,7 @@ def box_in(block: Block, box: Box, shape: tuple[int, ...]) -> Box:
 
 
 def renamed(layout: Layout, whole: Layout) -> Layout:
-    """A layout of canonical tensors as one of the buffers that a rank has them whole in: of a stack of experts, say."""
+    """Converts a layout of canonical tensors to one of the buffers that contain them, such as stacks of experts."""
     (rank,) = whole.ranks
     places = {block.name: block for block in rank.blocks}
     dtypes = {places[name].buffer: spec.dtype for name, spec in layout.specs.items()}

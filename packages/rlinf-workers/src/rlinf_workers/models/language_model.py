@@ -1,7 +1,6 @@
 """Hugging Face causal language models and their tokenizers: build from a config, load from a folder, save.
 
-Code that a folder brings along is never run, and nothing is fetched; transformers would ask about the first on the
-terminal.
+Code in a model folder is never run, and nothing is downloaded; transformers would ask about the former on the terminal.
 
 Trap (measured with transformers 5.23): `AutoTokenizer` ignores `tokenizer_class` beside a Qwen2 config and builds a
 byte-level tokenizer, which silently drops the spaces of a character tokenizer; so a folder that names
@@ -23,16 +22,16 @@ from rlinf_workers.models.placement import align
 from rlinf_workers.models.sharded_init import meta_parameters
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""A folder with this file holds an adapter (models/lora.py), not a model."""
+"""A folder with this file contains an adapter (models/lora.py), not a model."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSettings:
-    """Which model to make; the same settings give the same weights in every process."""
+    """Which model to build; the same settings give the same weights in every process."""
 
     folder: str
-    """A Hugging Face folder: config.json and tokenizer; weights where `has_weights`."""
+    """A Hugging Face folder: config.json and tokenizer, with weights if `has_weights`."""
     has_weights: bool
     """False: initialise from the config with `seed`."""
     dtype: str = "float32"
@@ -41,20 +40,20 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """A model in memory, with what generation needs besides."""
+    """A model in memory, with the tokens that generation needs."""
 
     model: Any
     """transformers.PreTrainedModel, in eval mode."""
     tokenizer: Any
-    """Read for stop strings alone."""
+    """Only used for stop strings."""
     stop_ids: tuple[int, ...]
     """Tokens that end a completion."""
     pad_id: int
-    """What fills a row up: the tokenizer's pad token, or an end token where it has none."""
+    """Padding token: the tokenizer's pad token, or an end token if it has none."""
 
 
 def load_model(settings: ModelSettings) -> LoadedModel:
-    """The model on the host, its tokenizer and its end tokens. Raises: ValueError where it has none of these."""
+    """The model on the host, its tokenizer and its end tokens. Raises: ValueError if there are no end tokens."""
     tokenizer = load_tokenizer(settings.folder)
     stop_ids = stop_token_ids(settings.folder, tokenizer)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
@@ -63,14 +62,14 @@ def load_model(settings: ModelSettings) -> LoadedModel:
 
 
 def is_adapter(folder: str) -> bool:
-    """Whether a folder holds an adapter, not a model."""
+    """Whether a folder contains an adapter, not a model."""
     return Path(folder, ADAPTER_CONFIG).is_file()
 
 
 def build_model(settings: ModelSettings, device: torch.device) -> Any:
     """A causal language model (`transformers.PreTrainedModel`) in eval mode. transformers chooses the attention: SDPA,
-    or its plain one for a model that cannot do without (Gemma 2 caps attention scores). Of an adapter's folder, the
-    model that it makes of its base."""
+    or eager for a model that requires it (Gemma 2 caps attention scores). For an adapter's folder, the base with the
+    adapter merged."""
     from transformers import AutoModelForCausalLM
 
     dtype = getattr(torch, settings.dtype)
@@ -90,8 +89,8 @@ def build_model(settings: ModelSettings, device: torch.device) -> Any:
 
 
 def outline_model(settings: ModelSettings) -> Any:
-    """The same inside `models.sharded_init.ShardedInit`: its parameters have no memory, and the folder's weights are
-    not read."""
+    """Like `build_model`, inside `models.sharded_init.ShardedInit`: parameters have no memory, and weights are not
+    read."""
     if not settings.has_weights:
         return _from_config(settings).eval()
     with meta_parameters():
@@ -110,7 +109,7 @@ def _from_config(settings: ModelSettings) -> Any:
 def describe_model(settings: ModelSettings, folder: str) -> None:
     """Writes config and generation config of a model into a folder, as `save_pretrained` does beside its weights.
 
-    No model is made for it, because transformers changes torch's default dtype while it makes one.
+    No model is created, because transformers changes torch's default dtype while it creates one.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -137,9 +136,8 @@ def load_tokenizer(folder: str) -> Any:
 
 
 def end_tokens(folder: str, tokenizer: Any) -> dict[str, tuple[int, ...]]:
-    """Who names an end token, and which: the folder's generation_config.json and config.json, and its tokenizer. Of an
-    adapter the files are its base's. A value that a class of transformers makes up where a file is silent does not
-    count."""
+    """Sources that define end tokens, with their tokens: the folder's generation_config.json and config.json (for an
+    adapter, those of its base), and its tokenizer. Defaults of transformers classes for missing keys do not count."""
     if is_adapter(folder):
         from rlinf_workers.models.lora import base_of
 
@@ -156,9 +154,9 @@ def end_tokens(folder: str, tokenizer: Any) -> dict[str, tuple[int, ...]]:
 
 
 def silent_token_ids(folder: str, tokenizer: Any) -> frozenset[int]:
-    """Tokens that are no text of a completion: special ones, but for pairs of tags such as `<think>` and `</think>`,
-    and added ones that end a completion or fill it up by any file of the folder. A word of the vocabulary that a file
-    names as an end is text."""
+    """Tokens that are not part of a completion's text: special tokens, except pairs of tags such as `<think>` and
+    `</think>`, and added tokens that some file of the folder defines as end or padding. An ordinary word of the
+    vocabulary that a file defines as an end counts as text."""
     named = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     for name in ("config.json", "generation_config.json"):
         config = _json_of(Path(folder, name))
@@ -172,7 +170,7 @@ def silent_token_ids(folder: str, tokenizer: Any) -> frozenset[int]:
 
 
 def _tags(tokens: Mapping[str, int]) -> set[int]:
-    """Those of special tokens that open and close something.
+    """The special tokens that are pairs of tags.
 
     Example: <think> and </think>, [THINK] and [/THINK], <|begin_of_thought|> and <|end_of_thought|>.
     """
@@ -190,8 +188,8 @@ def _json_of(path: Path) -> dict[str, Any]:
 
 
 def stop_token_ids(folder: str, tokenizer: Any) -> tuple[int, ...]:
-    """Tokens that end a completion: every one that `end_tokens` names, since a chat template may end turns with another
-    one than the model was trained to stop at. Raises: ValueError where nobody names one."""
+    """Tokens that end a completion: all those of `end_tokens`, because a chat template may end turns with another token
+    than the model was trained to stop at. Raises: ValueError if there are none."""
     ids = [token for named in end_tokens(folder, tokenizer).values() for token in named]
     if not ids:
         raise ValueError(

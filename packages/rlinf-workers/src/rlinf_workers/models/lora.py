@@ -1,9 +1,9 @@
-"""LoRA (arXiv:2106.09685) by peft: a model whose weights stay, and low-rank changes of some that are trained. A policy
-has further parts, heads for example, which are trained whole.
+"""LoRA (arXiv:2106.09685) with peft: a model with frozen weights and trained low-rank updates of some of them. The
+other modules of a policy, such as heads, are trained whole.
 
-What differs from peft's use elsewhere: the adapter is float32 whatever the model is, because steps of AdamW round away
-in bfloat16; it has no dropout, because completions are sampled without and their policy is the one to train; and what
-serves is given merged weights, so that no engine knows of adapters.
+Differences from usual peft: the adapter is float32 whatever the model's dtype, because bfloat16 rounds AdamW steps
+away; it has no dropout, because completions are sampled without it and their policy is the one to train; and served
+weights are merged, so that engines need not support adapters.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 
 ALL_LINEAR = "all-linear"
 HEAD = ".lm_head"
-"""How the head of a language model inside another model is named."""
+"""Suffix of the head's name of a language model inside another model."""
 ADAPTER_STEM = "adapter_model"
 ADAPTER_WEIGHTS = f"{ADAPTER_STEM}.safetensors"
-"""Beside ADAPTER_CONFIG in an adapter's folder; peft names both."""
+"""Beside ADAPTER_CONFIG in an adapter's folder; both names are peft's."""
 BASE_FILE = "base.json"
-"""Beside them: which base the adapter changes (`digest`), and the dtype that its weights are used in (`dtype`)."""
+"""Beside them: the base that the adapter belongs to (`digest`), and the dtype in which its weights are used
+(`dtype`)."""
 A, B, HELD = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
-"""Parts of parameters' names in a model with an adapter."""
+"""Components of parameter names in a model with an adapter."""
 PEFT_PREFIX = "base_model.model."
 
 
@@ -49,13 +50,13 @@ class LoraSettings:
 
     rank: int
     alpha: float
-    """Changes are scaled by alpha / rank."""
+    """Updates are scaled by alpha / rank."""
     targets: tuple[str, ...]
-    """Names of linear layers, or how they end; see `find_targets`."""
+    """Names of linear layers, or suffixes of names; see `find_targets`."""
     base_digest: str
-    """Digest of the base's files. An adapter is loaded onto the base that it was trained on, and no other."""
+    """Digest of the base's files. An adapter is only loaded onto the base that it was trained on."""
     backbone: tuple[str, ...] = ("",)
-    """Modules whose weights stay; what lies outside is trained whole, in float32. "" is the whole model."""
+    """Modules with frozen weights; everything else is trained whole, in float32. "" is the whole model."""
 
     def is_inside(self, name: str) -> bool:
         """Whether a tensor belongs to the backbone."""
@@ -63,12 +64,12 @@ class LoraSettings:
 
 
 def find_targets(folder: str, targets: Sequence[str]) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
-    """Which layers of a model the targets mean; the model is made without memory, from its config.
+    """Finds the layers that the targets match; the model is created without memory, from its config.
 
     Args:
-        targets: module names, or how they end (`q_proj`); or `all-linear` alone, all but the head.
-    Returns: the targets for `LoraSettings`, as short as can be; and name -> (inputs, outputs) of every layer.
-    Raises: ValueError for a target that means no layer, or one that cannot be adapted.
+        targets: module names, or suffixes of names (`q_proj`); or only `all-linear`, all except the head.
+    Returns: the targets for `LoraSettings`, as short as possible; and name -> (inputs, outputs) of every matched layer.
+    Raises: ValueError for a target that matches no layer, or one that cannot be adapted.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -84,7 +85,7 @@ def find_targets(folder: str, targets: Sequence[str]) -> tuple[tuple[str, ...], 
 def policy_targets(
     policy: nn.Module, backbone: Sequence[str], targets: Sequence[str]
 ) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
-    """The same of a policy: linear layers of its backbone that it trains, but for the heads of language models."""
+    """Like `find_targets` for a policy: the trained linear layers of its backbone, except heads of language models."""
     inside = LoraSettings(rank=1, alpha=1.0, targets=(), base_digest="", backbone=tuple(backbone)).is_inside
     linear = {
         name: part
@@ -100,7 +101,7 @@ def _chosen_targets(
     """
     Args:
         linear: the layers that can be adapted.
-        others: what linear layers are that cannot.
+        others: linear layers that cannot be adapted -> what they are.
     """
     modules = {name: module for name, module in model.named_modules() if name}
     chosen = dict(linear) if tuple(targets) == (ALL_LINEAR,) else {}
@@ -120,17 +121,17 @@ def _chosen_targets(
 
 
 def _matching(modules: Mapping[str, Any], targets: Sequence[str]) -> set[str]:
-    """As peft matches names."""
+    """Matches names as peft does."""
     return {name for name in modules if any(name == one or name.endswith(f".{one}") for one in targets)}
 
 
 class LoraModel(ModelAdapter):
-    """A model with an adapter, which is trained and saved with what lies outside the backbone, and nothing else. Its
-    files are one for all ranks.
+    """A model with an adapter: trains and saves only the adapter and the modules outside the backbone. One rank writes
+    its files.
 
     Args:
-        base: how the model is made and what it answers.
-        model: its folder, which has weights; its dtype and the seed of the adapter.
+        base: adapter of the model without LoRA.
+        model: its folder, which has weights; its dtype, and the seed of the adapter.
     """
 
     stem = ADAPTER_STEM
@@ -139,7 +140,7 @@ class LoraModel(ModelAdapter):
         self._base, self._settings, self._lora = base, model, lora
 
     def build(self, device: torch.device) -> nn.Module:
-        """The same adapter in every process, by the seed; its change is 0."""
+        """The same adapter in every process, by the seed; its initial update is 0."""
         from peft import inject_adapter_in_model
 
         model = self._base.build(device)
@@ -178,15 +179,15 @@ class LoraModel(ModelAdapter):
         return {n: tensor for n, tensor in tensors.items() if n.endswith((A, B)) or not self._lora.is_inside(n)}
 
     def written_together(self, model: Any, names: Iterable[str]) -> Iterable[Sequence[str]]:
-        """All: peft reads one file."""
+        """All tensors together: peft reads one file."""
         return [list(names)]
 
     def to_files(self, model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {peft_name(name): tensor for name, tensor in tensors.items()}
 
     def describe(self, folder: str) -> None:
-        """The adapter's config and which base it is of, beside the base's own config and tokenizer: a folder that peft
-        loads onto the base, which stays where it is."""
+        """Writes the adapter's config and its base's digest, beside the base's config and tokenizer: a folder that peft
+        loads onto the base in its original folder."""
         self._base.describe(folder)
         self._peft_config(trains=False).save_pretrained(folder)
         base = {"digest": self._lora.base_digest, "dtype": self._settings.dtype}
@@ -194,7 +195,7 @@ class LoraModel(ModelAdapter):
 
     @torch.no_grad()
     def load(self, model: Any, folder: str) -> None:
-        """Raises: ValueError for a folder without an adapter, one of another base, or of another shape."""
+        """Raises: ValueError for a folder without an adapter, or with one of another base or shape."""
         if not is_adapter(folder):
             raise ValueError(f"{folder}: holds a whole model, and an adapter is trained here; leave lora out")
         check_base(folder, self._lora.base_digest, self._settings.folder)
@@ -226,13 +227,13 @@ class LoraModel(ModelAdapter):
 
 
 def peft_name(name: str) -> str:
-    """What peft calls a parameter of an adapter in a file."""
+    """The name of an adapter's parameter in peft's files."""
     return PEFT_PREFIX + name.replace(".default.", ".")
 
 
 def merged_model(folder: str, dtype: torch.dtype) -> Any:
-    """The plain model (`transformers.PreTrainedModel`) that an adapter makes of its base, by peft's own merge. Raises:
-    OSError where the base is not where it was."""
+    """The plain model (`transformers.PreTrainedModel`) of an adapter and its base, merged by peft. Raises: OSError if
+    the base has moved."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -243,10 +244,10 @@ def merged_model(folder: str, dtype: torch.dtype) -> Any:
 
 
 def write_merged(folder: str, output: str, dtype: str | None = None) -> None:
-    """Writes that model and its tokenizer into an existing folder.
+    """Writes the merged model and its tokenizer into an existing folder.
 
     Args:
-        dtype: in which it is made; None: in that of the weights that the adapter was trained on.
+        dtype: dtype of the result; None: that of the weights that the adapter was trained on.
     """
     base: dict[str, str] = json.loads(Path(folder, BASE_FILE).read_text(encoding="utf-8"))
     merged_model(folder, getattr(torch, dtype or base["dtype"])).save_pretrained(output)
@@ -255,9 +256,9 @@ def write_merged(folder: str, output: str, dtype: str | None = None) -> None:
 
 @torch.no_grad()
 def add_adapter(policy: nn.Module, folder: str) -> None:
-    """Makes a plain policy, whose weights are the adapter's base, what the adapter and its heads make of it.
+    """Merges an adapter, and loads its heads, into a plain policy with the weights of the adapter's base.
 
-    Raises: WeightFilesError for tensors that the policy has not, or in another shape.
+    Raises: WeightFilesError for tensors that the policy does not have, or has with another shape.
     """
     config = json.loads(Path(folder, ADAPTER_CONFIG).read_text(encoding="utf-8"))
     scale, tensors = config["lora_alpha"] / config["r"], policy.state_dict()
@@ -295,8 +296,8 @@ def check_base(folder: str, digest: str, base: str) -> None:
 
 @contextmanager
 def _adapter_off(model: nn.Module) -> Iterator[None]:
-    """The model computes as its base does. peft's own way also switches gradients off and on, which a model cut over
-    ranks remembers."""
+    """Context in which the model computes like its base. peft's own method also toggles requires_grad, which breaks a
+    sharded model."""
     from peft.tuners.lora import LoraLayer
 
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]

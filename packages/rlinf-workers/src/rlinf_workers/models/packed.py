@@ -1,10 +1,10 @@
-"""Groups as one row of tokens without padding, each prompt once for all its completions.
+"""Packs groups into one row of tokens without padding, with each prompt once for all its completions.
 
     [prompt | completion 1 | completion 2 | ...] of the first group, [prompt | ...] of the next, ...
 
-Layers and head compute these tokens and no others; attention keeps sequences apart (packed_attention.py). The last
-token of a completion is left out, since nothing is asked of what comes after it. What the model says is spread to
-[B, T] with zeros in between, so a loss does not know how its batch was computed.
+Layers and head compute only these tokens; attention keeps sequences apart (packed_attention.py). The last token of a
+completion is left out, because no output after it is needed. Outputs are scattered to [B, T] with zeros in between, so
+a loss does not depend on how its batch was computed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PackedBatch:
     """[N] int64, from 0 in each sequence."""
     attention: PackedAttention
     answers_at: Tensor
-    """[M] int64, the token whose state says what comes next, for each completion token."""
+    """[M] int64, the row position whose state predicts each completion token."""
     completion_ids: Tensor
     """[B, T] int64"""
     loss_mask: Tensor
@@ -62,11 +62,11 @@ def num_computed_tokens(prompt_length: int, lengths: Tensor) -> int:
 
 
 def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
-    """The groups one after the other. They may differ in size; a completion without any token takes no place."""
+    """Packs groups one after the other. They may differ in size; a completion without tokens takes no space."""
     width = max(1, *(int(group.loss_mask.sum(-1).max()) for group in groups))
     loss_mask = torch.cat([fit_width(group.loss_mask, width) for group in groups])
     completion_ids = torch.cat([fit_width(group.completion_ids, width, PAD_ID) for group in groups])
-    lengths = (loss_mask.sum(-1).long() - 1).clamp(min=0)  # [B], what is computed of each completion
+    lengths = (loss_mask.sum(-1).long() - 1).clamp(min=0)  # [B], computed tokens of each completion
     prompt_lengths = torch.tensor([len(group.prompt.token_ids) for group in groups])
     sizes = torch.tensor([len(group.completion_ids) for group in groups])
     prompts = torch.arange(len(groups)).repeat_interleave(sizes)  # [B]
@@ -88,7 +88,7 @@ def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
         groups, completion_ids.split(sizes.tolist()), is_computed.split(sizes.tolist()), strict=True
     ):
         tokens += [group.prompt.token_ids, ids[computed]]
-    before = starts[:, None] + torch.arange(width) - 1  # [B, T], whose state says each token
+    before = starts[:, None] + torch.arange(width) - 1  # [B, T], position whose state predicts each token
     before[:, 0] = (prompt_starts + prompt_lengths - 1)[prompts]
     return PackedBatch(
         token_ids=torch.cat(tokens),
@@ -101,12 +101,12 @@ def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
 
 
 def packed_logits(model: Any, batch: PackedBatch) -> Tensor:
-    """What the model's head gives before each completion token, [M, V]."""
+    """The head's outputs before each completion token, [M, V]."""
     return _call(model, model, batch, logits_to_keep=batch.answers_at).logits[0]
 
 
 def packed_states(model: Any, batch: PackedBatch) -> Tensor:
-    """What the head is given before each completion token, [M, H]."""
+    """The head's inputs before each completion token, [M, H]."""
     return _call(model, model.base_model, batch).last_hidden_state[0, batch.answers_at]
 
 

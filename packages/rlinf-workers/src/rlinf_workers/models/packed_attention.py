@@ -1,8 +1,8 @@
-"""Attention over a packed row: a completion sees its prompt and itself, a prompt itself.
+"""Attention over a packed row: a completion attends to its prompt and itself, a prompt to itself.
 
-transformers lets a name stand for an attention function (`AttentionInterface`). Ours is handed `attend`, an argument of
-the model's call that reaches every layer, and makes no mask for the row: what belongs together is read out of the row,
-and each block of it is one call of torch's scaled_dot_product_attention.
+transformers lets you register an attention function under a name (`AttentionInterface`). Ours gets `attend`, an
+argument of the model's call that reaches every layer, and uses no mask: each block of related tokens is gathered from
+the row and computed by one call of torch's scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "rlinf_packed"
 MIN_SPREAD_TOKENS = 16
-"""Completions that differ by no more share a call, whatever their length is."""
+"""Completions whose lengths differ by no more than this share a call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionBlock:
-    """Rows of one call: b sequences with K keys each, whose last Q are queries too.
+    """Rows of one call: b sequences with K keys each; the last Q of them are also queries.
 
     Example: a prompt of two tokens at 0 in the packed row, with completions of two at 2 and of one at 4:
         queries = [[2, 3], [4, 4]], keys = [[0, 1, 2, 3], [0, 1, 4, 4]]
-    What is padded stands at the end, where causality hides it.
+    Padding is at the end, where causality hides it.
     """
 
     queries: Tensor
-    """[b, Q] int64, places in the packed row; a shorter sequence repeats its last."""
+    """[b, Q] int64, positions in the packed row; a shorter sequence repeats its last."""
     keys: Tensor
     """[b, K] int64"""
 
@@ -40,17 +40,17 @@ class AttentionBlock:
 
 
 class PackedAttention:
-    """How each token of a packed row attends.
+    """The attention of each token of a packed row.
 
     Args:
-        blocks: every token of the row is a query in one of them.
-        answers: [N] int64, where each token's answer stands in the answers of all blocks one after the other.
+        blocks: every token of the row is a query in exactly one of them.
+        answers: [N] int64, index of each token's result in the concatenated results of all blocks.
     """
 
     def __init__(self, blocks: Sequence[AttentionBlock], answers: Tensor) -> None:
         self.blocks, self._answers = blocks, answers
         self.num_calls = 0
-        """Layers that have asked so far; 0 after a forward: the model attends in another way."""
+        """Layers that have used it so far; 0 after a forward pass: the model has another attention."""
 
     def to(self, device: torch.device) -> PackedAttention:
         return PackedAttention([block.to(device) for block in self.blocks], self._answers.to(device))
@@ -61,8 +61,8 @@ class PackedAttention:
         """[1, N, H, D] of queries [1, H, N, D] and of keys and values [1, KV, N, D].
 
         Args:
-            window: a token sees so many tokens, itself the last; None: all before it.
-            softcap: scores are softcap * tanh(score / softcap); None: as they are.
+            window: a token attends to this many tokens, including itself; None: all before it.
+            softcap: scores are softcap * tanh(score / softcap); None: unchanged.
         """
         self.num_calls += 1
         rows = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]  # [N, H * D] each
@@ -79,7 +79,7 @@ class PackedAttention:
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
-    """[b, H, Q, D]; the queries are those of the last Q keys."""
+    """[b, H, Q, D]; the queries belong to the last Q keys."""
     num_queries, num_keys = q.shape[2], k.shape[2]
     if num_keys <= (window or num_keys):
         window = None
@@ -91,7 +91,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, s
     if softcap is None and not q.is_cuda:
         return scaled_dot_product_attention(q, k, v, attn_mask=sees, scale=scale, enable_gqa=True)
     k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
-    if softcap is None:  # CUDA's fast kernels take no mask with shared keys
+    if softcap is None:  # CUDA's fast kernels do not support a mask with shared keys
         return scaled_dot_product_attention(q, k, v, attn_mask=sees, scale=scale)
     scores = softcap * (q @ k.mT * scale / softcap).tanh()
     return scores.masked_fill(~sees, float("-inf")).softmax(-1, dtype=torch.float32).to(q.dtype) @ v
@@ -100,11 +100,11 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, s
 def attention_of(
     prompt_lengths: Tensor, prompt_starts: Tensor, lengths: Tensor, starts: Tensor, prompts: Tensor
 ) -> PackedAttention:
-    """One call for the prompts of a length, and one for completions of similar length behind prompts of a length.
+    """One call per prompt length, and one per group of completions of similar length with equal prompt lengths.
 
     Args:
-        prompt_lengths, prompt_starts: [P] int64, where prompts begin in the packed row.
-        lengths, starts: [B] int64, of completions; those of length 0 have no place in the row.
+        prompt_lengths, prompt_starts: [P] int64, length and start of each prompt in the packed row.
+        lengths, starts: [B] int64, of completions; those of length 0 are not in the row.
         prompts: [B] int64, the prompt of each.
     """
     blocks: list[AttentionBlock] = []
@@ -132,7 +132,8 @@ def attention_of(
 
 
 def _of_similar_length(rows: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-    """Rows, the longest first, cut where a row is a quarter shorter than the first of its part."""
+    """Groups rows, the longest first; a new group begins when a row is a quarter shorter than the first of its
+    group."""
     while len(rows):
         longest = int(lengths[rows[0]])
         num_alike = int((lengths[rows] >= longest - max(longest // 4, MIN_SPREAD_TOKENS)).sum())
@@ -142,8 +143,8 @@ def _of_similar_length(rows: Tensor, lengths: Tensor) -> Iterator[Tensor]:
 
 @contextmanager
 def packed(model: Any) -> Iterator[None]:
-    """The model's layers attend by the `attend` that its call is given, where they hand every argument to the attention
-    function; roles/language/probe.py tells whether an architecture computes the same so."""
+    """Makes the model's layers use the `attend` argument of its call, if they pass all arguments to the attention
+    function; roles/language/probe.py verifies that an architecture computes the same this way."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, _attention)

@@ -1,7 +1,7 @@
-"""The load-balancing loss of a mixture of experts, from what its routers say in a training forward.
+"""The load-balancing loss of a mixture of experts, from its router logits in a training forward pass.
 
-transformers names the routers of an architecture (`_can_record_outputs`); hooks on them see the logits of every call,
-also where a backend computes the layers in parts or again.
+transformers names the routers of an architecture (`_can_record_outputs`); hooks on them record the logits of every
+call, also if a backend computes the layers in pieces or recomputes them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlinf_workers.models.sequences import SequenceBatch
 
 
 def has_balanced_routers(model_type: str) -> bool:
-    """Whether an architecture of transformers is a mixture of experts whose routers are trained with this loss."""
+    """Whether an architecture is a mixture of experts whose routers are trained with this loss."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return model_type in CONFIG_MAPPING and hasattr(CONFIG_MAPPING[model_type](), "router_aux_loss_coef")
@@ -54,11 +54,11 @@ def recorded_routers(model: Any) -> Iterator[list[list[Tensor]]]:
 
 
 def balance_loss(model: Any, batch: SequenceBatch | PackedBatch, routers: list[list[Tensor]]) -> Tensor:
-    """`router_balance_loss` over the tokens that were computed for a batch: each prompt once, and its completions
-    without the last token of each.
+    """`router_balance_loss` over the computed tokens of a batch: each prompt once, and its completions without the last
+    token of each.
 
     Args:
-        routers: as `recorded_routers` has them after the forward.
+        routers: the lists of `recorded_routers` after the forward pass.
     """
     mask = None
     if isinstance(batch, SequenceBatch):

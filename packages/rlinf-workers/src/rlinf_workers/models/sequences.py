@@ -1,10 +1,10 @@
-"""Prompt groups as one padded batch for a training forward, each prompt once for all its completions.
+"""Pads prompt groups into one batch for a training forward pass, with each prompt once for all its completions.
 
 Legend: P prompts (one a group), G completions of each, B = P * G, L prompt width, T completion width.
 
-The completions of a group share their prompt, so its keys and values are computed once, and the completions attend to
-them; the gradient flows back through them. It is the sum that the whole sequences would give, at (L + G * T) instead of
-G * (L + T) positions a group.
+The completions of a group share their prompt, so its keys and values are computed once, the completions attend to them,
+and the gradient flows back through them. The result equals that of whole sequences, with (L + G * T) instead of G * (L
++ T) positions per group.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class SequenceBatch:
 
 
 PAD_ID = 0
-"""Stands in places that are masked; any token would do."""
+"""Fills masked places; any token would do."""
 
 
 def pack_groups(groups: Sequence[SampleGroup]) -> SequenceBatch:
     """Pads to the longest prompt and the longest completion among the groups.
 
-    Raises: ValueError when the groups differ in size.
+    Raises: ValueError if the groups differ in size.
     """
     sizes = {len(group.completion_ids) for group in groups}
     if len(sizes) > 1:
@@ -78,12 +78,12 @@ def pad_left(rows: Sequence[Tensor], width: int, pad_id: int) -> tuple[Tensor, T
 
 
 def completion_logits(model: Any, batch: SequenceBatch) -> Tensor:
-    """What the model's head gives before each completion token, [B, T, V]; a critic's head has V = 1."""
+    """The head's outputs before each completion token, [B, T, V]; a critic's head has V = 1."""
     return _before_completions(lambda **arguments: model(**arguments).logits, model.config, batch)
 
 
 def completion_states(model: Any, batch: SequenceBatch) -> Tensor:
-    """What the head is given before each completion token, [B, T, H]."""
+    """The head's inputs before each completion token, [B, T, H]."""
 
     def states(logits_to_keep: int = 0, **arguments: Any) -> Tensor:
         return model.base_model(**arguments).last_hidden_state[:, -logits_to_keep:]
@@ -92,15 +92,15 @@ def completion_states(model: Any, batch: SequenceBatch) -> Tensor:
 
 
 def _before_completions(outputs: Callable[..., Tensor], config: Any, batch: SequenceBatch) -> Tensor:
-    """What the model puts out before each completion token.
+    """The model's outputs before each completion token.
 
     Args:
-        outputs: the model, given the arguments of a transformers model.
+        outputs: calls the model with the arguments of a transformers model.
     """
     from transformers import DynamicCache
 
     size, (width, num_tokens) = batch.group_size, (batch.prompt_ids.shape[1], batch.completion_ids.shape[1])
-    # Without left padding causality is mask enough, and attention takes its fast path.
+    # Without left padding no mask beyond causality is needed, and attention takes its fast path.
     mask = None if bool(batch.prompt_mask.all()) else batch.prompt_mask
     cache = DynamicCache(config=config)
     prompts = outputs(
@@ -134,5 +134,5 @@ def _positions(mask: Tensor | None, num_queries: int) -> dict[str, Tensor]:
 
 
 def fit_width(rows: Tensor, width: int, value: float = 0.0) -> Tensor:
-    """Cuts or pads the last dimension to `width`."""
+    """Truncates or pads the last dimension to `width`."""
     return pad(rows[:, :width], (0, max(0, width - rows.shape[1])), value=value)

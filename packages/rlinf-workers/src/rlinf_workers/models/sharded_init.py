@@ -1,8 +1,8 @@
-"""Makes a model of which each rank keeps a shard: no process ever holds more than one of its tensors whole.
+"""Initializes a sharded model: no process ever holds more than one of its tensors whole.
 
-Parameters go to the meta device as they are registered; buffers stay. The initial value of a parameter is computed
-whole, so that a seed gives the same numbers as without shards; then the rank's rows are kept and the memory of the rest
-is freed before the next parameter.
+Parameters are put on the meta device when they are registered; buffers stay. The initial value of a parameter is
+computed whole, so that a seed gives the same numbers as without shards; then the rank's rows are kept and the rest is
+freed before the next parameter.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from typing_extensions import Self
 OVERWRITES = frozenset(
     ("constant_", "copy_", "fill_", "kaiming_normal_", "kaiming_uniform_", "normal_", "ones_", "uniform_", "zero_")
 )
-"""Functions after which nothing of what a tensor held is left."""
+"""Functions that overwrite a tensor completely."""
 HARMLESS = frozenset(["detach_", "requires_grad_"])
-"""Those that end in an underscore and leave the numbers alone."""
+"""Functions with a trailing underscore that do not change the numbers."""
 
 
 @contextmanager
 def meta_parameters() -> Iterator[None]:
-    """Parameters of modules that are made here have no memory, and nothing is computed of them."""
+    """Context in which new modules' parameters have no memory and are not computed."""
     with _registering(_on_meta):
         yield
 
 
 class ShardedInit(TorchFunctionMode):
-    """While a model is made in this context, its parameters have no memory, and `take` returns this rank's rows.
+    """Context in which a new model's parameters have no memory; `take` returns this rank's rows.
 
-    Raises: RuntimeError where a parameter is computed from what it was before another one was written.
+    Raises: RuntimeError if a parameter is computed from its old value after another one was written.
     """
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         super().__init__()
         self._rank, self._num_ranks = rank, num_ranks
         self._shards: dict[int, Tensor | None] = {}
-        """Storage of a parameter -> rows of its tensor; None for one that came without memory."""
+        """Storage of a parameter -> rows of its tensor; None for one that was on the meta device."""
         self._seen: list[Tensor] = []
-        """All parameters, so that no storage comes twice."""
+        """All parameters, kept alive so that no storage id is reused."""
         self._whole: tuple[int, Tensor] | None = None
-        """Storage of the parameter that was written last, and its tensor."""
+        """Storage and tensor of the parameter that was written last."""
         self._exit = ExitStack()
 
     def __enter__(self) -> Self:
@@ -61,7 +61,7 @@ class ShardedInit(TorchFunctionMode):
         self._cut()
 
     def take(self, parameter: Tensor) -> Tensor | None:
-        """This rank's rows, once: the memory is the caller's. None: they were never computed."""
+        """This rank's rows, whose memory now belongs to the caller. None: they were never computed."""
         return self._shards.pop(_storage(parameter), None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -81,14 +81,14 @@ class ShardedInit(TorchFunctionMode):
         return target
 
     def _real(self, target: Tensor, name: str) -> Tensor:
-        """Memory for what is written, at the same place of the whole tensor."""
+        """Memory for the written values, at the same position of the whole tensor."""
         key = _storage(target)
         if self._whole is None or self._whole[0] != key:
             is_all = target.is_contiguous() and target.untyped_storage().nbytes() == target.nbytes
             if key not in self._shards or not (is_all and name in OVERWRITES):
                 raise RuntimeError(
-                    f"a tensor {list(target.shape)} of the model is made by {name} from numbers that are given up "
-                    "already, so it cannot be made in shards; use the backend replicated"
+                    f"a tensor {list(target.shape)} of the model is computed by {name} from numbers that were already "
+                    "freed, so it cannot be initialized in shards; use the backend replicated"
                 )
             self._cut()
             self._whole = key, _pages(target.shape, target.dtype)
@@ -99,7 +99,7 @@ class ShardedInit(TorchFunctionMode):
         self._seen.append(placeholder)
         if not parameter.is_meta:
             self._shards[_storage(placeholder)] = self._shard(parameter.detach())
-        else:  # tied to one that is known, or made without memory
+        else:  # tied to a known parameter, or on the meta device
             self._shards.setdefault(_storage(placeholder), None)
         return placeholder
 
@@ -115,8 +115,8 @@ class ShardedInit(TorchFunctionMode):
 
 
 def _pages(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Memory that goes back when it is given up. Small things would settle in what large tensors leave on the heap, the
-    next large ones behind them: it grew to the size of the whole model."""
+    """Allocates memory that returns to the system when freed. On the heap, small objects would occupy the gaps that
+    large tensors leave, and it grew to the size of the whole model."""
     if not (count := math.prod(shape)):
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)
@@ -136,7 +136,7 @@ def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
 
 @contextmanager
 def _registering(how: Callable[[nn.Parameter], nn.Parameter]) -> Iterator[None]:
-    """Modules register what `how` makes of their parameters."""
+    """Context in which modules register `how(parameter)` instead of their parameters."""
     original = nn.Module.register_parameter
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

@@ -1,8 +1,8 @@
-"""A tiny model of the architecture that a config describes: the same kinds of layers, windows, norms and embeddings,
-with sizes small enough to compute a few dozen tokens in milliseconds.
+"""A tiny model of a config's architecture: the same kinds of layers, windows, norms and embeddings, with sizes small
+enough to compute a few dozen tokens in milliseconds.
 
-What decides how a model computes stays (kinds of layers, rope, caps, norms, tied embeddings); sizes shrink, and windows
-to `WINDOW`, so that a short sequence goes beyond them.
+Everything that determines how a model computes is kept (kinds of layers, rope, caps, norms, tied embeddings); sizes
+shrink, and windows shrink to `WINDOW`, so that a short sequence exceeds them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 WINDOW = 6
-"""Tokens that a layer with a sliding window, or with chunks, sees."""
+"""Attention window of a layer with a sliding window or with chunks, in tokens."""
 POSITIONS = 128
 VOCABULARY = 40
 SPREAD = 0.2
-"""Standard deviation of the weights: large enough that logits differ by nats."""
+"""Standard deviation of the weights: large enough for logits to differ by nats."""
 MAX_PARAMETERS = 30_000_000
-"""A copy that is larger did not shrink."""
+"""A larger copy did not shrink properly."""
 
 MAX_MESSAGE = 200
 
@@ -61,7 +61,7 @@ SIZES: Mapping[str, int] = {
     "encoder_hash_byte_group_vocab": VOCABULARY,
     "original_max_position_embeddings": POSITIONS,
 }
-"""Names of sizes in configs of transformers, and what they become. Others stay."""
+"""Names of sizes in transformers configs, with their small values. Other sizes stay."""
 SHARING = (
     "num_key_value_heads",
     "num_kv_heads",
@@ -79,19 +79,19 @@ WINDOWS = (
 )
 FEW = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 ROPE_FACTORS = ("short_factor", "long_factor")
-"""Of longrope, one for each pair of rotated dimensions."""
+"""Factors of longrope, one per pair of rotated dimensions."""
 INDICES = ("moe_layers", "mlp_only_layers", "full_attn_idxs", "cross_attention_layers", "full_attention_layers")
-"""Lists of the layers that are of a kind."""
+"""Lists of layer indices by kind."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
 MIN_LAYERS = 2
 
 
 class NoSmallCopy(ValueError):
-    """An architecture that could not be made small; says why."""
+    """An architecture that could not be shrunk; the message has the reason."""
 
 
 def one_line(error: Exception) -> str:
-    """An error's class and the last line of what it says, where classes that check themselves put the reason."""
+    """An error's class and the last line of its message, where self-validating classes put the reason."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[-1].strip()}"[:MAX_MESSAGE]
 
@@ -104,12 +104,12 @@ def small_config(config: Any) -> Any:
     settings = {name: value for name, value in config.to_dict().items() if name != "quantization_config"}
     try:
         return type(config)(**{**_shrunk(settings), "dtype": "float32"})
-    except Exception as error:  # configs check themselves, each in its own way
+    except Exception as error:  # configs validate themselves, each in its own way
         raise NoSmallCopy(f"its config does not shrink: {one_line(error)}") from error
 
 
 def small_model(config: Any, *, seed: int = 4) -> Any:
-    """A causal language model with random weights, norms and biases too, for a `small_config`.
+    """A causal language model with random weights, including norms and biases, for a `small_config`.
 
     Raises: NoSmallCopy.
     """
@@ -164,7 +164,7 @@ def _shrunk(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_beyond(layer: Any, num_layers: int | None) -> bool:
-    """Whether it is the number of a layer that is left out; settings of single layers are keyed by it."""
+    """Whether the key is the index of a dropped layer; per-layer settings are keyed by it."""
     return num_layers is not None and str(layer).isdecimal() and int(layer) >= num_layers
 
 
@@ -187,8 +187,8 @@ def _number(name: str, value: Any, heads: Any) -> int:
 
 
 def _num_layers(settings: Mapping[str, Any], num_layers: int) -> int:
-    """The fewest first layers that have one of each kind; twice as many where the last ones share the cache of earlier
-    ones."""
+    """The smallest number of first layers that includes every kind; twice as many if the last layers share the cache of
+    earlier ones."""
     fewest = min(MIN_LAYERS, num_layers)
     for name, value in settings.items():
         if isinstance(value, list) and len(value) == num_layers and name not in INDICES:

@@ -1,5 +1,4 @@
-"""Language models as training backends hold them: one that says how likely tokens are, one that says what they are
-worth."""
+"""Model adapters for language models: one that outputs log-probabilities, one that outputs values."""
 
 from __future__ import annotations
 
@@ -33,23 +32,23 @@ from rlinf_workers.roles.records.language import ExampleBatch
 from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs
 
 CompletionBatch = SequenceBatch | PackedBatch
-"""Completions behind their prompts, padded or not; both have `completion_ids` and `loss_mask`, [B, T]."""
+"""Completions with their prompts, padded or packed; both have `completion_ids` and `loss_mask`, [B, T]."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitNorms:
-    """Asks a model for the `logit_norms` of a batch, in place of its log-probabilities."""
+    """Requests the `logit_norms` of a batch instead of its log-probabilities."""
 
     batch: CompletionBatch
 
 
 class TokenModel(ModelAdapter):
-    """A causal language model. Answers a CompletionBatch with the log-probabilities of its completion tokens, an
-    ExampleBatch with those of all tokens but the first, and `LogitNorms` with those of its completion tokens.
+    """A causal language model. Outputs, for a CompletionBatch, the log-probabilities of its completion tokens; for an
+    ExampleBatch, those of all tokens except the first; for `LogitNorms`, the norms of its completion tokens.
 
     Args:
-        temperature: divides the logits of a CompletionBatch; the rollout's, 0 stands for 1.
-        balances_routers: a mixture of experts says the load-balancing loss of each CompletionBatch, too.
+        temperature: divides the logits of a CompletionBatch; that of the rollout, with 0 treated as 1.
+        balances_routers: also output the load-balancing loss of each CompletionBatch, for a mixture of experts.
     """
 
     def __init__(self, settings: ModelSettings, temperature: float, *, balances_routers: bool = False) -> None:
@@ -95,7 +94,7 @@ class TokenModel(ModelAdapter):
         return self._answers_of_logits(completion_logits(model, batch), batch.completion_ids, entropies)
 
     def _packed_answers(self, model: Any, batch: PackedBatch, entropies: bool) -> ModelOutputs:
-        """For the completion tokens alone, [M]."""
+        """For the completion tokens only, [M]."""
         ids = batch.ids
         if not has_large_logits(model, len(ids)):
             return self._answers_of_logits(packed_logits(model, batch), ids, entropies)
@@ -135,7 +134,7 @@ class TokenModel(ModelAdapter):
         load_tokenizer(self.settings.folder).save_pretrained(folder)
 
     def load(self, model: Any, folder: str) -> None:
-        """Through transformers' own loader.
+        """Loads with transformers' own loader.
 
         Raises: ValueError for an adapter's folder, which transformers would load together with its base."""
         _refuse_adapter(folder)
@@ -145,8 +144,8 @@ class TokenModel(ModelAdapter):
 
 
 class ValueModel(ModelAdapter):
-    """A causal language model whose head gives one number a token: the reward still to come before each token of a
-    CompletionBatch is chosen. The head begins at 0."""
+    """A causal language model whose head outputs one number per token: the expected remaining reward before each token
+    of a CompletionBatch is sampled. The head begins at 0."""
 
     def __init__(self, settings: ModelSettings) -> None:
         self.settings = settings

@@ -1,11 +1,11 @@
-"""Tensors in the safetensors files of a folder, read box by box: no rank reads, or holds, more than what it keeps.
+"""Tensors in the safetensors files of a folder, read box by box: no rank reads or holds more than it keeps.
 
     files = WeightFiles("runs/mine/model")
     files.specs["lm_head.weight"]                         shape and dtype, from the headers alone
     files.read("lm_head.weight", Box((0, 0), (512, 96)))  those rows, through `safe_open(...).get_slice`
-    files.fill(layout, rank, buffers)                     all that a rank stores, however its layout cuts and fuses
+    files.fill(layout, rank, buffers)                     all that a rank stores, however its layout shards and fuses
 
-Names, shapes and dtypes are those of the files.
+Names, shapes and dtypes are those in the files.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ DTYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-"""Names of dtypes in the format -> in torch (safetensors' own table is private)."""
+"""Dtype names of the format -> torch dtypes (safetensors' own table is private)."""
 MAX_MAPPED_BYTES = 4 << 20
-"""A file is mapped into memory while it is read, and what was touched, with as much around it, counts as the process's;
-after so many bytes it is mapped anew."""
+"""A file is memory-mapped while it is read, and touched pages count as the process's memory; after this many bytes it
+is mapped again."""
 MAX_NAMED = 8
-"""Tensors that a message names."""
+"""Number of tensors that a message names."""
 
 
 class WeightFiles:
     """The tensors of a folder: `model.safetensors`, or the files that `model.safetensors.index.json` lists.
 
     Args:
-        stem: with what the names of the files begin.
+        stem: prefix of the file names.
 
-    Raises: WeightFilesError where there are no such files, or one is not whole.
+    Raises: WeightFilesError if there are no such files, or one is truncated.
     """
 
     specs: Mapping[str, TensorSpec]
-    """Every tensor of the files."""
+    """Every tensor in the files."""
 
     def __init__(self, folder: str | Path, stem: str = "model") -> None:
         self.folder = Path(folder)
@@ -65,9 +65,9 @@ class WeightFiles:
         self._mapped = None
 
     def read(self, name: str, box: Box | None = None) -> Tensor:
-        """A box of a tensor, or all of it, in its dtype; a view of the mapped file, to be copied to where it stays.
+        """A box of a tensor, or all of it, in its dtype; a view of the mapped file, to be copied.
 
-        Raises: WeightFilesError for a tensor that the files do not have, or a box that is not inside it.
+        Raises: WeightFilesError for a tensor that is not in the files, or a box that exceeds it.
         """
         spec = self._spec_of(name)
         box = box or spec.whole
@@ -84,13 +84,13 @@ class WeightFiles:
 
     @torch.no_grad()
     def fill(self, layout: Layout, rank: int, buffers: Mapping[str, Tensor]) -> None:
-        """Reads what one rank of a layout stores into its buffers, cast to their dtypes. Padding is left as it is.
+        """Reads what one rank of a layout stores into its buffers, cast to their dtypes. Padding is not written.
 
         Args:
-            buffers: contiguous, as the layout says; those that are not there are not read.
+            buffers: contiguous, as in the layout; missing ones are not read.
 
-        Raises: WeightFilesError naming tensors of the layout that the files do not have, or have in another shape; on
-            all ranks alike, and nothing was read.
+        Raises: WeightFilesError naming tensors of the layout that the files do not have, or have with another shape; on
+        all ranks alike, before anything is read.
         """
         self.check({name: spec.shape for name, spec in layout.specs.items()})
         for block in sorted(layout.ranks[rank].blocks, key=lambda block: self._file_of[block.name]):
@@ -98,8 +98,8 @@ class WeightFiles:
                 region(buffer, block).copy_(self.read(block.name, block.box))
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Whether the files have these tensors. Raises: WeightFilesError naming those that are missing or of another
-        shape."""
+        """Checks that the files have these tensors. Raises: WeightFilesError naming those that are missing or have
+        another shape."""
         missing = [name for name in shapes if name not in self.specs]
         if missing:
             raise WeightFilesError(
@@ -130,13 +130,13 @@ class WeightFiles:
     def _open(self, name: str) -> Any:
         path = self._file_of[name]
         if self._mapped is None or self._mapped[0] != path or self._mapped_bytes > MAX_MAPPED_BYTES:
-            self._mapped = None  # unmapped before the next is mapped
+            self._mapped = None  # unmap before the next is mapped
             self._mapped, self._mapped_bytes = (path, _opened(path)), 0
         return self._mapped[1]
 
 
 def region(buffer: Tensor, block: Block) -> Tensor:
-    """The box of a block, in the buffer; no copy."""
+    """A view of a block's box in the buffer."""
     return buffer.as_strided(block.box.shape, block.strides, buffer.storage_offset() + block.offset)
 
 
@@ -148,12 +148,12 @@ def file_names(stem: str, num_files: int = 1) -> list[str]:
 
 
 def index_name(stem: str) -> str:
-    """The name of the file that says which tensor is in which file."""
+    """Name of the index file, which maps tensors to files."""
     return f"{stem}.safetensors.index.json"
 
 
 def _files_of(folder: Path, stem: str) -> dict[str, Path]:
-    """Name of a tensor -> the file that it is in."""
+    """Name of a tensor -> its file."""
     single, index = folder / file_names(stem)[0], folder / index_name(stem)
     if single.is_file():
         return dict.fromkeys(_opened(single).keys(), single)
@@ -181,7 +181,7 @@ def _opened(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise WeightFilesError(
-            f"{path}: is not a whole safetensors file ({error}); it may be cut short, a pickle, or the pointer to a "
+            f"{path}: is not a whole safetensors file ({error}); it may be truncated, a pickle, or a pointer to a "
             "file that was never fetched; copy it again"
         ) from error
 

@@ -1,10 +1,9 @@
-"""Names of a transformers model's tensors on disk and in memory, both ways.
+"""Maps names of a transformers model's tensors between disk and memory, both ways.
 
-Most have one name. transformers 5 holds the experts of a layer in one tensor, and writes each by itself; what it makes
-of which names are its own tables (`transformers.conversion_mapping`). To read, they are taken as data: a layout of one
-rank that has the model whole says where the tensors of a folder lie in it; those that are stacked, and stacks that are
-joined, are boxes. To write, transformers' own functions convert the tensors that one rank writes. Earlier versions hold
-in memory what is on disk.
+Most names are equal. transformers 5 stacks the experts of a layer in one tensor in memory, but writes each separately,
+following its own tables (`transformers.conversion_mapping`). For reading, these tables become a layout of one rank with
+the whole model: stacked tensors, and concatenated stacks, are boxes in it. For writing, transformers' own functions
+convert the tensors that a rank writes. Earlier versions use the same names in memory and on disk.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.models.weight_files import WeightFiles
 
 CONVERTS = importlib.util.find_spec("transformers.core_model_loading") is not None
-"""Whether this release of transformers has other names in memory than on disk; those before 5 do not."""
+"""Whether this release of transformers uses other names in memory than on disk; those before 5 do not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredWeights:
-    """Weights on disk, and where they belong."""
+    """Weights on disk, and their places in the model."""
 
     files: WeightFiles
     layout: Layout
@@ -38,7 +37,7 @@ class StoredWeights:
 
 
 def plain_weights(model: Any, folder: str | Path) -> StoredWeights:
-    """Files whose names are those of the model. Raises: WeightFilesError."""
+    """Files with the model's own names. Raises: WeightFilesError."""
     return _stored(model, WeightFiles(folder), {})
 
 
@@ -47,9 +46,9 @@ def pretrained_weights(model: Any, folder: str | Path, without: Collection[str] 
 
     Args:
         model: its parameters may be on the meta device.
-        without: names of tensors that are not looked for.
+        without: names of tensors to ignore.
 
-    Raises: WeightFilesError naming tensors that are missing or of another shape.
+    Raises: WeightFilesError naming tensors that are missing or have another shape.
     """
     files = WeightFiles(folder)
     return _stored(model, files, _conversions(model, files), without)
@@ -57,7 +56,7 @@ def pretrained_weights(model: Any, folder: str | Path, without: Collection[str] 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Conversion:
-    """Tensors on disk that make up one in memory: each row is stacked, then the rows are joined.
+    """Tensors on disk that form one in memory: each row is stacked, then the rows are concatenated.
 
     Example: two experts' gates and ups of shape [3, 5], in memory [2, 6, 5]:
         rows = [["0.gate", "1.gate"], ["0.up", "1.up"]], stacked = 0, joined = 1
@@ -67,17 +66,17 @@ class _Conversion:
     stacked: int | None = None
     """The new dimension; None: a row has one tensor."""
     joined: int = 0
-    """The dimension, of the stacks."""
+    """The dimension of the concatenation."""
 
     @property
     def is_plain(self) -> bool:
-        """One tensor is the other."""
+        """One tensor on disk is one in memory."""
         return self.stacked is None and len(self.rows) == 1
 
     def blocks(self, buffer: str, shape: tuple[int, ...], files: WeightFiles) -> list[Block]:
-        """Where each lies in the tensor in memory.
+        """The box of each in the tensor in memory.
 
-        Raises: WeightFilesError where they do not make up a tensor of this shape.
+        Raises: WeightFilesError if they do not form a tensor of this shape.
         """
         strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
         block_strides = tuple(stride for dim, stride in enumerate(strides) if dim != self.stacked)
@@ -124,9 +123,9 @@ def _stored(
 
 
 def _conversions(model: Any, files: WeightFiles) -> dict[str, _Conversion]:
-    """Name in memory -> what it is made of, for names that differ from those on disk.
+    """Name in memory -> its tensors on disk, for names that differ.
 
-    Raises: WeightFilesError for a tensor that is made in another way than by stacking and joining.
+    Raises: WeightFilesError for a tensor that is not formed by stacking and concatenating.
     """
     if not CONVERTS:
         return {}
@@ -155,7 +154,7 @@ def _conversion(target: str, rows: Mapping[str, list[str]], by_pattern: Mapping[
     if ways not in (["MergeModulelist"], ["Concatenate"], ["MergeModulelist", "Concatenate"]):
         raise WeightFilesError(
             f"{target}: transformers makes it of {next(iter(rows.values()))[0]} and others by {', '.join(ways)}, which "
-            "cannot be read in parts; use the backend replicated"
+            "cannot be read in pieces; use the backend replicated"
         )
     ordered = [rows[pattern] for pattern in converter.source_patterns if pattern in rows]
     return _Conversion(rows=ordered, stacked=dims.get("MergeModulelist"), joined=dims.get("Concatenate", 0))
@@ -165,12 +164,12 @@ _BOXES = ("MergeModulelist", "Concatenate")
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Numbers in names count: experts.2 before experts.10."""
+    """Sort key that orders numbers in names by value: experts.2 before experts.10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def converted_together(model: Any, names: Iterable[str]) -> list[Sequence[str]]:
-    """Names of tensors in memory, those together that become one tensor in a file."""
+    """Names of tensors in memory, grouped by the file tensor they form."""
     if not CONVERTS:
         return [[name] for name in names]
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -188,7 +187,7 @@ def converted_together(model: Any, names: Iterable[str]) -> list[Sequence[str]]:
 
 
 def under_file_names(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by their names in memory -> as they are in files."""
+    """Converts tensors with names in memory to file tensors."""
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     saved = {name: tensor for name, tensor in tensors.items() if name not in ignored}
     if not CONVERTS:

@@ -1,11 +1,11 @@
-"""Tensors written into safetensors files: one, or several and an index, as Hugging Face folders have them.
+"""Writes tensors into safetensors files: one file, or several with an index, as Hugging Face folders have them.
 
     model.safetensors
     model-00001-of-00002.safetensors  model-00002-of-00002.safetensors  model.safetensors.index.json
 
-A file is digested while it is written, which the writer of the safetensors library cannot do, so the format is written
-here: the length of the header in 8 bytes, the header in JSON, the bytes of the tensors. The files are those of the
-library to the byte. Format: https://github.com/huggingface/safetensors#format
+A file is digested while it is written, which the safetensors library cannot do, so the format is written here: the
+length of the header in 8 bytes, the header in JSON, the bytes of the tensors. The files are bitwise equal to the
+library's. Format: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from torch import Tensor
 from rlinf_workers.models.weight_files import DTYPES
 
 ORDER = ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "F8_E4M3", "F8_E5M2", "I8", "U8", "BOOL")
-"""Dtypes in a file, so that all tensors are aligned."""
+"""Order of dtypes in a file, which aligns all tensors."""
 NAMES = {getattr(torch, DTYPES[name]): name for name in ORDER}
 ALIGNMENT_BYTES = 8
 BLOCK_BYTES = 1 << 22
-"""Small enough that the bytes are still in the cache when they are written after being digested."""
+"""Small enough for the bytes to be still in the cache when they are written after digesting."""
 
 
 def index_of(files: Mapping[str, Mapping[str, int]]) -> str:
-    """The content of an index.
+    """The content of an index file.
 
     Args:
-        files: name -> the tensors in it and their bytes.
+        files: name -> its tensors and their bytes.
     """
     weight_map = {tensor: name for name, tensors in files.items() for tensor in tensors}
     total_size = sum(sum(tensors.values()) for tensors in files.values())
@@ -43,7 +43,7 @@ def index_of(files: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Writes tensors in host memory and brings them to the disk.
+    """Writes host tensors and syncs the file to disk.
 
     Returns: the SHA-256 of the file, in hexadecimal.
     """

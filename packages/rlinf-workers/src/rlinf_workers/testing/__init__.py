@@ -1,1 +1,1 @@
-"""What tests of flows, backends, engines, policies, launchers and weight syncs have in common."""
+"""Conformance suites and helpers for tests of flows, backends, engines, policies, launchers and weight syncs."""

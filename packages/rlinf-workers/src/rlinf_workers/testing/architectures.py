@@ -1,4 +1,4 @@
-"""Tiny models of the architectures that backends are tried with, as Hugging Face folders with weights."""
+"""Tiny models of the architectures that backends are tested with, as Hugging Face folders with weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 def write_tokenizer(folder: Path) -> dict[str, int]:
-    """Writes a tokenizer of single characters: digits and "=". Returns its vocabulary, 0 pads and 1 ends."""
+    """Writes a character tokenizer: digits and "=". Returns its vocabulary; 0 pads and 1 ends."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -45,10 +45,10 @@ def write_tokenizer(folder: Path) -> dict[str, int]:
 
 
 def tiny_architecture(name: str, folder: Path, **changes: Any) -> ModelSettings:
-    """Writes the model and a tokenizer; every tensor is random, norms and biases too.
+    """Writes the model and a tokenizer; every tensor is random, including norms and biases.
 
     Args:
-        changes: other values of its config.
+        changes: overrides of its config.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

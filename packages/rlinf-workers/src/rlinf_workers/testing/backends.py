@@ -1,11 +1,12 @@
-"""The conformance suite of training backends, for one's own as for the shipped one.
+"""The conformance suite of training backends, for custom and shipped ones.
 
     from rlinf_workers.testing.backends import check_backend
     check_backend(MyBackend, folder=str(tmp_path))
 
-The model is a small network in float64; what a backend must compute is computed beside it by autograd and torch's AdamW
-on the whole batch. A backend that holds language models alone is checked with one of those instead
-(`rlinf_workers.testing.language_backends`). Every function raises AssertionError with what was expected and what came.
+The model is a small network in float64; expected values are computed by autograd and torch's AdamW on the whole batch.
+A backend that only supports language models is checked with one of those instead
+(`rlinf_workers.testing.language_backends`). Every function raises AssertionError with the expected and the actual
+value.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from rlinf_workers.worker import Worker
 
 NUM_ROWS, NUM_INPUTS, NUM_CHOICES, NUM_SHARDS = 24, 5, 3, 2
 BATCH = torch.randn(NUM_ROWS, NUM_INPUTS, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-"""[rows, inputs]; row r chooses r % NUM_CHOICES, which is its last column."""
+"""[rows, inputs]; row r chooses r % NUM_CHOICES, encoded in its last column."""
 BATCH[:, -1] = torch.arange(NUM_ROWS) % NUM_CHOICES
 READABLE = OptimizerSettings(learning_rate=1.0, epsilon=1.0, max_grad_norm=1e9)
-"""Steps follow the size of the gradient."""
+"""Step sizes follow the size of the gradient."""
 ORDINARY = OptimizerSettings(
     learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.05, lr_warmup_steps=3, lr_decay_steps=10, min_lr_ratio=0.5
 )
 
 MakeBackend = Callable[..., TrainingBackend]
-"""The class, or a function with the arguments of its constructor."""
+"""The class, or a function with its constructor's arguments."""
 
 
 class Chooser(ModelAdapter):
-    """A network that chooses, and says what a row is worth."""
+    """A network with log-probabilities of choices, and values."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
@@ -77,10 +78,10 @@ class Chooser(ModelAdapter):
 
 
 class Subject:
-    """What a backend is tried with: a model, and a batch of NUM_ROWS rows, of which micro-batches are made."""
+    """The model to test with, and a batch of NUM_ROWS rows that is split into micro-batches."""
 
     bound = 1e-12
-    """How far, relatively to the largest, answers and weights may be from autograd's and AdamW's."""
+    """Largest difference of outputs and weights from autograd's and AdamW's, relative to the largest value."""
     readable = READABLE
     ordinary = ORDINARY
 
@@ -96,11 +97,11 @@ class Subject:
         return float(len(batch)), float(batch[:, 0].sum())
 
     def loss(self, batch: Any, answers: ModelOutputs) -> Tensor:
-        """A summed loss of all answers that there are."""
+        """A summed loss of all outputs."""
         return ((answers.values - batch[:, 0]).square() - answers.logprobs - 0.1 * answers.entropies).sum()
 
     def touch(self, model: Any) -> None:
-        """Changes a buffer, where the model has one."""
+        """Changes a buffer, if the model has one."""
         model.count.add_(1)
 
     def loss_of(self, batch: Any, scale: float = 1.0) -> LossOf:
@@ -115,15 +116,15 @@ CHOICES = Subject()
 
 
 def check_backend(make: MakeBackend, folder: str, worker: Worker | None = None, *, subject: Subject = CHOICES) -> None:
-    """All promises of `TrainingBackend`. In a group of several ranks each of them calls, with its own worker.
+    """Checks the whole contract of `TrainingBackend`. In a group of several ranks each calls it with its own worker.
 
     Args:
-        folder: an empty one for files, the same on all ranks.
+        folder: an empty folder for files, the same on all ranks.
     """
     worker = worker or trial_worker()
     _check_answers(make, worker, subject)
     _check_layout(make, worker, subject)
-    # clip_grad_norm_ adds 1e-6 to the norm, others need not
+    # clip_grad_norm_ adds 1e-6 to the norm; others need not
     for settings, num_shards, size, slack in (
         (subject.readable, 2, 3, 1e-12),
         (subject.readable, 2, 12, 1e-12),
@@ -146,7 +147,8 @@ def check_ranks(
     num_ranks_per_replica: int,
     subject: Callable[[], Subject] = Subject,
 ) -> None:
-    """`check_backend` in a group of processes on this machine; they can import `make` and what makes the subject."""
+    """Runs `check_backend` in a group of processes on this machine, which must be able to import `make` and the
+    subject's class."""
     with launched(LocalLauncher) as launcher:
         per_replica = num_ranks_per_replica
         ranks = start(launcher, Path(folder), Tested, num_ranks=num_ranks, num_ranks_per_replica=per_replica)
@@ -154,30 +156,30 @@ def check_ranks(
 
 
 class Tested(Worker):
-    """A rank of several that a backend works for."""
+    """The worker of one of several ranks."""
 
     def check(self, backend: str, folder: str, subject: str) -> None:
         check_backend(TRAINERS.get(backend), folder, self, subject=TRAINERS.get(subject)())
 
 
 def trial_worker() -> Worker:
-    """A worker in this process for backends to work for, alone in its group."""
+    """A worker in this process, alone in its group."""
     return WorkerHost(Identity(role="tested", rank=0, num_ranks=1), lambda *_, **__: Future()).make(Worker)
 
 
 def update(backend: TrainingBackend, subject: Subject = CHOICES, **how: Any) -> None:
-    """An update on the batch; `how` goes to `accumulate`."""
+    """One update on the batch; `how` is passed to `accumulate`."""
     accumulate(backend, subject, **how)
     backend.step(NUM_ROWS)
 
 
 def _check_answers(make: MakeBackend, worker: Worker, subject: Subject) -> None:
-    """They are the model's, without gradient, trained or frozen."""
+    """Outputs equal the model's, without gradient, trained or frozen."""
     batch, kind = subject.batch, subject.kind()
     expected = kind.answers(kind.build(worker.device), batch, entropies=True)
     for optimizer in (subject.readable, None):
         backend = make(kind, worker, optimizer=optimizer, num_shards=NUM_SHARDS)
-        assert not backend.forward(batch).entropies.numel(), "entropies that nobody asked for"
+        assert not backend.forward(batch).entropies.numel(), "entropies were not requested"
         outputs = backend.forward(batch, entropies=True)
         for name in ("logprobs", "entropies", "values"):
             answer, reference = getattr(outputs, name), getattr(expected, name).detach()
@@ -188,7 +190,7 @@ def _check_answers(make: MakeBackend, worker: Worker, subject: Subject) -> None:
 
 
 def _check_layout(make: MakeBackend, worker: Worker, subject: Subject) -> None:
-    """`weights()` has the buffers that `layout()` says, filled with the model."""
+    """`weights()` has the buffers of `layout()`, filled with the model's values."""
     backend = make(subject.kind(), worker, optimizer=subject.readable, num_shards=NUM_SHARDS)
     buffers = backend.layout().ranks[worker.rank].buffers
     held = {name: (tuple(w.shape), str(w.dtype).removeprefix("torch.")) for name, w in backend.weights().items()}
@@ -206,8 +208,8 @@ def _check_updates(
     size: int,
     bound: float,
 ) -> None:
-    """However a batch is cut into micro-batches and shards, its statistics are those of the whole, and steps are
-    AdamW's on the clipped mean of the whole gradient, at the rates of the schedule."""
+    """However a batch is split into micro-batches and shards, its statistics are those of the whole, and steps equal
+    AdamW's on the clipped mean of the whole gradient, with the learning rates of the schedule."""
     batch, kind = subject.batch, subject.kind()
     backend = make(kind, worker, optimizer=settings, num_shards=num_shards)
     model = kind.build(worker.device)
@@ -231,7 +233,7 @@ def _check_updates(
 
 
 def _check_not_finite(tried: TrainingBackend, other: TrainingBackend, subject: Subject) -> None:
-    """A norm that is not finite is an error, and afterwards all is as if the update had not been tried."""
+    """A norm that is not finite raises, and leaves the backend as if the update had not been tried."""
     for backend in (tried, other):
         update(backend, subject)
     try:
@@ -245,8 +247,8 @@ def _check_not_finite(tried: TrainingBackend, other: TrainingBackend, subject: S
 
 
 def _check_offload(moved: TrainingBackend, stayed: TrainingBackend, subject: Subject) -> None:
-    """An update that is put aside at any point goes on to the bit, one too that begins while all is away; and so do
-    buffers that `on_model` changes."""
+    """An update that is offloaded at any point continues bitwise, also one that begins while everything is offloaded;
+    so do buffers that `on_model` changes."""
 
     def aside() -> None:
         moved.offload()
@@ -263,7 +265,7 @@ def _check_offload(moved: TrainingBackend, stayed: TrainingBackend, subject: Sub
 
 
 def _check_restart(used: TrainingBackend, new: TrainingBackend, subject: Subject) -> None:
-    """A backend takes over another's weights, and a new optimizer begins at 0 from the weights that are there."""
+    """A backend copies another's weights, and a new optimizer begins at 0 from the current weights."""
     update(used, subject)
     new.start_from(used)
     for backend in (used, new):
@@ -273,8 +275,8 @@ def _check_restart(used: TrainingBackend, new: TrainingBackend, subject: Subject
 
 
 def _check_files(make: MakeBackend, worker: Worker, subject: Subject, folder: str) -> None:
-    """Each tensor is written once, whole, and not the buffer that the next step writes into; training goes on from
-    files to the bit, whoever wrote them."""
+    """Each tensor is written once, whole, and as a copy that the next step does not change; training continues bitwise
+    from files, whoever wrote them."""
     one, other = (
         make(subject.kind(seed), worker, optimizer=subject.ordinary, num_shards=NUM_SHARDS) for seed in (0, 1)
     )
@@ -317,7 +319,7 @@ def accumulate(
     scale: float = 1.0,
     pause: Callable[[], object] = lambda: None,
 ) -> list[float]:
-    """Row r belongs to shard r % num_shards. Returns the reduced statistics."""
+    """Row r belongs to shard r % num_shards. Returns the summed statistics."""
     backend.begin(2)
     pause()
     for shard in backend.shards:

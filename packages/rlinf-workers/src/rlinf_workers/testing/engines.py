@@ -1,12 +1,12 @@
-"""The conformance suite of generation engines, for one's own as for the shipped ones.
+"""The conformance suite of generation engines, for custom and shipped ones.
 
     @pytest.mark.parametrize("check", ENGINE_CHECKS, ids=lambda check: check.__name__)
     def test_my_engine_conforms(check, tmp_path):
         model = tiny_model(tmp_path)
         check(functools.partial(MyEngine, model, torch.device("cpu")), model)
 
-A check takes what makes an engine of `model`, called with max_prompt_tokens and max_batch_sequences, and compares it
-with the same model in transformers. It raises AssertionError with what was expected and what came.
+A check takes a function that creates an engine of `model` from max_prompt_tokens and max_batch_sequences, and compares
+it with the same model in transformers. It raises AssertionError with the expected and the actual value.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_SEQUENCES = 16
 LOGPROB_BOUND = 1e-4
 """Nats between the engine's float32 log-probability of a token and that of a plain forward."""
 FREQUENCY_BOUND = 0.12
-"""Five deviations of a token's share in 512 draws, at most."""
+"""At most five standard deviations of a token's share in 512 samples."""
 FIRST_PROMPT = torch.tensor([4, 7, 2])
 GREEDY = SamplingSettings(group_size=1, max_new_tokens=6, temperature=0.0)
 SAMPLING = SamplingSettings(group_size=4, max_new_tokens=6)
@@ -91,7 +91,7 @@ def tiny_mixture(folder: Path) -> ModelSettings:
 
 
 def prompts_of(lengths: Sequence[int], *, first: int = 0) -> list[Prompt]:
-    """Prompts of those lengths, of the digits of `tiny_model`, numbered from `first`."""
+    """Prompts of those lengths, from the digits of `tiny_model`, numbered from `first`."""
     generator = torch.Generator().manual_seed(1)
     return [
         Prompt(index=first + i, token_ids=torch.randint(2, 13, (length,), generator=generator), reference_answer=f"{i}")
@@ -102,20 +102,20 @@ def prompts_of(lengths: Sequence[int], *, first: int = 0) -> list[Prompt]:
 def sample(
     engine: GenerationEngine, prompts: Sequence[Prompt], sampling: SamplingSettings = SAMPLING, *, step: int = 0
 ) -> list[Completions]:
-    """All that the engine makes of the prompts, asked as the rollout stage does; each completion came once."""
+    """Generates all prompts as the rollout stage does; each completion comes back once."""
     waiting, missing, completions = list(prompts), {}, []
     while waiting or missing:
         while waiting and (room := engine.free_capacity(sampling.group_size)) > 0:
             now, waiting = waiting[:room], waiting[room:]
             engine.submit(now, sampling, seed=1, step=step)
             missing.update({prompt.index: set(range(sampling.group_size)) for prompt in now})
-        assert missing, "the engine has nothing to do, and room() is 0"
+        assert missing, "the engine is idle, but free_capacity() is 0"
         finished = engine.finished()
-        assert finished, f"finished() came back empty while {len(missing)} prompts are under way"
+        assert finished, f"finished() returned nothing while {len(missing)} prompts are in flight"
         for part in finished:
             left, members = missing.get(part.index, set()), set(part.members)
             assert members and members <= left and len(members) == len(part.members), (
-                f"prompt {part.index}: completions {part.members} came back, and {sorted(left)} are under way"
+                f"prompt {part.index}: completions {part.members} came back, and {sorted(left)} are in flight"
             )
             missing[part.index] = left - members
             if not missing[part.index]:
@@ -125,7 +125,7 @@ def sample(
 
 
 def _check(do: Callable[[GenerationEngine, Any, ModelSettings], None]) -> Callable[[MakeEngine, ModelSettings], None]:
-    """Makes a check of what is to be done with an engine and a reference, which is the model in transformers."""
+    """Turns a function of an engine and a reference (the model in transformers) into a check."""
 
     @functools.wraps(do)
     def check(make: MakeEngine, model: ModelSettings) -> None:
@@ -138,14 +138,14 @@ def _check(do: Callable[[GenerationEngine, Any, ModelSettings], None]) -> Callab
 
 @_check
 def check_every_completion_comes_back_once(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
-    """More prompts than there is room for, of all lengths; afterwards nothing is left."""
+    """Accepts more prompts than its capacity over time, of all lengths; afterwards nothing is left."""
     sample(engine, prompts_of([1, 8, 3, 5, 8, 2, 7, 4, 6, 8, 1]))
-    assert engine.finished() == [], "finished() gives something back while nothing is under way"
+    assert engine.finished() == [], "finished() returns completions while nothing is in flight"
 
 
 @_check
 def check_rows(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
-    """Shapes and types; a row ends behind its stop token or is truncated; behind its end nothing counts."""
+    """Shapes and types; a row ends at its stop token or is truncated; values after its end are masked."""
     stops = stop_token_ids(model.folder, load_tokenizer(model.folder))
     for part in sample(engine, prompts_of([8] * 16)):
         num_rows, num_tokens = len(part.members), part.token_ids.shape[1]
@@ -167,14 +167,14 @@ def check_rows(engine: GenerationEngine, reference: Any, model: ModelSettings) -
             ends = [token in stops for token in ids[:length]]
             assert length > 0 and not any(ends[:-1]), f"tokens {ids[:length]} go on behind a stop token of {stops}"
             assert truncated != ends[-1], f"tokens {ids[:length]}, truncated={truncated}, stop tokens {stops}"
-            assert ends[-1] or length == SAMPLING.max_new_tokens, f"{length} tokens, cut before max_new_tokens"
+            assert ends[-1] or length == SAMPLING.max_new_tokens, f"{length} tokens, truncated before max_new_tokens"
             assert (logprobs[:length] <= 0).all() and (logprobs[length:] == 0).all(), f"logprobs {logprobs}"
-        assert part.policy_version == -1, f"version {part.policy_version} before any weights came"
+        assert part.policy_version == -1, f"version {part.policy_version} before any weights were received"
 
 
 @_check
 def check_logprobs(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
-    """They are those of a plain forward over prompt and completion, of the full distribution at the temperature."""
+    """Log-probabilities equal those of a plain forward pass, of the full distribution at the temperature."""
     prompts = prompts_of([3, 8, 5])
     for temperature, top_p in ((1.0, 1.0), (0.5, 1.0), (2.0, 0.7)):
         for part in sample(engine, prompts, replace(SAMPLING, temperature=temperature, top_p=top_p)):
@@ -188,7 +188,7 @@ def check_logprobs(engine: GenerationEngine, reference: Any, model: ModelSetting
 
 @_check
 def check_frequencies(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
-    """First tokens come as often as the temperature says, and never from behind top_p."""
+    """First tokens have the frequencies of the temperature, and none is outside top_p."""
     _send_other_weights(engine, reference)
     ordered = _first_token_shares(reference, temperature=0.5).sort(descending=True).values
     _assert_drawn(engine, reference, int((ordered.cumsum(-1) - ordered < 0.9).sum()), temperature=0.5, top_p=0.9)
@@ -196,8 +196,8 @@ def check_frequencies(engine: GenerationEngine, reference: Any, model: ModelSett
 
 @_check
 def check_top_k(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
-    """First tokens are the likeliest `top_k`, as often as they are likely, and of those the ones that top_p and min_p
-    leave."""
+    """First tokens are among the `top_k` most likely, of those the ones that top_p and min_p leave, with the right
+    frequencies."""
     _send_other_weights(engine, reference)
     _assert_drawn(engine, reference, 3, temperature=2.0, top_k=3)
     shares = _first_token_shares(reference, temperature=2.0).sort(descending=True).values
@@ -209,8 +209,8 @@ def check_top_k(engine: GenerationEngine, reference: Any, model: ModelSettings) 
 
 @_check
 def check_stop_strings(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
-    """A completion ends with the first token that completes a stop string in its text, whoever else goes on. It keeps
-    the string, is not truncated, and has the log-probabilities that it would have had."""
+    """A completion ends with the first token that completes a stop string in its text, while others continue. It
+    includes the string, is not truncated, and keeps its log-probabilities."""
     _send_other_weights(engine, reference)
     tokenizer, prompts = load_tokenizer(model.folder), prompts_of([3, 8, 5, 1, 4, 6])
     whole = {part.index: part for part in sample(engine, prompts, GREEDY)}
@@ -227,12 +227,12 @@ def check_stop_strings(engine: GenerationEngine, reference: Any, model: ModelSet
         assert bool(part.truncated[0]) == (bool(full.truncated[0]) and stop not in tokenizer.decode(ids))
         worst = float((part.logprobs[0, :end] - full.logprobs[0, :end]).abs().max())
         assert worst <= LOGPROB_BOUND, f"log-probabilities are off by {worst} nats"
-        assert not part.logprobs[0, end:].any(), f"logprobs {part.logprobs} behind the stop string"
+        assert not part.logprobs[0, end:].any(), f"logprobs {part.logprobs} after the stop string"
 
 
 @_check
 def check_room(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
-    """It takes what it has room for, also while earlier prompts are under way, and no more than it was allowed."""
+    """It accepts `free_capacity` prompts, also while earlier ones are in flight, and never exceeds its maximum."""
     for group_size, most in ((1, MAX_SEQUENCES), (4, MAX_SEQUENCES // 4), (MAX_SEQUENCES + 1, 1)):
         room = engine.free_capacity(group_size)
         assert 1 <= room <= most, f"room for {room} prompts of {group_size} completions, of {MAX_SEQUENCES} at once"
@@ -250,8 +250,8 @@ def check_room(engine: GenerationEngine, reference: Any, model: ModelSettings) -
 
 @_check
 def check_weights(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
-    """Temperature 0 gives the tokens of `model.generate`. Weights that were filled in place, through the layout, are
-    served after `weights_received`, and stamped."""
+    """Temperature 0 gives the tokens of `model.generate`. Weights filled in place through the layout are served after
+    `weights_received`, with their version."""
     prompts = prompts_of([3, 8, 5, 1])
     _assert_greedy(reference, prompts, sample(engine, prompts, GREEDY))
     _send_other_weights(engine, reference)
@@ -262,7 +262,7 @@ def check_weights(engine: GenerationEngine, reference: Any, model: ModelSettings
 
 @_check
 def check_offload(engine: GenerationEngine, reference: Any, model: ModelSettings) -> None:
-    """What is under way waits while the state is off the devices; weights that came before are still there."""
+    """Completions in flight wait while the state is offloaded; weights received before are kept."""
     _send_other_weights(engine, reference)
     prompts = prompts_of([4])
     engine.submit(prompts, GREEDY, seed=1, step=0)
@@ -283,7 +283,7 @@ ENGINE_CHECKS = (
     check_weights,
     check_offload,
 )
-"""Every engine passes all of them."""
+"""Every engine must pass all of these."""
 
 
 def _logits(reference: Any, token_ids: torch.Tensor) -> torch.Tensor:
@@ -296,7 +296,7 @@ def _first_token_shares(reference: Any, *, temperature: float) -> torch.Tensor:
 
 
 def _assert_drawn(engine: GenerationEngine, reference: Any, num_kept: int, **sampling: Any) -> None:
-    """First tokens are the likeliest `num_kept`, each as often as it should be."""
+    """First tokens are the `num_kept` most likely, each with its expected frequency."""
     settings = SamplingSettings(group_size=MAX_SEQUENCES, max_new_tokens=1, **sampling)
     prompts = [replace(one, token_ids=FIRST_PROMPT) for one in prompts_of([3] * (512 // MAX_SEQUENCES))]
     drawn = torch.cat([part.token_ids[:, 0] for part in sample(engine, prompts, settings)])
@@ -310,8 +310,8 @@ def _assert_drawn(engine: GenerationEngine, reference: Any, num_kept: int, **sam
 
 
 def _send_other_weights(engine: GenerationEngine, reference: Any) -> None:
-    """Gives the reference weights with clear preferences, and the engine the same as version 5, as a weight sync does:
-    straight into its tensors, where its layout says."""
+    """Gives the reference weights with clear preferences, and syncs them to the engine as version 5, straight into its
+    tensors through its layout."""
     generator = torch.Generator().manual_seed(5)
     weights = {name: tensor.detach() for name, tensor in reference.named_parameters()}
     for tensor in weights.values():

@@ -1,4 +1,4 @@
-"""Every causal architecture of the installed transformers: how this system computes it, or why it is refused."""
+"""Tests every causal architecture of the installed transformers: which ways compute it, or why it is refused."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "phi3": {"sliding_window": 2047},
     "qwen2": {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 1},
 }
-"""What a config has to say besides its defaults, which make no model or none with all of its kinds of layers."""
+"""Config values for architectures whose defaults give no model, or not all of its kinds of layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchitectureResult:
-    """What was found of one architecture."""
+    """The result for one architecture."""
 
     model_type: str
     refused: str | None
-    """Why `rlinf train` and `rlinf eval` with the Hugging Face engine refuse it; None: they take it."""
+    """Why `rlinf train` and `rlinf eval` with the Hugging Face engine refuse it; None: they accept it."""
     largest: float | None = None
-    """Nats, by which engine or actor are off at most; None where it is refused."""
+    """Nats, the largest error of engine or actor; None if it is refused."""
     bound: float | None = None
     ways: tuple[str, ...] = ()
-    """Those of `probe.WAYS` that compute it rightly."""
+    """The `probe.WAYS` that compute it correctly."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def model_types() -> list[str]:
-    """All that transformers has a causal language model for."""
+    """All architectures for which transformers has a causal language model."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

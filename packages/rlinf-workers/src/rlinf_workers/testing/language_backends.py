@@ -1,10 +1,10 @@
-"""A language model for the conformance suite of training backends, for those that hold nothing else.
+"""A language model for the conformance suite of training backends that support nothing else.
 
     check_backend(MyBackend, folder=str(tmp_path), subject=LanguageSubject())
     check_backend(MyBackend, folder=str(tmp_path), subject=ValueSubject())        a critic
 
-What must be computed is computed beside it by transformers' model, autograd and torch's AdamW on the whole batch, in
-float32. Put to `check_ranks`, the class makes its model in each process.
+Expected values are computed by transformers' model, autograd and torch's AdamW on the whole batch, in float32. With
+`check_ranks`, each process creates its own model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LanguageSubject(Subject):
     readable = OptimizerSettings(learning_rate=1e-2, epsilon=1.0, max_grad_norm=1e9)
     ordinary = OptimizerSettings(
         learning_rate=1e-3,
-        epsilon=1e-3,  # above what gradients that ought to be 0 come to in float32
+        epsilon=1e-3,  # above the float32 noise of gradients that should be 0
         weight_decay=0.1,
         max_grad_norm=0.05,
         lr_warmup_steps=3,
@@ -70,11 +70,11 @@ class LanguageSubject(Subject):
         return ((answers.logprobs.exp() - 0.1 * answers.entropies) * batch.loss_mask).sum()
 
     def touch(self, model: Any) -> None:
-        """It has no buffer that is learned."""
+        """It has no learned buffer."""
 
 
 class ValueSubject(LanguageSubject):
-    """The same as a critic, which learns the tokens that come."""
+    """The same as a critic, trained on the completion tokens."""
 
     def kind(self, seed: int = 0) -> ModelAdapter:
         return ValueModel(replace(self._model, seed=seed))

@@ -1,10 +1,10 @@
-"""What a launcher has to do, as functions that raise AssertionError. Each takes what makes one and a folder for logs:
+"""The conformance suite of launchers: functions that raise AssertionError. Each takes a factory and a folder for logs:
 
     @pytest.mark.parametrize("check", CHECKS)
     def test_my_launcher_conforms(check, tmp_path):
         check(MyLauncher, tmp_path)
 
-`make` is a class or a function at the top of a module, since one check makes a launcher in a process of its own.
+`make` is a class or a function at the top of a module, because one check creates a launcher in another process.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Make = Callable[[], Launcher]
 L = TypeVar("L", bound=Launcher)
 
 START_S = 300.0
-"""For a process to start and answer."""
+"""Time limit for a process to start and answer."""
 NOTICE_S = 30.0
-"""For a death to be noticed; far more than the few seconds it takes on a machine that is not busy."""
+"""Time limit for detecting a death; it takes a few seconds on an idle machine."""
 
 
 @contextmanager
 def launched(make: Callable[[], L]) -> Iterator[L]:
-    """A launcher that is shut down at the end."""
+    """Context with a launcher, which is shut down at the end."""
     launcher = make()
     try:
         yield launcher
@@ -57,7 +57,7 @@ def start(
     num_ranks_per_replica: int = 1,
     python: str | None = None,
 ) -> WorkerGroup:
-    """The ranks of a worker, each in its process; by default one that breaks on demand, in this environment."""
+    """Starts the ranks of a worker; by default of one that breaks on demand, in this venv."""
     handles = []
     for rank in range(num_ranks):
         identity = Identity(
@@ -80,7 +80,7 @@ def start(
 
 
 def check_calls(make: Make, folder: Path) -> None:
-    """Calls return results, those of one lane in order, those of two lanes at once; exceptions come with their
+    """Calls return results: in order within a lane, concurrently across two lanes. Exceptions arrive with their
     traceback and end nothing."""
     with launched(make) as launcher:
         (handle,) = start(launcher, folder).handles
@@ -96,20 +96,20 @@ def check_calls(make: Make, folder: Path) -> None:
 
 
 def check_ranks_meet(make: Make, folder: Path) -> None:
-    """The ranks of a group find each other for collectives."""
+    """The ranks of a group connect for collectives."""
     with launched(make) as launcher:
         sums = start(launcher, folder, num_ranks=2).call("sum_of_ranks", timeout_s=2 * START_S)
         assert sums == [3.0, 3.0], sums
 
 
 def check_services(make: Make, folder: Path) -> None:
-    """Requests reach their handler with the worker's name, and replies the worker, also late ones and those to its
-    constructor; waits are told."""
+    """Requests reach their handler with the worker's name, and replies reach the worker, including late ones and those
+    to its constructor; waits are reported."""
     with launched(make) as launcher:
         requests: list[tuple[str, Any, Callable[[Any], None]]] = []
         launcher.serve("echo", lambda *request: requests.append(request))
         waiting = start(launcher, folder).handles[0].call("ask", "echo", 7)
-        _until(lambda: any(wait.of == "echo" for wait in launcher.waits()), START_S, "no wait was told")
+        _until(lambda: any(wait.of == "echo" for wait in launcher.waits()), START_S, "no wait was reported")
         ((worker, value, reply),) = requests
         assert (worker, value) == ("fault/0", 7), requests
         assert not waiting.done()
@@ -136,14 +136,14 @@ def check_deaths(make: Make, folder: Path) -> None:
 
 
 def check_a_killed_worker(make: Make, folder: Path) -> None:
-    """A worker that the system kills is reported too."""
+    """A worker killed by the system is reported too."""
     with launched(make) as launcher:
         os.kill(start(launcher, folder).call("process_id", timeout_s=START_S)[0], signal.SIGKILL)
         _loss(launcher, "SIGKILL")
 
 
 def check_a_failed_constructor(make: Make, folder: Path) -> None:
-    """A worker that cannot be made says why; one that refuses its settings says it for the user."""
+    """A worker that fails in its constructor reports why; refused settings are reported for the user."""
     with launched(make) as launcher:
         start(launcher, folder, Scale, "one too many")
         assert _loss(launcher, "TypeError").refusal is None
@@ -153,8 +153,8 @@ def check_a_failed_constructor(make: Make, folder: Path) -> None:
 
 
 def check_another_environment(make: Make, folder: Path) -> None:
-    """A worker runs in the environment that its spec names, finds the modules of the user's own, and is watched as
-    others are. One that speaks another protocol is not started, and both versions are told."""
+    """A worker runs in the venv of its spec, can import the user's own modules, and is watched like others. One with
+    another protocol is not started, and the message names both versions."""
     python = second_venv(folder / "environment")
     (folder / "modules").mkdir()
     (folder / "modules" / "users_own.py").write_text(_USERS_OWN)
@@ -181,7 +181,7 @@ def check_another_environment(make: Make, folder: Path) -> None:
 
 
 def check_shutdown(make: Make, folder: Path) -> None:
-    """Nothing is left behind, however busy; twice does no harm."""
+    """Leaves nothing behind, however busy the workers are; may be called twice."""
     with launched(make) as launcher:
         group = start(launcher, folder, num_ranks=2)
         pids = group.call("process_id", timeout_s=START_S)
@@ -191,7 +191,7 @@ def check_shutdown(make: Make, folder: Path) -> None:
 
 
 def check_a_replacement(make: Make, folder: Path) -> None:
-    """Workers that were lost, or are ended, are forgotten, and others may be started under their names."""
+    """Lost or ended workers are forgotten, and others may be started under their names."""
     with launched(make) as launcher:
         (dying,) = start(launcher, folder).handles
         (living,) = start(launcher, folder, Scale).handles
@@ -214,7 +214,7 @@ def check_a_replacement(make: Make, folder: Path) -> None:
 def check_a_killed_driver(
     make: Make, folder: Path, how: signal.Signals = signal.SIGKILL, python: str | None = None
 ) -> None:
-    """Workers end with their driver, even one that could not shut down."""
+    """Workers end with their driver, even if it could not shut down."""
     driver = subprocess.Popen(
         [sys.executable, "-m", __name__, path_of(make), str(folder), *([python] if python else [])],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
@@ -254,7 +254,7 @@ CHECKS: tuple[Callable[[Make, Path], None], ...] = (
 
 
 def assert_gone(pids: Sequence[int]) -> None:
-    """The processes end within seconds. A zombie has ended; only its parent has not looked yet."""
+    """The processes end within seconds. A zombie counts as ended; its parent has not reaped it yet."""
 
     def runs(pid: int) -> bool:
         try:
@@ -273,7 +273,7 @@ def _until(condition: Callable[[], bool], timeout_s: float, message: str) -> Non
 
 
 def _loss(launcher: Launcher, *words: str) -> WorkerLost:
-    """What the launcher says of a worker that is gone."""
+    """The launcher's report about a worker that is gone."""
     error = launcher.lost.exception(START_S + NOTICE_S)
     assert isinstance(error, WorkerLost) and all(word in str(error) for word in words), f"{error!r} lacks {words}"
     return error

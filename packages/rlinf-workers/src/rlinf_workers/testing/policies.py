@@ -1,9 +1,9 @@
-"""The conformance suite of policies and action heads, for one's own as for the shipped ones.
+"""The conformance suite of policies and action heads, for custom and shipped ones.
 
     from rlinf_workers.testing.policies import check_policy
     check_policy(MyPolicy, fields={"state": FieldSpec(shape=(4,), dtype="float32")}, actions=spec, width=32)
 
-Every function raises AssertionError with what was expected and what came.
+Every function raises AssertionError with the expected and the actual value.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def check_policy(
     bound: float = 1e-5,
     **options: Any,
 ) -> None:
-    """All promises of `Policy`, for an environment that shows `fields` and takes `actions`.
+    """Checks the whole contract of `Policy`, for an environment that shows `fields` and takes `actions`.
 
     Args:
-        bound: how far, absolutely and relatively, answers and losses may move when other rows share the batch, or when
-            `evaluate` computes them in place of `act`.
+        bound: how far, absolutely and relatively, outputs and losses may move if other rows share the batch, or if
+            `evaluate` computes them instead of `act`.
     """
     needs = policy_class.needs(fields, actions, **options)
     assert not set(needs.reads) - set(fields), f"needs() reads {needs.reads}, and there are {sorted(fields)}"
@@ -83,8 +83,8 @@ def random_fields(specs: Mapping[str, FieldSpec], num_rows: int, seed: int = 0) 
 
 
 def check_head(head: ActionHead, num_samples: int = 40_000) -> None:
-    """The entropy is the mean of -log p over what is drawn, within 5 standard errors, computed in float64; the mode is
-    at least as likely as anything drawn."""
+    """The entropy equals the mean of -log p over samples, within 5 standard errors, computed in float64; the mode is at
+    least as likely as any sample."""
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(head.num_outputs, generator=generator, dtype=torch.float64)
     noise = torch.randn(num_samples, head.num_outputs, generator=generator, dtype=torch.float64)
@@ -95,7 +95,7 @@ def check_head(head: ActionHead, num_samples: int = 40_000) -> None:
     error = float(surprise.std()) / num_samples**0.5
     entropy = float(surprise.mean())
     assert abs(entropy - expected) <= 5 * error, f"entropy {expected}; what is drawn has {entropy} +- {error}"
-    assert least <= float(surprise.min()) + 1e-9, "something was drawn that is likelier than the mode"
+    assert least <= float(surprise.min()) + 1e-9, "a sample was more likely than the mode"
 
 
 def _check_answer(answer: PolicyStep, spec: ActionSpec, needs: Needs) -> None:
@@ -144,7 +144,7 @@ def _check_evaluation(policy: Policy, fields: Fields, answer: PolicyStep, bound:
 
 
 def _check_imitation(policy: Policy, fields: Fields, actions: Tensor, bound: float) -> None:
-    """Each row has a loss of its own, a function of fields, actions and noise, and steps down its gradient lower it."""
+    """Each row has its own loss, a function of fields, actions and noise, and gradient steps lower it."""
     noise = torch.randn(NUM_ROWS, policy.noise_size, generator=torch.Generator().manual_seed(4))
     losses = policy.imitate(fields, actions, noise)
     assert losses.shape == (NUM_ROWS,), (

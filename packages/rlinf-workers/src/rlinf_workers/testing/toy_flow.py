@@ -2,8 +2,8 @@
 
     numbers -> scale (x * weight) -> scaled -> shift (+ 1, on the host) -> shifted -> learn (weight += their mean)
 
-`learn` trains the one weight that `scale` serves, so a stale or garbled sync shows in the numbers; `reference_run`
-computes them without any of it.
+`learn` trains the one weight that `scale` serves, so a stale or corrupted sync shows in the numbers; `reference_run`
+computes them by plain arithmetic.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ class Learn(Worker):
 
 
 class Fault(Worker):
-    """Breaks in the ways that processes break; one method for each."""
+    """Fails in the ways that processes fail, one method per way."""
 
     def __init__(self, service: str = "") -> None:
-        """A `service` of the driver is asked before the worker is there to be called."""
+        """Sends a request to a `service` of the driver before the worker can be called."""
         self._num_calls = 0
         self._reply = self.ask(service, 0) if service else None
 
@@ -117,12 +117,12 @@ class Fault(Worker):
         return self._num_calls - 1
 
     def ask(self, service: str, value: int) -> str:
-        """What a service of the driver replies."""
+        """The reply of a service of the driver."""
         with self._host.waits.waiting("service", service):
             return self._host.request(service, value).result()
 
     def first_reply(self) -> str | None:
-        """What the service replied that the constructor asked."""
+        """The reply to the constructor's request."""
         return self._reply
 
     def raise_error(self) -> None:
@@ -137,7 +137,7 @@ class Fault(Worker):
         return seconds
 
     def sleep_holding_the_interpreter(self, seconds: int) -> None:
-        """As native code does that does not release the GIL: no other thread of the process runs meanwhile."""
+        """Like native code that does not release the GIL: no other thread of the process runs meanwhile."""
         ctypes.PyDLL(None).sleep(seconds)
 
     def process_id(self) -> int:

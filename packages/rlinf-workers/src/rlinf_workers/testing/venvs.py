@@ -1,4 +1,4 @@
-"""A second venv for tests, made in milliseconds: another interpreter, with the packages of this one."""
+"""A second venv for tests, created in milliseconds: another interpreter, with the packages of this one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import rlinf_workers
 
 
 def second_venv(folder: Path, *, protocol: int | None = None) -> str:
-    """Makes a venv in `folder` that finds what is installed in the present one.
+    """Creates a venv in `folder` that finds the packages installed in the current one.
 
     Args:
-        protocol: of its rlinf-workers, where it shall speak another than here.
+        protocol: protocol number of its rlinf-workers, if it should differ.
 
     Returns: path of its interpreter.
     """
@@ -29,7 +29,7 @@ def second_venv(folder: Path, *, protocol: int | None = None) -> str:
 
 
 def _with_protocol(protocol: int, folder: Path) -> Path:
-    """A folder with an rlinf_workers that differs in its protocol alone."""
+    """A folder with an rlinf_workers that differs only in its protocol."""
     (folder / "rlinf_workers").mkdir(parents=True)
     for path in Path(rlinf_workers.__file__).parent.iterdir():
         if path.name not in ("protocol.py", "__pycache__"):

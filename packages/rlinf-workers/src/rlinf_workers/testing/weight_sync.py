@@ -1,4 +1,4 @@
-"""What a weight sync has to do, as functions that raise AssertionError. Each takes the class and its options:
+"""The conformance suite of weight syncs: functions that raise AssertionError. Each takes the class and its options:
 
     @pytest.mark.parametrize("check", CHECKS)
     def test_my_sync_conforms(check):
@@ -7,7 +7,7 @@
     def test_it_refuses_a_flipped_byte():
         check_a_flipped_byte(MySync, flip)
 
-The class stands at the top of a module: senders are in this process, receivers in a worker's, and both get their ports
+The class must be at the top of a module: senders are in this process, receivers in a worker's, and both get their ports
 through the codec.
 """
 
@@ -41,15 +41,15 @@ SPECS = {"a": TensorSpec((5, 4), "float32"), "b": TensorSpec((6,), "int64")}
 WHOLE, EACH = Layout.replicated(SPECS, 1), Layout.replicated(SPECS, 2)
 ROWS, COLUMNS = Layout.sharded(SPECS, 2), Layout.sharded(SPECS, 2, dim=1)
 HALVED = Layout.replicated(SPECS, 2, dtype="bfloat16")
-"""The server rounds."""
+"""The server's dtype differs, so values are rounded."""
 START_S = 300.0
 SHORT_S = 0.3
 
 
 def check_versions(make: MakeWeightSync, **options: Any) -> None:
-    """Each version arrives as it was when it was published, in the server's own tensors: shards become whole tensors,
-    whole tensors shards, and shards others; the server's dtype is its own. A publication waits for nobody who has taken
-    the versions before."""
+    """Each version arrives as published, in the server's own tensors: shards become whole tensors, whole tensors
+    shards, and shards other shards, in the server's dtype. A publication waits for nobody who has received the earlier
+    versions."""
     for source, target in ((WHOLE, EACH), (ROWS, EACH), (EACH, COLUMNS), (COLUMNS, ROWS), (ROWS, HALVED)):
         with _edge(make, source, target, options) as edge:
             for version in (0, 1, 5):
@@ -58,7 +58,7 @@ def check_versions(make: MakeWeightSync, **options: Any) -> None:
 
 
 def check_a_missing_version(make: MakeWeightSync, **options: Any) -> None:
-    """A receiver waits as long as it was told to, says what it waited for, and can be asked again."""
+    """A receiver waits for its timeout, names what it waited for, and can be called again."""
     with _edge(make, ROWS, WHOLE, options) as edge:
         edge.publish(1)
         edge.check_arrives(1)
@@ -72,7 +72,7 @@ def check_a_missing_version(make: MakeWeightSync, **options: Any) -> None:
 
 
 def check_lasting_tensors(make: MakeWeightSync, **options: Any) -> None:
-    """A trainer whose tensors stay and change: each version arrives as it was, whether the server comes before they
+    """A trainer that reuses its tensors: each version arrives as published, whether the server receives it before they
     change or after."""
     with _edge(make, ROWS, COLUMNS, options) as edge:
         for version in range(4):
@@ -91,10 +91,11 @@ CHECKS: tuple[Callable[..., None], ...] = (check_versions, check_lasting_tensors
 
 
 def check_a_flipped_byte(make: MakeWeightSync, flip: Callable[[Any], None], **options: Any) -> None:
-    """What is not as it was published is refused, and the next version is taken.
+    """Bytes that differ from what was published are refused, and the next version is received.
 
     Args:
-        flip: given the driver's sync when version 1 of a whole tensor is out, changes a byte of it on the way.
+        flip: called with the driver's sync when version 1 of a whole tensor is published; changes one of its bytes in
+            transit.
     """
     with _edge(make, WHOLE, WHOLE, options) as edge:
         edge.publish(1)
@@ -105,7 +106,7 @@ def check_a_flipped_byte(make: MakeWeightSync, flip: Callable[[Any], None], **op
 
 
 def parts_of(whole: Mapping[str, Tensor], layout: Layout) -> list[dict[str, Tensor]]:
-    """The buffers of each rank of a layout, filled with their parts of whole tensors."""
+    """The buffers of each rank of a layout, filled from whole tensors."""
     parts = [
         {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in rank.buffers.items()}
         for rank in layout.ranks
@@ -122,7 +123,7 @@ class Server(Worker):
         self._held = parts_of(_whole(0), layout)
 
     def receive(self, version: int, timeout_s: float) -> list[dict[str, Tensor]]:
-        """What each rank holds then."""
+        """The tensors that each rank then holds."""
         for receiver, tensors in zip(self._receivers, self._held, strict=True):
             check = receiver.receive(tensors, version, timeout_s)
             if check is not None:
@@ -132,7 +133,7 @@ class Server(Worker):
 
 @dataclass
 class _Edge:
-    """A sync, its senders here, and its receivers in another process."""
+    """A sync with its senders in this process and its receivers in another."""
 
     sync: WeightSync
     source: Layout
@@ -140,7 +141,7 @@ class _Edge:
     senders: list[WeightSender]
     server: WorkerGroup
     lasting: list[dict[str, Tensor]] = field(default_factory=list)
-    """The senders' own tensors, for versions that may be read where they lie."""
+    """The senders' own tensors, for versions published by reference."""
     unfinished_reads: list[FinishReads] = field(default_factory=list)
 
     def publish(self, version: int, ranks: Sequence[int] = (0, 1)) -> None:
@@ -149,10 +150,10 @@ class _Edge:
             if finish_reads is not None:
                 finish_reads()
             for tensor in tensors.values():
-                tensor.zero_()  # who trains goes on
+                tensor.zero_()  # the trainer continues
 
     def publish_lasting(self, version: int) -> None:
-        """The same tensors each time, with another version's values."""
+        """The same tensors every time, with another version's values."""
         self.before_change()
         parts = parts_of(_whole(version), self.source)
         if not self.lasting:
@@ -176,7 +177,7 @@ class _Edge:
                 assert torch.equal(tensors[name], tensor), f"version {version}: {name} is {tensors[name]}, not {tensor}"
 
     def refusal(self, version: int, expected: type[Exception], timeout_s: float) -> str:
-        """The text of the error that the first serving rank has to raise."""
+        """The message of the error that the first serving rank must raise."""
         error = self.server.start_call("receive", version, timeout_s)[0].exception(2 * START_S)
         assert isinstance(error, RemoteError), f"version {version} was taken"
         assert error.error_type == expected.__name__, f"receive() raised {error}, not {expected.__name__}"
