@@ -507,7 +507,7 @@ def test_a_loss_of_ones_own_sees_groups_without_advantage(make_worker, reader, m
 
 def test_a_loss_of_ones_own_that_is_reduced_already_is_refused(make_worker, reader, model, own_loss):
     own_loss(lambda logprobs, advantages: -(advantages * logprobs).mean())
-    with pytest.raises(ValueError, match=r"'test_own' gave loss_terms of the shape \[\] for tokens \[8, 5\]"):
+    with pytest.raises(ValueError, match=r"'test_own' returned loss_terms of the shape \[\] for tokens \[8, 5\]"):
         gradient_after(make_worker, reader, actor_settings(model, policy_loss="test_own"), scored_groups())
 
 

@@ -193,7 +193,7 @@ def test_distillation_learns_from_each_tokens_distance_to_the_teacher():
 def test_a_wrong_shape_is_named(monkeypatch):
     maker = AdvantageMaker(preset("grpo"), max_completion_tokens=NUM_TOKENS)
     monkeypatch.setattr(maker._advantage, "_function", lambda rewards, **_: rewards[0])
-    with pytest.raises(ValueError, match=r"advantage 'grpo' gave the shape \[4\] for rewards \[1, 4\]"):
+    with pytest.raises(ValueError, match=r"advantage 'grpo' returned the shape \[4\] for rewards \[1, 4\]"):
         maker.make(scored_groups()[:1])
 
 

@@ -71,12 +71,12 @@ def own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("advantage", "says"),
     [
-        ("total", "gave the shape [] for rewards [1, 8]; they must be equal"),
-        ("wide", "gave the shape [1, 8, 1] for rewards [1, 8]"),
+        ("total", "returned the shape [] for rewards [1, 8]; they must be equal"),
+        ("wide", "returned the shape [1, 8, 1] for rewards [1, 8]"),
         ("divided", "called once with equal rewards [1, 8]: the advantages[0, 0]=nan is not finite"),
         ("beyond", "IndexError: index 99 is out of bounds"),
         ("leaves", "SystemExit: 3"),
-        ("listed", "gave a list; return a tensor of advantages, or a pair"),
+        ("listed", "returned a list; return a tensor of advantages, or a pair"),
         ("lonely", "TypeError: it reads values and gave no returns"),
         ("crooked", "its returns have the shape [8, 1] for rewards [8, 6]"),
     ],
@@ -95,9 +95,12 @@ def test_a_wrong_advantage_is_named_with_its_place(own, tmp_path, advantage, say
 @pytest.mark.parametrize(
     ("loss", "says"),
     [
-        ("number", "gave a Tensor; return a PolicyLoss, as rlinf_algos.measured_loss"),
+        ("number", "returned a Tensor; return a PolicyLoss, as rlinf_algos.measured_loss"),
         ("broadcast", "RuntimeError: The size of tensor a (6) must match the size of tensor b (4)"),
-        ("averaged", "gave loss_terms of the shape [] for tokens [4, 6]; return one term a token, not their mean"),
+        (
+            "averaged",
+            "returned loss_terms of the shape [] for tokens [4, 6]; return one term per token, not their mean",
+        ),
         ("constant", "its loss_terms have no gradient; they must depend on policy_logprobs"),
         ("logarithm", "loss_terms[0, 0]=-inf is not finite"),
         ("root", "the gradient for policy_logprobs[0, 0]=nan is not finite"),

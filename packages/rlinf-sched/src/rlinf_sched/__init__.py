@@ -1,8 +1,8 @@
-"""Planning for RL post-training: what depends on what (flow graph), where it may run (cluster), how it runs (plan).
+"""Planning for RL post-training: dependencies (flow graph), devices (cluster), and how the flow runs on them (plan).
 
 Needs neither torch nor Ray nor a GPU: a plan can be made, read and checked on any machine.
 
-A name is imported when it is first asked for, so that shapes can be read without numpy.
+Names are imported at first use, so that shapes can be read without numpy.
 """
 
 import lazy_loader

@@ -9,7 +9,7 @@ from rlinf_sched.host_memory import usable_bytes
 
 DeviceKind = Literal["cpu", "cuda"]
 MAX_CORES = 1_000_000
-"""Of a node: more than any has."""
+"""Upper limit of a node's cores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,19 +25,19 @@ class Device:
     node: int = 0
     """Machine the device is in, counted from 0."""
     name: str
-    """Name for people: the GPU's product name, or "cpu:0" for a slot."""
+    """Display name: the GPU's product name, or "cpu:0" for a slot."""
     memory_bytes: int
     """Bytes that a worker may count on; for a CPU slot its share of the host's memory."""
 
     @property
     def product(self) -> str:
-        """What profiles name it by: slots of a CPU are all alike, whatever their names."""
+        """The device name in profiles: slots of a CPU are all alike, whatever their names."""
         return "CPU slot" if self.kind == "cpu" else self.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Links:
-    """How fast bytes move between devices, per device and direction.
+    """Bandwidths between devices, per device and direction.
 
     Example: an H100 node with NVLink, one 400 Gb/s network port per GPU and PCIe 5 to the host is `Links()`.
     """
@@ -49,10 +49,10 @@ class Links:
     host_bytes_per_s: float = 50e9
     """Rate between a device and its host's memory, at which state is onloaded and offloaded."""
     latency_s: float = 20e-6
-    """Seconds that one hand-over takes however small it is."""
+    """Latency of one hand-over in seconds, however small it is."""
     sync_bytes_per_s: float | None = None
     """Rate at which a weight sync gathers a model's tensors, packs them and loads them into engines, over all ranks
-    together; the links carry them after that. None: at once."""
+    together; the links carry them after that. None: negligible time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +66,8 @@ class Cluster:
     devices: tuple[Device, ...]
     links: Links = field(default_factory=Links)
     cpu_cores: int = 0
-    """Cores of each node, for what runs on its host and in its CPU slots. Processes that together want more slow each
-    other. 0: not counted, nobody slows anybody."""
+    """Cores of each node, for its host processes and CPU slots. Processes that together need more slow each other down.
+    0: unlimited."""
 
     def __post_init__(self) -> None:
         for name in ("node_bytes_per_s", "network_bytes_per_s", "host_bytes_per_s"):
@@ -134,7 +134,7 @@ class Cluster:
         return len({device.node for device in self.devices})
 
     def index_on_node(self, index: int) -> int:
-        """The number of a device among those of its kind on its node, from 0; what the node's own tools call it."""
+        """Index of a device among those of its kind on its node, from 0, as the node's own tools count."""
         mine = self.devices[index]
         return sum((device.kind, device.node) == (mine.kind, mine.node) for device in self.devices[:index])
 
@@ -151,7 +151,7 @@ class Cluster:
         return self.indices_of_kind("cuda") or self.indices_of_kind("cpu")
 
     def describe(self) -> str:
-        """One line for people: `2 nodes, 16 devices: 16 x NVIDIA H100 (cuda, 80.0 GiB)`."""
+        """One line for display: `2 nodes, 16 devices: 16 x NVIDIA H100 (cuda, 80.0 GiB)`."""
         counts = Counter((device.name, device.kind, device.memory_bytes) for device in self.devices)
         if all(device.kind == "cpu" for device in self.devices):  # each slot has a name of its own
             counts = Counter(("CPU slot", "cpu", device.memory_bytes) for device in self.devices)

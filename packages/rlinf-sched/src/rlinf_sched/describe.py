@@ -1,4 +1,4 @@
-"""Plans and flows for people: a text table of a plan, a Mermaid flowchart of a flow."""
+"""Displays plans and flows: a text table of a plan, a Mermaid flowchart of a flow."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from rlinf_sched.plan import Plan
 
 
 def describe_plan(plan: Plan, graph: FlowGraph, cluster: Cluster) -> str:
-    """The plan as a small text table, one line a stage in plan order, under the mode, the cluster and the reason.
+    """The plan as a small text table, one line per stage in plan order, under the mode, the cluster and the reason.
 
     Raises:
         PlanError: the plan does not fit the graph or the cluster.
@@ -47,7 +47,8 @@ def describe_plan(plan: Plan, graph: FlowGraph, cluster: Cluster) -> str:
 def flow_diagram(graph: FlowGraph) -> str:
     """The flow as a Mermaid flowchart: stages as boxes, channels as labelled arrows, weights as dotted ones.
 
-    A worker group with several stages is drawn round them. Stages of a cycle and those that train say so.
+    A worker group with several stages is drawn as a box around them. Stages of a cycle and those that train are
+    labelled.
     """
     graph.validate()
     ids = {stage.name: f"s{i}" for i, stage in enumerate(graph.stages)}

@@ -1,4 +1,5 @@
-"""Lasting drift of a stage's measured times from their predictions: a two-sided CUSUM of log(measured / predicted)."""
+"""Detects lasting drift of a stage's measured times from their predictions: a two-sided CUSUM of log(measured /
+predicted)."""
 
 import math
 from collections import deque
@@ -14,13 +15,13 @@ from rlinf_sched.profile import Profiles
 from rlinf_sched.simulator import simulate
 
 _WINDOW = 20
-"""Steps that noise and the size of a drift are taken from."""
+"""Steps from which noise and the size of a drift are estimated."""
 _CLIP = 3.0
-"""Standard deviations beyond which a step counts no more: one slow step is no drift."""
+"""Deviations are clipped to this many standard deviations: one slow step is no drift."""
 
 
 def cusum_threshold(slack: float, false_alarms_per_step: float) -> float:
-    """Height at which a two-sided CUSUM of standard normal values alarms that rarely.
+    """Threshold at which a two-sided CUSUM of standard normal values has this rate of false alarms.
 
     Siegmund's approximation of the mean steps between false alarms of one side, (exp(2kb) - 2kb - 1) / 2k^2 with
     b = h + 1.166 (D. Siegmund, Sequential Analysis, 1985), solved for h by halving; both sides together alarm twice as
@@ -49,13 +50,13 @@ class DriftDetector:
     """
 
     least_drift: float = 0.1
-    """Least relative change that matters; smaller ones are ignored."""
+    """Smallest relative change that matters."""
     false_alarms_per_step: float = 1e-3
-    """Most false alarms per step, where nothing has drifted."""
+    """Maximum false alarms per step without drift."""
     least_noise: float = 0.02
-    """Least standard deviation of log(measured / predicted); a smaller estimate is replaced by it."""
+    """Lower bound of the estimated standard deviation of log(measured / predicted)."""
     first_noise: float = 0.05
-    """Standard deviation that is assumed until there are enough steps to estimate it."""
+    """Standard deviation assumed until there are enough steps to estimate it."""
     _values: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     _up: float = 0.0
     _down: float = 0.0
@@ -63,11 +64,11 @@ class DriftDetector:
     _num_down: int = 0
 
     def observe(self, measured_s: float, predicted_s: float) -> float | None:
-        """Takes in one step.
+        """Adds one step.
 
         Returns:
-            the factor by which the stage has become slower (above 1) or faster, where the drift is lasting; the
-            detector then begins anew. None otherwise.
+            the factor by which the stage has become slower (above 1) or faster, if the drift is lasting; the detector
+            then starts anew. None otherwise.
         """
         value = math.log(measured_s / predicted_s)
         self._values.append(value)
@@ -85,7 +86,7 @@ class DriftDetector:
         return factor
 
     def reset(self) -> None:
-        """SupportsAbort what it saw, for a new prediction."""
+        """Forgets all steps, for a new prediction."""
         self._values.clear()
         self._up = self._down = 0.0
         self._num_up = self._num_down = 0
@@ -104,7 +105,7 @@ def _added(total: float, count: int, amount: float) -> tuple[float, int]:
 
 @dataclass(kw_only=True, slots=True)
 class DriftMonitor:
-    """Watches the stages of a run under one plan, and scales the profiles of those that have drifted.
+    """Watches the stages of a run under one plan, and rescales the profiles of those that have drifted.
 
     Example: after every step
         for stage, factor in monitor.observe(measured).items():
@@ -118,7 +119,7 @@ class DriftMonitor:
     step_s: float = field(default=0.0, init=False)
     """Predicted seconds of a step."""
     predicted_s: Mapping[str, float] = field(default_factory=dict, init=False)
-    """Stage -> seconds that it computes in a step, on the busiest of its instances."""
+    """Stage -> seconds of computing in a step, on its busiest instance."""
     _detectors: dict[str, DriftDetector] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -130,13 +131,13 @@ class DriftMonitor:
         self._predict()
 
     def observe(self, measured_s: Mapping[str, float]) -> dict[str, float]:
-        """Takes in a step.
+        """Adds a step.
 
         Args:
             measured_s: stage -> seconds that its busiest instance computed; stages may be missing.
 
         Returns:
-            stage -> factor of those whose time has drifted for good.
+            stage -> factor, for stages with lasting drift.
 
         Raises:
             SchedError: no such stage, or a time that is not positive.

@@ -1,4 +1,4 @@
-"""The package's errors. All are `ValueError` too: each is something a user can put right in a flow, plan or config."""
+"""The package's errors. All are `ValueError` too: each is something a user can correct in a flow, plan or config."""
 
 import difflib
 from collections.abc import Iterable
@@ -13,19 +13,19 @@ class FlowError(SchedError):
 
 
 class ClusterError(SchedError):
-    """A device list that contradicts itself."""
+    """An inconsistent device list."""
 
 
 class ProfileError(SchedError):
-    """Profiles that cannot be, or do not fit their flow."""
+    """Profiles that are invalid, or do not fit their flow."""
 
 
 class ProblemError(SchedError):
-    """A planning problem that contradicts itself, or its file cannot be read."""
+    """An inconsistent planning problem, or an unreadable problem file."""
 
 
 class InfeasibleError(SchedError):
-    """No plan fits: says which stage, by how much, and the smallest change that would make it fit."""
+    """No plan fits; the message names the stage, the shortage, and the smallest change that would make it fit."""
 
 
 class PlanError(SchedError):
@@ -33,7 +33,7 @@ class PlanError(SchedError):
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """Returns `; did you mean 'x'?`, or the list of what was allowed where nothing is close (`; allowed: a, b`)."""
+    """Returns `; did you mean 'x'?`, or the allowed values if nothing is close (`; allowed: a, b`)."""
     choices = list(allowed)
     close = difflib.get_close_matches(word, choices, n=1)
     if close:
@@ -42,9 +42,9 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
 
 
 def raise_problems(error: type[SchedError], subject: str, problems: Iterable[str], *, prefix: str = "") -> None:
-    """Raises `error` with every problem, so that a user mends them in one go; returns where there is none.
+    """Raises `error` with every problem, so that a user can correct all at once; returns if there is none.
 
-    One problem is told as `prefix` and its text, several as a list under `subject`.
+    One problem is reported as `prefix` and its text, several as a list under `subject`.
     """
     texts = list(problems)
     if len(texts) == 1:

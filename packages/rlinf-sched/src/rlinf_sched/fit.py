@@ -1,4 +1,4 @@
-"""Fits the table of a profile to measured hand-overs and tells how far it is from what was measured."""
+"""Fits a profile's table to measured hand-overs, and reports its error."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from rlinf_sched.profile import InstanceProfile, TimePoint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageSample:
-    """What the busiest instance of a stage did in one step."""
+    """The busiest instance of a stage in one step."""
 
     num_items: int
     """Items in each hand-over."""
@@ -19,7 +19,7 @@ class StageSample:
     fixed_s: float = 0.0
     """The part of `seconds` that does not depend on the number of items (the way from one process to the next)."""
     step_s: float = 0.0
-    """Seconds once, after the last hand-over."""
+    """Seconds once per step, after the last hand-over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,9 +30,9 @@ class FittedTimes:
     step_s: float
     num_samples: int
     spread: float
-    """Median of |sample / table - 1|: the noise that no table can follow."""
+    """Median of |sample / table - 1|: noise that no table can fit."""
     left_out: float | None
-    """Largest |table / measured - 1| of a size that is taken out of the table and predicted from the others; None with
+    """Largest |table / measured - 1| when a size is left out of the table and predicted from the others; None with
     fewer than three sizes."""
 
     def describe(self) -> str:
@@ -44,9 +44,8 @@ class FittedTimes:
 
 
 def fit_stage(samples: Sequence[StageSample]) -> FittedTimes:
-    """The median of each size, so that a few disturbed steps do not count; where noise says that more items take less
-    time, both take their mean. Where only one size was measured, one item
-    takes the fixed part whole and its share of the rest.
+    """The median of each size, to ignore a few disturbed steps; if noise makes more items take less time, both get
+    their mean. If only one size was measured, one item takes the whole fixed part and its share of the rest.
 
     Raises:
         ProfileError: no samples, or one without items or time.
@@ -70,7 +69,7 @@ def fit_stage(samples: Sequence[StageSample]) -> FittedTimes:
 
 
 def _ascending(table: Mapping[int, float]) -> dict[int, float]:
-    """The nearest table that never falls: runs of sizes that do are given their mean (pool adjacent violators)."""
+    """The nearest non-decreasing table: runs of sizes that decrease get their mean (pool adjacent violators)."""
     runs: list[tuple[float, int]] = []
     for seconds in table.values():
         runs.append((seconds, 1))

@@ -1,6 +1,6 @@
-"""The macro flow as plain data: stages joined by named channels, and who trains what whom serves.
+"""The macro flow as plain data: stages joined by named channels, and weight sync edges.
 
-A flow graph says what depends on what; it holds no device, no mode and no batch size. Those are a plan's business.
+A flow graph describes dependencies; it has no device, no mode and no batch size, which belong to a plan.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,8 +15,9 @@ Dispatch = Literal["any", "key"]
 
 FORMAT_VERSION = 1
 MAX_STALENESS = 64
-"""Most steps that generation may run ahead. The simulator runs 12 for each, 780 with this, so a mistyped number would
-keep it busy for hours. AReaL, which bounds staleness too, allows 4 in its guide to asynchronous training."""
+"""Maximum number of steps that generation may run ahead. The simulator runs 12 for each, 780 with this, so a mistyped
+number would keep it busy for hours. AReaL, which bounds staleness too, allows 4 in its guide to asynchronous
+training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,18 +33,17 @@ class Stage:
     worker: str
     """The worker group whose method this is. Stages of one group run in the same processes, on the same devices."""
     role: str
-    """actor, rollout, reference, critic, reward, env, or a word of the user's own. "critic" counts as training."""
+    """actor, rollout, reference, critic, reward, env, or a custom word. "critic" counts as training."""
     reads: tuple[str, ...] = ()
     """Channels the method takes from."""
     writes: tuple[str, ...] = ()
     """Channels the method puts into. A stage may read what it writes (unfinished items go round again)."""
     dispatch: Dispatch = "any"
-    """How the items of the channels it reads spread over the group's replicas.
+    """How the items of its input channels are distributed over the group's replicas.
 
-    "any": the next replica that asks gets the next items (load balance; which one serves an item may vary between
-    runs).
-    "key": items carry an integer key, and the replica is `key % num_replicas`. So all items of one key meet the same
-    replica, in the order they were put: what a stage with state per key needs (an environment slot, a conversation).
+    "any": items go to the next replica that asks (load balancing; the replica of an item may vary between runs).
+    "key": items carry an integer key, and the replica is `key % num_replicas`. So all items of one key go to the same
+    replica, in the order they were put, as a stage with state per key needs (an environment slot, a conversation).
     """
     needs_device: bool = True
     """False: the stage runs on the host only (a rule-checked reward), holds no device and never waits for one."""
@@ -57,11 +57,11 @@ class Stage:
     """The items per hand-over to choose from, 0 = the whole batch. Empty: item_multiple times any power of two, and the
     whole batch."""
     num_parts: int = 0
-    """Number of equal parts in which the work comes (shards of a batch, groups of environments). The number of ranks
-    has to divide it. 0: any number of ranks will do."""
+    """Number of equal parts of the stage's work (shards of a batch, groups of environments), which the number of ranks
+    must divide. 0: any number of ranks."""
     devices_per_rank: int = 0
-    """Number of devices that each rank computes on (a tensor-parallel engine). 0: a rank takes what the plan gives it
-    and computes on the first."""
+    """Devices that each rank computes on (a tensor-parallel engine). 0: a rank gets the devices of the plan and
+    computes on the first."""
 
     def __post_init__(self) -> None:
         for key, channels in (("reads", self.reads), ("writes", self.writes)):
@@ -99,17 +99,17 @@ class FlowGraph:
 
     name: str
     stages: tuple[Stage, ...]
-    """The stages in the order of declaration, which decides wherever the channels leave the order open."""
+    """The stages in the order of declaration, which breaks ties wherever the channels leave the order open."""
     weight_edges: tuple[WeightEdge, ...] = ()
     feeds: tuple[str, ...] = ()
-    """Channels the driver writes. A stage may write to them too (work that comes back)."""
+    """Channels the driver writes. A stage may write to them too (items that return)."""
     collects: tuple[str, ...] = ()
     """Channels the driver reads. No stage may read them: the driver and the stage would take each other's items."""
     item_bytes: Mapping[str, int] = field(default_factory=dict)
     """Channel -> bytes of one of its items. A channel that is not named here costs nothing to move."""
     max_staleness: int = 0
-    """How many optimizer steps the weights that generated an item may lie behind those it trains. 0: synchronous, each
-    step's generation begins with the weights of the step before. At most 64."""
+    """Maximum number of optimizer steps between the weights that generated an item and those it trains. 0: synchronous,
+    each step's generation begins with the weights of the step before. At most 64."""
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ class FlowGraph:
         return tuple(dict.fromkeys(stage.worker for stage in self.stages if stage.needs_device))
 
     def devices_per_rank(self, worker: str) -> int:
-        """Devices that each rank of the worker group computes on, as its stages say; 0: any number."""
+        """Devices that each rank of the worker group computes on, as declared by its stages; 0: any number."""
         return max((stage.devices_per_rank for stage in self.stages if stage.worker == worker), default=0)
 
     def stage(self, name: str) -> Stage:
@@ -166,7 +166,8 @@ class FlowGraph:
         return tuple(stage.name for stage in self.stages if channel in stage.reads)
 
     def successors(self) -> dict[str, tuple[str, ...]]:
-        """Stage -> the stages that read a channel it writes, in order of declaration; itself where it reads its own."""
+        """Stage -> the stages that read a channel it writes, in order of declaration; including itself if it reads its
+        own."""
         return {
             stage.name: tuple(other.name for other in self.stages if set(stage.writes) & set(other.reads))
             for stage in self.stages
@@ -293,7 +294,7 @@ def _channel_problems(graph: FlowGraph) -> Iterator[str]:
 
 
 def _close_channel(channel: str, graph: FlowGraph) -> str:
-    """A hint at another channel of nearly the same name: most channels with one end are misspelt."""
+    """A hint at another channel with a similar name: most channels with only one end are misspelt."""
     hint = did_you_mean(channel, [other for other in graph.channels if other != channel])
     return hint if "did you mean" in hint else ""
 

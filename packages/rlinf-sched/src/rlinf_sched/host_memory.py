@@ -1,7 +1,7 @@
-"""Main memory: how much this machine has and has left, as far as the cgroup of this process allows.
+"""Main memory: how much this machine has and has free, within the cgroup limits of this process.
 
-A container's limit is its cgroup's, and /proc/meminfo tells of the whole machine (kernel: cgroup-v2.rst, memory.rst of
-version 1). Reads files alone.
+A container's limit is its cgroup's, while /proc/meminfo describes the whole machine (kernel: cgroup-v2.rst, memory.rst
+of version 1). Only reads files.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ CGROUP_FILES = (
         "total_inactive_file",
     ),
 )
-"""Limit, use, and where the use says how much of it are files that can be dropped; of version 2 and of version 1."""
+"""Files with the limit and the usage, and the file and key for reclaimable file caches; for version 2 and version 1."""
 
 
 def machine_bytes() -> int:
-    """Memory of the machine in bytes, whoever may use it."""
+    """Memory of the machine in bytes, ignoring limits."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def usable_bytes(*, cgroup: Path = CGROUP) -> int:
-    """Memory of the machine in bytes, or the cgroup's limit where that is less."""
+    """Memory of the machine in bytes, or the cgroup's limit if that is less."""
     cgroup_limit = _limit(cgroup)
     return machine_bytes() if cgroup_limit is None else min(machine_bytes(), cgroup_limit[0])
 
 
 def free_bytes(*, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
-    """Bytes that can be taken: what the machine has left, or what the cgroup's limit leaves where that is less."""
+    """Available bytes: free memory of the machine, or what the cgroup's limit leaves if that is less."""
     available = _field(meminfo.read_text(), "MemAvailable:") * 1024
     if (cgroup_limit := _limit(cgroup)) is not None:
         limit, (_, used_file, stat_file, droppable) = cgroup_limit
@@ -55,7 +55,7 @@ def _limit(cgroup: Path) -> tuple[int, tuple[str, str, str, str]] | None:
 
 
 def _field(text: str, name: str) -> int:
-    """The number behind a name at the beginning of a line."""
+    """The number after a name at the beginning of a line."""
     for line in text.splitlines():
         first, *rest = line.split()
         if first == name:

@@ -1,15 +1,15 @@
-"""Plans by rule, one for each execution mode; the three modes are those of arXiv:2509.15965.
+"""Rule-based plans, one for each execution mode; the three modes are those of arXiv:2509.15965.
 
 The *generation side* is the worker groups with a device that do not train (rollout, reference, env); the *training
 side* is those that do, and critics. `FlowGraph.generation_groups` and `training_groups` tell them apart.
 
 collocated
     Every group on all devices, one after the other, state offloaded between turns, whole batches; inside a cycle, whose
-    stages run at once, the smallest hand-over instead.
+    stages run concurrently, the smallest granularity instead.
 disaggregated
-    The two sides on disjoint devices, pipelined at the smallest hand-over, nothing offloaded. Each side gets half (the
-    generation side the odd one), shifted where that lets every group have a device of its own. On a side with fewer
-    devices than groups the groups take turns on all of the side's devices.
+    The two sides on disjoint devices, pipelined at the smallest granularity, nothing offloaded. Each side gets half
+    (the generation side the odd one), shifted if that gives every group its own device. On a side with fewer devices
+    than groups, the groups take turns on all of the side's devices.
 hybrid
     The generation groups spread over disjoint devices and pipelined (a single group gets half of the devices, more
     groups than devices go round robin), then the training side on all devices, in whole batches; everything that shares
@@ -43,19 +43,20 @@ def plan_for_mode(
     num_ranks: Mapping[str, int] | None = None,
     num_ranks_per_replica: Mapping[str, int] | None = None,
 ) -> Plan:
-    """The plan that the mode's rule gives, with the user's choices in place of the rule's.
+    """The plan by the mode's rule, with the user's choices overriding it.
 
     Args:
         graph: the flow; is validated.
         cluster: where it runs; the rule places on `cluster.compute_devices`.
         mode: "collocated", "disaggregated" or "hybrid".
         granularity: stage -> items per hand-over, 0 = the whole batch.
-        devices: worker group -> device indices. Other groups keep what the rule gave them.
-        num_ranks: worker group -> processes; by default one for each device, or for as many as a rank computes on.
-        num_ranks_per_replica: worker group -> processes that hold one copy of a model together.
+        devices: worker group -> device indices. Other groups keep those of the rule.
+        num_ranks: worker group -> processes; by default one per device, or per number of devices that a rank computes
+            on.
+        num_ranks_per_replica: worker group -> ranks that hold one copy of a model together.
 
     Returns:
-        a plan that has passed `Plan.validate(graph, cluster)`, its stages ordered by turn.
+        a plan that passes `Plan.validate(graph, cluster)`, its stages ordered by turn.
 
     Raises:
         FlowError: the graph is invalid.
@@ -136,7 +137,7 @@ def _half(count: int) -> int:
 
 
 def _num_generation_devices(num_devices: int, num_generation: int, num_training: int) -> int:
-    """Half, moved by as little as gives every group of both sides a device where there are enough."""
+    """Half, adjusted by the minimum that gives every group of both sides a device, if there are enough."""
     if not num_training:
         return num_devices
     if not num_generation:
@@ -162,8 +163,8 @@ def _split(groups: Sequence[str], devices: tuple[int, ...]) -> dict[str, tuple[i
 
 
 def _default_ranks(num_devices: int, stage: Stage, replica_size: int) -> int:
-    """One for each device, or for as many as a rank computes on, as far as replicas are whole and the parts of the work
-    can be dealt out to them evenly."""
+    """One rank per device, or per number of devices that a rank computes on, reduced until replicas are whole and the
+    stage's parts are divided evenly."""
     num_places = num_devices // max(1, stage.devices_per_rank)
     return max(1, math.gcd(stage.num_parts, num_places // replica_size)) * replica_size
 

@@ -2,9 +2,9 @@
 
 A valid plan cannot deadlock on devices. Turns never decrease along the flow, and two stages on one device have
 different turns unless they form a cycle. So whatever a stage waits for (an item, or a device that another stage holds)
-belongs to an earlier turn, or lies before it in the flow within the same turn, and a chain of waiting can never close.
-That holds as long as no writer waits for *room* behind a reader whose turn has not come: an executor lets a writer that
-waits for room give its devices back meanwhile (as rlinf-workers does), or gives such channels room for a whole step.
+belongs to an earlier turn, or precedes it in the flow within the same turn, and waits can never form a cycle. This
+requires that no writer waits for channel *capacity* behind a reader whose turn has not come: an executor lets a waiting
+writer release its devices meanwhile (as rlinf-workers does), or gives such channels capacity for a whole step.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagePlan:
-    """Where and how one stage runs.
+    """The placement of one stage.
 
     Example: the trainer of a collocated plan on four devices, in the flow's third turn:
         StagePlan(stage="actor", devices=(0, 1, 2, 3), num_ranks=4, granularity=0, offload=True, turn=2)
@@ -42,12 +42,12 @@ class StagePlan:
     granularity: int
     """Items per hand-over; 0 = the whole batch in one."""
     offload: bool
-    """True: the stage's state leaves the devices when its turn ends and returns when the next one begins."""
+    """True: the stage's state is offloaded when its turn ends and onloaded when the next one begins."""
     turn: int
     """Order in which stages that share a device hold it, from 0; equal for the stages of one cycle."""
     num_ranks_per_replica: int = 1
     """Consecutive ranks that hold one copy of the model together (tensor, pipeline or expert parallel); divides
-    num_ranks. Items go to replicas. The planner and the simulator know 1 alone."""
+    num_ranks. Items go to replicas. The planner and the simulator only support 1."""
 
     @property
     def num_replicas(self) -> int:
@@ -64,47 +64,46 @@ class StagePlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagePrediction:
-    """What the planner expects of one stage in a step; where steps overlap, means over the steady state."""
+    """The prediction for one stage in a step; if steps overlap, means over the steady state."""
 
     start_s: float
-    """When its first hand-over begins, counted from the moment at which the step may begin."""
+    """Start of its first hand-over, counted from the moment at which the step may begin."""
     end_s: float
-    """When its last hand-over ends; later than `Prediction.step_s` where generation runs ahead."""
+    """End of its last hand-over; later than `Prediction.step_s` if generation runs ahead."""
     busy_s: float
     """Seconds that the busiest of its instances computes."""
     switch_s: float
     """Seconds of onload and offload."""
     peak_bytes: int
-    """Bytes on the first of its devices at its fullest, whichever stage computes there then."""
+    """Peak bytes on the first of its devices, whichever stage computes there then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunnerUp:
-    """The best plan of another kind, and what it lost by."""
+    """The best plan of another kind, and why it is worse."""
 
     mode: Mode
     step_s: float
     reason: str
-    """The term that lost, for people: "actor waits 3.1 s for rollout's longest answers"."""
+    """The term in which it is worse, as text: "actor waits 3.1 s for rollout's longest answers"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What the planner expects of a plan."""
+    """The prediction for a plan."""
 
     step_s: float
-    """Seconds of a step as the simulator finds them."""
+    """Simulated seconds of a step."""
     estimate_s: float | None
-    """Seconds of a step as the search estimates them, without simulating events; None for a plan that local search
-    found, of which it has no estimate."""
+    """Seconds of a step as estimated by the search, without simulation; None for a plan found by local search."""
     sync_s: float
     """Seconds of a step's weight syncs."""
     stages: Mapping[str, StagePrediction]
     runners_up: tuple[RunnerUp, ...] = ()
     max_staleness: int = 0
-    """Steps that generation runs ahead of training in what is predicted. No run does that yet; runs refuse it."""
+    """Steps that generation runs ahead of training in the prediction. Runs do not support it yet and refuse it."""
     num_draws: int = 0
-    """Steps with drawn costs of which this is the mean; 0: it is one step with typical costs."""
+    """Number of steps with drawn costs over which this is the mean; 0: one step with typical costs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,9 +117,9 @@ class Plan:
     hybrid: any mix."""
     stages: tuple[StagePlan, ...]
     reason: str
-    """Why this plan, for people."""
+    """Why this plan was chosen, as text."""
     prediction: Prediction | None = None
-    """What the planner expects; None for a plan that has not been predicted."""
+    """The planner's prediction; None if there is none."""
 
     def stage(self, name: str) -> StagePlan:
         """The plan of the stage of that name.
@@ -245,7 +244,7 @@ def _rank_problems(stage_plan: StagePlan) -> Iterator[str]:
 
 
 def _span_problems(stage_plan: StagePlan, stage: Stage) -> Iterator[str]:
-    """A rank that computes on several devices gets just as many; one that computes on one may share it."""
+    """A rank that computes on several devices gets exactly that many; one that computes on one may share it."""
     span, num_ranks, num_devices = stage.devices_per_rank, stage_plan.num_ranks, len(stage_plan.devices)
     if not span or not num_devices or num_ranks < 1 or max(1, num_devices // num_ranks) == span:
         return
@@ -308,7 +307,7 @@ def _granularity_problems(stage_plan: StagePlan, graph: FlowGraph) -> Iterator[s
 
 
 def _mode_problems(plan: Plan, graph: FlowGraph) -> Iterator[str]:
-    """A plan is called what it is: people and reports reason by the mode's name."""
+    """The mode must be correct, because people and reports rely on its name."""
     devices_of = {worker: plan.stage(names[0]).devices for worker, names in graph.workers.items()}
     training, generation = graph.training_groups, graph.generation_groups
     if plan.mode == "disaggregated":

@@ -14,20 +14,20 @@ from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
 
 FORMAT_VERSION = 1
 MAX_ITEMS = 10_000_000
-"""Most items that one stage may have in one step, its rounds included: what a simulation can hold."""
+"""Maximum number of items of one stage in one step, including its rounds: what a simulation can hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """What the planner is asked."""
+    """The input of the planner."""
 
     flow: FlowGraph
     profiles: Profiles
     cluster: Cluster
     num_items: int
-    """Items that a step feeds in (prompt groups, environment slots); every stage sees each of them."""
+    """Items fed into a step (prompt groups, environment slots); every stage processes each of them."""
     pinned_devices: Mapping[str, int] = field(default_factory=dict)
-    """Worker group -> how many devices it must have. Others are free."""
+    """Worker group -> its required number of devices. Other groups are free."""
     allow_offload: bool = True
 
     def profile(self, stage: str) -> StageProfile:
@@ -39,20 +39,20 @@ class Problem:
             raise ProblemError(f"profiles.stages has no {stage!r}{suggestion}") from None
 
     def synced_bytes(self, edge: WeightEdge) -> int:
-        """Weights that a sync over the edge moves: the most that a stage of either end names."""
+        """Bytes of weights that a sync over the edge moves: the largest value given by a stage of either end."""
         names = self.flow.workers[edge.source] + self.flow.workers[edge.target]
         return max(self.profile(name).weights_bytes for name in names)
 
     def sync_latency_s(self, edge: WeightEdge) -> float:
-        """Seconds of a sync over the edge beside what its links take: to begin, and to pack and load a whole model."""
+        """Seconds of a sync over the edge besides its links: latency, and packing and loading a whole model."""
         links = self.cluster.links
         return links.latency_s + self.synced_bytes(edge) / (links.sync_bytes_per_s or math.inf)
 
     def state_bytes(self, stage: str, instance: InstanceProfile, num_devices: int) -> int:
         """Bytes of state on each of `num_devices` devices for the whole worker group of the stage.
 
-        A group keeps one state for all its stages, so this is the most that one of them names for that many instances
-        of this size.
+        A group keeps one state for all its stages, so this is the largest value given by one of them for this many
+        instances of this size.
         """
         names = self.flow.workers[self.flow.stage(stage).worker]
         num_ranks = num_devices // instance.num_devices if instance.num_devices else instance.num_ranks or 1
@@ -60,7 +60,7 @@ class Problem:
         return max((other.resident_bytes(num_devices) for other in serving if other), default=0)
 
     def switch_s(self, stage: str, instance: InstanceProfile, num_devices: int) -> tuple[float, float]:
-        """Onload and offload of the state: as profiled, or its bytes over the host link."""
+        """Onload and offload time of the state: from the profile, or its bytes over the host link."""
         moved_s = self.state_bytes(stage, instance, num_devices) / self.cluster.links.host_bytes_per_s
         return (
             moved_s if instance.onload_s is None else instance.onload_s,
@@ -68,11 +68,11 @@ class Problem:
         )
 
     def instance(self, placed: StagePlan) -> InstanceProfile:
-        """The profile of the stage for the devices that its instances span: that of the product they are, or the one
-        that names none, which alone serves devices of several products; of several numbers of instances, the nearest.
+        """The profile of the stage for the devices of its instances: that of their product, or the one without a
+        product, the only one valid for devices of several products; among several numbers of instances, the nearest.
 
         Raises:
-            PlanError: nothing was profiled for them; says what was.
+            PlanError: there is no such profile; names the existing ones.
         """
         if placed.num_ranks_per_replica > 1:
             raise PlanError(
@@ -111,15 +111,15 @@ class Problem:
         return max(fitting, key=lambda choice: choice.device_name != "")
 
     def cores(self, stage: str, devices: Sequence[int]) -> float:
-        """Cores that an instance of the stage keeps busy on each of its devices; none: on the host."""
+        """Cores that an instance of the stage keeps busy per device; for an instance without devices: on the host."""
         cores = self.profile(stage).cores
         if cores is None:
             return float(not devices or self.cluster.devices[devices[0]].kind == "cpu")
         return cores
 
     def most_on_host(self, stage: str) -> int:
-        """Most instances of a host stage that can gain anything: those that the profile allows, and no more than the
-        node has cores for. 0: no limit."""
+        """Maximum useful number of instances of a host stage: the profile's limit, and at most the node's cores. 0: no
+        limit."""
         most, cores = self.profile(stage).max_instances, self.cores(stage, ())
         if not (self.cluster.cpu_cores and cores):
             return most
@@ -164,7 +164,7 @@ class Problem:
 
     @classmethod
     def from_tree(cls, tree: Any) -> "Problem":
-        """Does what `from_json` does, from what a YAML parser made of the document."""
+        """Like `from_json`, from the output of a YAML parser."""
         return strict_json.load_tree(tree, cls, root="problem", format_version=FORMAT_VERSION, error=ProblemError)
 
 
@@ -220,7 +220,7 @@ def _problems(problem: Problem) -> Iterator[str]:
 
 
 def _cycle_problems(flow: FlowGraph) -> Iterator[str]:
-    """Something has to go round: what enters from outside, or what an environment gives when it is reset."""
+    """A cycle needs an initial item: one that enters from outside, or an environment's reset."""
     for cycle in flow.cycles():
         stages = [flow.stage(name) for name in cycle]
         inner = {channel for stage in stages for channel in stage.writes} - set(flow.feeds)

@@ -1,7 +1,7 @@
-"""Problem files: a `Problem` that a person or another program wrote, as JSON or YAML. See docs/problem-file.md.
+"""Reads problem files: a `Problem` as JSON or YAML. See docs/problem-file.md.
 
-YAML is read where PyYAML is installed. Departs from its defaults: `1e-6` is a number (as in YAML 1.2), and a key that
-occurs twice in one mapping is an error.
+YAML requires PyYAML. Departs from its defaults: `1e-6` is a number (as in YAML 1.2), and a duplicate key in a mapping
+is an error.
 """
 
 import re
@@ -16,14 +16,14 @@ from rlinf_sched.problem_shorthand import expand
 
 SUFFIXES = (".json", ".yaml", ".yml")
 MAX_DEPTH = 20
-"""Most levels of a file: more than any problem has, so that only a YAML file that refers to itself gets there."""
+"""Maximum nesting depth: more than any problem has, so only a self-referential YAML file exceeds it."""
 MAX_VALUES = 1_000_000
-"""Most values of a file: more than any problem has. A few lines of YAML that refer to one another can unfold to
+"""Maximum number of values: more than any problem has. A few lines of YAML that refer to one another can expand to
 billions."""
 
 MAX_BYTES = 64 << 20
 MAX_DIGITS = 100
-"""Most characters of a whole number; Python takes quadratic time for long ones and refuses to print them."""
+"""Maximum characters of an integer; Python takes quadratic time for long ones and refuses to print them."""
 
 _FLOAT = re.compile(
     r"[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|Inf|INF))$|\.(?:nan|NaN|NAN)$"

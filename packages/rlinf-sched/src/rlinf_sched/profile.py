@@ -1,8 +1,8 @@
 """Profiles: the time and memory of a stage as a function of parallelism and items. Plain data, JSON.
 
-A stage runs in *instances* (ranks), each spanning the devices of one parallel choice (tensor times pipeline parallel).
-An instance takes hand-overs of items. What one costs is a table of points, and how the costs of unequal items add up is
-the stage's *batching*.
+A stage runs in *instances* (ranks), each spanning the devices of one parallelism (tensor times pipeline parallel). An
+instance processes hand-overs of items. The time of a hand-over is a table of points, and how costs of unequal items
+combine is the stage's *batching*.
 """
 
 import bisect
@@ -22,15 +22,16 @@ from rlinf_sched.errors import ProfileError, did_you_mean
 
 FORMAT_VERSION = 1
 MAX_SECONDS = 1e12
-"""Most seconds of anything profiled: 32,000 years. Times all items, rounds and devices of a step it is far below what a
-float64 can hold."""
+"""Maximum seconds of any profiled quantity: 32,000 years. Multiplied by all items, rounds and devices of a step it is
+far below the float64 limit."""
 Batching = Literal["sum", "longest", "continuous"]
 Spread = Literal["equal", "lognormal", "samples"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimePoint:
-    """`num_items` items of mean cost in one hand-over (continuous batching: at once in the engine) take `seconds`."""
+    """`num_items` items of mean cost in one hand-over (continuous batching: concurrently in the engine) take
+    `seconds`."""
 
     num_items: int
     seconds: float
@@ -38,7 +39,7 @@ class TimePoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemCosts:
-    """How the costs of a stage's items spread around their mean, which counts as 1.
+    """The distribution of item costs around their mean, which counts as 1.
 
     Example: generation lengths with a long tail, one in a thousand nine times the mean:
         ItemCosts(spread="lognormal", sigma=0.8)
@@ -59,8 +60,8 @@ class ItemCosts:
         return costs / costs.mean()
 
     def typical(self, num_items: int) -> np.ndarray:
-        """float64 [num_items], read-only: the quantiles in a fixed shuffled order, as items arrive; what plans are made
-        for."""
+        """float64 [num_items], read-only: the quantiles in a fixed shuffled order, as items arrive; plans are made for
+        these costs."""
         return _typical(self, num_items)
 
     def draw(self, num_items: int, seed: int, step: int = 0) -> np.ndarray:
@@ -85,13 +86,13 @@ class ItemCosts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceProfile:
-    """A stage at one parallel choice."""
+    """The profile of a stage with one parallelism."""
 
     num_devices: int = 1
     """Devices that one instance spans. 0: the instance runs on the host and holds no device."""
     num_ranks: int = 0
-    """Instances that ran side by side when it was measured. A choice that was measured at several numbers is listed
-    once for each, and a plan takes the nearest (`StageProfile.serves`). 0: the times hold for any number."""
+    """Instances that ran concurrently when it was measured. A parallelism measured at several numbers is listed once
+    for each, and a plan uses the nearest (`StageProfile.serves`). 0: the times hold for any number."""
     device_name: str = ""
     """Product it was measured on or derived for (`Device.name`). Empty: any device the cluster places stages on."""
     points: tuple[TimePoint, ...]
@@ -99,11 +100,11 @@ class InstanceProfile:
     the line through the first two, but is at least proportional to the items (with one point: just that); above the
     last the slope of the last two goes on, and the planner warns."""
     max_items: int = 0
-    """Most items in one hand-over (continuous batching: in the engine at once). 0: memory is the only limit."""
+    """Maximum items in one hand-over (continuous batching: concurrently in the engine). 0: memory is the only limit."""
     step_s: float = 0.0
-    """Seconds that each instance takes once a step, after its last item (gradient reduction, optimizer)."""
+    """Seconds that each instance takes once per step, after its last item (gradient reduction, optimizer)."""
     state_bytes: int = 0
-    """Bytes on each device while the stage is on it: weights, gradients, environment instances."""
+    """Bytes on each device while the stage's state is on it: weights, gradients, environment instances."""
     sharded_state_bytes: int = 0
     """Bytes divided evenly over all devices of the stage: what FSDP or a distributed optimizer shards over ranks."""
     work_bytes: int = 0
@@ -111,12 +112,12 @@ class InstanceProfile:
     item_work_bytes: int = 0
     """Further bytes on each device for each item in the hand-over: activations, KV cache."""
     onload_s: float | None = None
-    """Seconds to bring the state of a device from host memory. None: its bytes over the host link's rate."""
+    """Seconds to onload the state of a device from host memory. None: its bytes over the host link's rate."""
     offload_s: float | None = None
-    """Seconds to take the state back to host memory. None: its bytes over the host link's rate."""
+    """Seconds to offload the state to host memory. None: its bytes over the host link's rate."""
 
     def fits_like(self, other: "InstanceProfile") -> bool:
-        """Whether both span as many devices of the same product."""
+        """Whether both span the same number of devices of the same product."""
         return (self.num_devices, self.device_name) == (other.num_devices, other.device_name)
 
     def seconds(self, num_items: float) -> float:
@@ -138,16 +139,16 @@ class InstanceProfile:
         return self.state_bytes + -(-self.sharded_state_bytes // max(num_devices, 1))
 
     def extra_bytes(self, num_items: int) -> int:
-        """Bytes beside the state on each of its devices while it computes on so many items at once."""
+        """Bytes besides the state on each of its devices while it computes on this many items at once."""
         return self.work_bytes + self.item_work_bytes * num_items
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageProfile:
-    """What is known about one stage."""
+    """The profile of one stage."""
 
     instances: tuple[InstanceProfile, ...]
-    """The stage's legal parallel choices, each with another `num_devices`."""
+    """The supported parallelisms of the stage, each with a different `num_devices`."""
     batching: Batching = "sum"
     """How unequal items add up in a hand-over of n items with costs c and the table T.
     sum: T(n) times the mean of c (training: tokens add up).
@@ -155,27 +156,26 @@ class StageProfile:
     continuous: each item in the engine advances at 1 / T(items in it) and leaves once it has done its c."""
     costs: ItemCosts = field(default_factory=ItemCosts)
     rounds: int = 1
-    """How often each item passes through the stage in a step: 1 outside cycles. The stages of a cycle (environment
+    """Number of passes of each item through the stage per step: 1 outside cycles. The stages of a cycle (environment
     steps of an episode, turns of a conversation) all have the same number."""
     max_instances: int = 0
-    """Most instances that the stage may have (environment processes). 0: no limit."""
+    """Maximum number of instances of the stage (environment processes). 0: no limit."""
     cores: float | None = None
-    """Cores of its node that an instance keeps busy while it computes, on each of its devices; where the cluster counts
-    cores, processes that want more than there are slow each other. None: 1 on the host and on a CPU slot, 0 on a
-    GPU."""
+    """Cores of its node that an instance keeps busy while it computes, per device; if the cluster specifies cores,
+    processes that need more than there are slow each other down. None: 1 on the host and on a CPU slot, 0 on a GPU."""
     weights_bytes: int = 0
-    """Bytes that a weight sync moves, all ranks together; for the groups at either end of a weight edge."""
+    """Bytes that a weight sync moves, over all ranks; for the groups at either end of a weight edge."""
     source: str = ""
-    """Where the numbers came from: "measured on ...", "derived from ...", with date and versions."""
+    """Origin of the numbers: "measured on ...", "derived from ...", with date and versions."""
 
     def serving(self, like: InstanceProfile, num_ranks: int) -> InstanceProfile | None:
-        """Of the choices on as many devices of the same product, the one that `serves` so many instances; None: there
-        is none."""
+        """The entry for this many devices of the same product that `serves` this many instances; None: there is
+        none."""
         return next((one for one, most in self._reaches(like) if num_ranks * num_ranks <= most), None)
 
     def serves(self, instance: InstanceProfile, num_ranks: Any) -> Any:
-        """Whether a stage with so many instances takes the times of this choice: no other that was measured on the same
-        devices has a number of instances nearer by ratio. `num_ranks` is an int or an array of them."""
+        """Whether this entry applies to this many instances: no other entry for the same devices has a number of
+        instances that is nearer by ratio. `num_ranks` is an int or an array."""
         least = -1.0
         for one, most in self._reaches(instance):
             if one.num_ranks == instance.num_ranks:
@@ -184,8 +184,8 @@ class StageProfile:
         raise AssertionError(f"{instance} is none of the profile's choices")
 
     def _reaches(self, like: InstanceProfile) -> list[tuple[InstanceProfile, float]]:
-        """The choices on as many devices of the same product, ascending in instances, each with the square of the most
-        that it serves: half of the way to the next, by ratio."""
+        """The entries for the same number of devices of the same product, ascending in instances, each with the square
+        of the largest number it serves: the geometric mean with the next one."""
         alike = sorted((one for one in self.instances if one.fits_like(like)), key=lambda one: one.num_ranks)
         most = [float(one.num_ranks * more.num_ranks) for one, more in itertools.pairwise(alike)]
         return list(zip(alike, [*most, math.inf], strict=False))
@@ -211,7 +211,7 @@ class Profiles:
         return strict_json.load(text, cls, root="profiles", format_version=FORMAT_VERSION, error=ProfileError)
 
     def problems(self) -> Iterator[str]:
-        """Every number that cannot be, as `profiles.stages.<stage>.<key>=...` and what was allowed."""
+        """Every invalid number, as `profiles.stages.<stage>.<key>=...` and the allowed values."""
         for name, stage in self.stages.items():
             yield from _stage_problems(f"profiles.stages.{name}", stage)
 

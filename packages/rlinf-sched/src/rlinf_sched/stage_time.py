@@ -1,8 +1,8 @@
-"""How long one stage takes on its own: the times at which its first, middle and last items come out.
+"""Times of one stage on its own: when its first, middle and last items are finished.
 
-All of a step's items lie ready at time 0, in the order in which they come to the stage. Costs of unequal items are the
-typical ones (`ItemCosts.typical`), so nothing here is random. What instances do with them is what the executor does:
-each takes the next hand-over when it is free.
+All of a step's items are ready at time 0, in their order of arrival. Costs of unequal items are the typical ones
+(`ItemCosts.typical`), so nothing here is random. Instances behave as in the executor: each takes the next hand-over
+when it is free.
 """
 
 import functools
@@ -14,10 +14,10 @@ import numpy as np
 from rlinf_sched.profile import Batching, InstanceProfile, seconds_table
 
 FRACTIONS = (0.0, 0.5, 1.0)
-"""Shares of a step's items at which a stage, or a part of a flow, is described: the time by which so many are out. 0 is
-the first hand-over."""
+"""Fractions of a step's items at which a stage, or a part of a flow, is described: the time when that many are
+finished. 0 is the first hand-over."""
 _BATCHINGS: tuple[Batching, ...] = get_args(Batching)
-"""The kinds of batching; the native part knows each by its index here."""
+"""The kinds of batching; the native code identifies each by its index here."""
 
 
 def hand_over_size(num_items: int, num_instances: int, granularity: int, max_items: int) -> int:
@@ -29,7 +29,7 @@ def hand_over_size(num_items: int, num_instances: int, granularity: int, max_ite
 def items_at_once(
     instance: InstanceProfile, batching: Batching, *, num_items: int, num_instances: int, granularity: int
 ) -> int:
-    """Most items of a step that an instance holds at a time: a hand-over, or what its engine has room for."""
+    """Maximum items of a step that an instance holds at a time: a hand-over, or the capacity of its engine."""
     if batching == "continuous":
         granularity = 0
     return hand_over_size(num_items, num_instances, granularity, instance.max_items)
@@ -38,7 +38,7 @@ def items_at_once(
 def handed_over(
     instance: InstanceProfile, batching: Batching, *, num_items: int, num_instances: int, granularity: int
 ) -> int:
-    """Items that an instance hands on at a time; an engine's limit bounds what it holds, not what it hands on."""
+    """Items per hand-over of an instance; an engine's limit bounds its running items, not its hand-overs."""
     limit = 0 if batching == "continuous" else instance.max_items
     return hand_over_size(num_items, num_instances, granularity, limit)
 
@@ -52,20 +52,20 @@ def stage_times(
     *,
     num_steps: int = 1,
 ) -> np.ndarray:
-    """Times at which a step's items come out of a stage, for each number of instances and its granularity.
+    """Times at which a step's items leave a stage, for each number of instances and its granularity.
 
     Args:
-        costs: float64 [num_items], the cost of each item, in the order in which they come; their mean is 1.
-        num_instances, granularity: int [m]; fast where equal granularities (continuous: numbers of instances) are
-            neighbours.
-        num_steps: that may be begun together.
+        costs: float64 [num_items], the cost of each item in order of arrival; their mean is 1.
+        num_instances, granularity: int [m]; fast if equal granularities (continuous: numbers of instances) are
+            adjacent.
+        num_steps: number of steps that may begin together.
 
     Returns:
-        float64 [m, len(FRACTIONS) + 4], seconds. First one column for each of `FRACTIONS`: the time at which that share
-        of the items is out, for the last share with the instance's `step_s`. Then how long an idle stage takes from the
-        arrival of the second half of the items to the end, and from the arrival of the last hand-over to the end. Then
-        the period: how long a step takes where the next one's items lie ready too, so that no instance is ever idle.
-        Last, what each further step adds where `num_steps` are begun together.
+        float64 [m, len(FRACTIONS) + 4], seconds. First one column per entry of `FRACTIONS`: the time at which that
+        fraction of the items has left, the last one including the instance's `step_s`. Then the time of an idle stage
+        from the arrival of the second half of the items to the end, and from the arrival of the last hand-over to the
+        end. Then the period: the time of a step if the next one's items are ready too, so that no instance is ever
+        idle. Last, the time that each further step adds if `num_steps` begin together.
     """
     counts = np.asarray(num_instances, dtype=np.int32)
     sizes = np.minimum(granularity, -(-len(costs) // counts)).astype(np.int32)
@@ -84,7 +84,7 @@ def _times(
 ) -> np.ndarray:
     """The times without `step_s`.
 
-    Arrays come as bytes, which the cache compares quickly: problems that differ little are planned one after the other.
+    Arrays are passed as bytes, which the cache compares quickly: similar problems are planned one after the other.
     """
     from rlinf_sched import _C  # the package imports without it
 

@@ -18,7 +18,7 @@ from rlinf_sched.errors import SchedError, did_you_mean
 T = TypeVar("T")
 
 MAX_INTEGER = 2**63 - 1
-"""What numpy and other readers of JSON can hold."""
+"""The limit of numpy and other JSON readers."""
 
 _NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 
@@ -49,7 +49,7 @@ def load(text: str, record_type: type[T], *, root: str, format_version: int, err
 
 
 def parse(text: str, *, root: str, error: type[SchedError]) -> Any:
-    """The nested values of a JSON document; raises `error` for what is no JSON and for a key that occurs twice."""
+    """Parses a JSON document; raises `error` for invalid JSON and for duplicate keys."""
     try:
         return json.loads(text, object_pairs_hook=lambda pairs: _object(pairs, root, error))
     except json.JSONDecodeError as e:
@@ -63,7 +63,7 @@ def parse(text: str, *, root: str, error: type[SchedError]) -> Any:
 
 
 def load_tree(tree: Any, record_type: type[T], *, root: str, format_version: int, error: type[SchedError]) -> T:
-    """Does what `load` does, from what a JSON or YAML parser made of the document."""
+    """Like `load`, from the output of a JSON or YAML parser."""
     if not isinstance(tree, dict):
         raise error(f"{root} is {_kind(tree)}; expected an object with the keys of a {root}")
     tree = dict(tree)
@@ -76,7 +76,7 @@ def load_tree(tree: Any, record_type: type[T], *, root: str, format_version: int
 
 
 def _object(pairs: list[tuple[str, Any]], root: str, error: type[SchedError]) -> dict[str, Any]:
-    """json's own choice, keeping the last of two equal keys, would hide a mistake."""
+    """json's default, keeping the last of two equal keys, would hide a mistake."""
     result = dict(pairs)
     if len(result) < len(pairs):
         keys = [key for key, _ in pairs]

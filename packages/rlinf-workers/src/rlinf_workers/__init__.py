@@ -1,6 +1,6 @@
 """Worker processes and the execution of flows: the same program under any plan.
 
-A name is imported when it is first asked for, so that what needs no torch (rlinf_workers.explaining) starts without.
+Names are imported at first use, so that what needs no torch (rlinf_workers.explaining) starts without it.
 """
 
 import lazy_loader

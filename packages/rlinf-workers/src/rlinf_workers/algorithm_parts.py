@@ -1,6 +1,6 @@
-"""The parts of an algorithm as the roles call them: its advantage, its policy loss and its value loss.
+"""The components of an algorithm in the form that roles call: advantage, policy loss and value loss.
 
-Completions are [B, T] tokens and episodes [N, 1]: one answer of a policy is a sequence of one token.
+Completions are [B, T] tokens and episodes [N, 1]: one action of a policy is a sequence of one token.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ class AdvantagePart:
         self._is_custom = algorithm.advantage not in BUILTIN_ADVANTAGES
 
     def __call__(self, arguments: Mapping[str, Tensor], shape: torch.Size) -> tuple[Tensor, Tensor | None]:
-        """Advantages of that shape, and the returns where the function knows them.
+        """Advantages of that shape, and returns if the function computes them.
 
         Args:
-            arguments: by the name of the argument, at least what the function takes.
+            arguments: by argument name; at least those that the function takes.
         """
         inputs = [arguments[name] for name in self.takes.inputs]
-        if self._is_custom:  # it may compute in place, and the rewards are measured, too
+        if self._is_custom:  # it may compute in place, and the rewards are also recorded as metrics
             inputs = [tensor.clone() for tensor in inputs]
         output: Any = self._function(*inputs, **self._options)
         advantages, returns = output if isinstance(output, tuple) and len(output) == 2 else (output, None)
         if not isinstance(advantages, Tensor) or not isinstance(returns, Tensor | None):
             wrong = advantages if not isinstance(advantages, Tensor) else returns
             raise TypeError(
-                f"advantage {self._name!r} gave a {type(wrong).__name__}; return a tensor of advantages, or a pair of "
-                "advantages and returns"
+                f"advantage {self._name!r} returned a {type(wrong).__name__}; return a tensor of advantages, or a pair "
+                "of advantages and returns"
             )
         if advantages.shape != shape:
             raise ValueError(
-                f"advantage {self._name!r} gave the shape {list(advantages.shape)} for rewards {list(shape)}; they "
+                f"advantage {self._name!r} returned the shape {list(advantages.shape)} for rewards {list(shape)}; they "
                 "must be equal"
             )
         return advantages, returns
@@ -77,7 +77,7 @@ class AdvantagePart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyTerms:
-    """What the policy loss makes of a micro-batch."""
+    """The policy loss of a micro-batch."""
 
     terms: Tensor
     """[B, T], unreduced, with gradient, 0 outside the mask."""
@@ -88,7 +88,7 @@ class PolicyTerms:
 
 
 class PolicyLossPart:
-    """The policy loss that the algorithm names, with its correction and what it leaves out."""
+    """The policy loss that the algorithm names, with its correction and token selection."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._algorithm = algorithm
@@ -103,11 +103,11 @@ class PolicyLossPart:
             "actor/off_policy_fraction": algorithm.off_policy_threshold is not None,
         }
         self.statistics = tuple(name for name, is_there in has.items() if is_there)
-        """What is known of it, means over the tokens that were trained on."""
+        """Names of its statistics, means over the trained tokens."""
 
     @property
     def corrects(self) -> bool:
-        """Whether the proximal policy is compared with the one that sampled, so that both have to be known."""
+        """Whether the proximal policy is compared with the sampling one, so that both log-probabilities are needed."""
         algorithm = self._algorithm
         corrects = algorithm.correction is not None or algorithm.rejection is not None
         return corrects or "rollout_logprobs" in self._takes.inputs
@@ -121,26 +121,26 @@ class PolicyLossPart:
         mask: Tensor,
         choice: TokenChoice | None = None,
     ) -> PolicyTerms:
-        """All [B, T], but for advantages, which may be [B]. The choice belongs to algorithms that `chooses_tokens`."""
+        """All [B, T], except advantages, which may be [B]. `choice` is for algorithms with `chooses_tokens`."""
         more = {"rollout_logprobs": rollout_logprobs} if "rollout_logprobs" in self._takes.inputs else {}
         if self._algorithm.policy_loss in TOKEN_CHOICES.names():
             assert choice is not None and choice.by_loss is not None, "tokens are chosen before the first gradient"
             more["chosen"] = choice.by_loss
         inputs = [policy_logprobs, proximal_logprobs, advantages, mask]
-        if self._is_custom:  # it may compute in place, and the tensors are those of the next epoch, too
+        if self._is_custom:  # it may compute in place, and the tensors are used again in the next epoch
             inputs = [tensor.clone() for tensor in inputs]
             more = {name: tensor.clone() for name, tensor in more.items()}
         loss = self._function(*inputs, **more, **self._options)
         if not isinstance(loss, PolicyLoss):
             raise TypeError(
-                f"policy loss {self._algorithm.policy_loss!r} gave a {type(loss).__name__}; return a PolicyLoss, as "
-                "rlinf_algos.measured_loss(terms, inputs) makes one"
+                f"policy loss {self._algorithm.policy_loss!r} returned a {type(loss).__name__}; return a PolicyLoss, "
+                "as rlinf_algos.measured_loss(terms, inputs) does"
             )
         terms, num_tokens = self._terms(loss, mask), float(mask.sum())
         statistics = dict.fromkeys(self.statistics, 0.0)
         statistics["actor/clip_fraction"] = float(loss.clip_fraction) * num_tokens
         actor_logprobs = proximal_logprobs
-        if self._algorithm.proximal_policy == "rollout":  # the proximal ones are the engine's own
+        if self._algorithm.proximal_policy == "rollout":  # the proximal log-probabilities are the engine's
             actor_logprobs = policy_logprobs.detach()
         if self._algorithm.correction is not None:
             correction = self._correction(actor_logprobs, rollout_logprobs, mask)
@@ -161,18 +161,18 @@ class PolicyLossPart:
         return PolicyTerms(terms=terms, kl=float(loss.approx_kl) * num_tokens, statistics=statistics)
 
     def _terms(self, loss: PolicyLoss, mask: Tensor) -> Tensor:
-        """[B, T], 0 outside the mask, whatever a loss of one's own has there."""
+        """[B, T], 0 outside the mask, whatever a custom loss has there."""
         name = self._algorithm.policy_loss
         if loss.loss_terms.shape != mask.shape:
             raise ValueError(
-                f"policy loss {name!r} gave loss_terms of the shape "
-                f"{list(loss.loss_terms.shape)} for tokens {list(mask.shape)}; return one term a token, not their mean"
+                f"policy loss {name!r} returned loss_terms of the shape {list(loss.loss_terms.shape)} for tokens "
+                f"{list(mask.shape)}; return one term per token, not their mean"
             )
         return loss.loss_terms.masked_fill(mask == 0, 0.0)
 
     def _correction(self, proximal_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Correction:
-        """What is rejected has the weight 0 and still counts in the divisor, as IcePop has it, so that totals are known
-        before the losses are."""
+        """Rejected tokens get weight 0 and still count in the divisor, as in IcePop, so that totals are known before
+        the losses."""
         low, high = self._algorithm.correction_low or 0.0, self._algorithm.correction_high or math.inf
         if self._algorithm.correction == "icepop":
             return icepop(proximal_logprobs, rollout_logprobs, mask, low=low, high=high)
@@ -199,7 +199,7 @@ class EntropyBonus:
         self._coef = algorithm.entropy_coef
         self._last_entropy: float | None = None
         self.is_on = bool(algorithm.entropy_coef) or self.adapts
-        """Whether there may be a bonus in some step."""
+        """Whether there may be an entropy bonus in some step."""
 
     @property
     def adapts(self) -> bool:
@@ -207,19 +207,19 @@ class EntropyBonus:
 
     @property
     def weight(self) -> float:
-        """Of the coming optimizer step; an adapted one is 0 in the first, before which no entropy is known."""
+        """For the next optimizer step; an adapted weight is 0 in the first, before which no entropy is known."""
         if self._target is None:
             return self._coef
         return self._coef if self._last_entropy is not None and self._last_entropy <= self._target else 0.0
 
     def adapt(self, entropy: float) -> None:
-        """After an optimizer step over tokens of this mean entropy, in nats; only of an algorithm with a target."""
-        assert self._target is not None and self._step is not None, "asked only where there is a target"
+        """Adapts the weight after an optimizer step with this mean entropy (nats); only with an `entropy_target`."""
+        assert self._target is not None and self._step is not None, "called only if there is a target"
         self._coef = adapted_entropy_coef(self._coef, entropy, target=self._target, step=self._step)
         self._last_entropy = entropy
 
     def state(self) -> dict[str, float | None]:
-        """For a checkpoint; empty where nothing changes."""
+        """For a checkpoint; empty if the weight is constant."""
         return {"entropy_coef": self._coef, "last_entropy": self._last_entropy} if self.adapts else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -22,8 +22,8 @@ from rlinf_workers.spans import WaitTable
 
 T = TypeVar("T")
 TIMEOUT = timedelta(days=1)
-"""Longer than any stage that has ranks wait for each other. Who waits too long is found by the driver, which knows how
-long a step should take: it names the rank that is missing, and ends the step."""
+"""Longer than any stage in which ranks wait for each other. The driver detects hangs, because it knows how long a step
+should take: it names the missing rank and ends the step."""
 
 
 class RankGroup:
@@ -42,9 +42,9 @@ class RankGroup:
         """Args:
         rank: among these ranks.
         process_group: None for all ranks of the worker group.
-        name: for people, in waits.
+        name: shown in waits.
         members: these ranks, as the worker group counts them.
-        waits: where a rank that waits for others says so.
+        waits: where a rank records that it waits for others.
         """
         self.rank = rank
         self.num_ranks = num_ranks
@@ -55,14 +55,15 @@ class RankGroup:
         self._num_collectives = 0
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Sums over ranks in place. With two ranks the result does not depend on the order: float addition commutes."""
+        """Sums over ranks in place. With two ranks the result does not depend on the order: float addition is
+        commutative."""
         if self.num_ranks > 1:
             with self._waiting("all-reduce"):
                 dist.all_reduce(tensor, group=self._process_group)
         return tensor
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
-        """Overwrites with the tensor of rank `source` of these ranks."""
+        """Overwrites the tensor with that of rank `source` of these ranks."""
         if self.num_ranks > 1:
             group = self._process_group
             sender = source if group is None else dist.get_global_rank(group, source)
@@ -71,7 +72,7 @@ class RankGroup:
         return tensor
 
     def exchange(self, blobs: Sequence[bytes]) -> list[bytes]:
-        """Bytes for each of these ranks -> those that each of them has for this one."""
+        """All-to-all: bytes for each of these ranks -> bytes that each of them has for this one."""
         sizes = torch.zeros(self.num_ranks, self.num_ranks, dtype=torch.int64)
         sizes[self.rank] = torch.tensor([len(blob) for blob in blobs])
         coming = self.sum_(sizes)[:, self.rank].tolist()
@@ -92,7 +93,7 @@ class RankGroup:
         return [tensor.numpy().tobytes() for tensor in buffers]
 
     def objects(self, value: T) -> list[T]:
-        """What each of these ranks says, by rank; for small things that pickle."""
+        """All-gather of small picklable objects, by rank."""
         if self.num_ranks == 1:
             return [value]
         values: list[Any] = [None] * self.num_ranks
@@ -101,11 +102,11 @@ class RankGroup:
         return values
 
     def barrier(self) -> None:
-        """Returns when every rank has come here."""
+        """Returns when every rank has called it."""
         self.sum_(torch.zeros(1))
 
     def _waiting(self, operation: str) -> AbstractContextManager[object]:
-        """Around what waits for the others; counts the collectives."""
+        """Context for a wait for the other ranks; counts the collectives."""
         self._num_collectives += 1
         if self._waits is None:
             return nullcontext()
@@ -115,7 +116,8 @@ class RankGroup:
 
 
 def exchanged(values: Sequence[T], ranks: RankGroup) -> list[T]:
-    """A value for each of some ranks -> those that each of them has for this one; what can cross a channel."""
+    """All-to-all of values that can be sent through a channel: one for each of some ranks -> those from each of
+    them."""
     if ranks.num_ranks == 1:
         return list(values)
     return [unpack(blob) for blob in ranks.exchange([pack(value) for value in values])]
@@ -130,16 +132,16 @@ class RankGroups:
     replica: RankGroup
     """The ranks of its replica."""
     replicas: RankGroup
-    """The ranks at its place in each replica."""
+    """The ranks at the same position in all replicas."""
 
 
 def backends_of(identity: Identity) -> str:
-    """What carries the collectives of a rank, as torch.distributed names it."""
+    """The backend of a rank's collectives, as torch.distributed names it."""
     return "cpu:gloo,cuda:nccl" if identity.is_on_gpu else "gloo"
 
 
 def connect(identity: Identity, waits: WaitTable, request: RequestSender) -> RankGroups:
-    """Meets the other ranks; blocks until all are there."""
+    """Connects to the other ranks; blocks until all have joined."""
     ranks, alone = range(identity.num_ranks), RankGroup(0, 1)
     every = RankGroup(identity.rank, len(ranks), name="all ranks", members=ranks, waits=waits)
     if identity.num_ranks > 1 and not dist.is_initialized():
@@ -157,7 +159,7 @@ def connect(identity: Identity, waits: WaitTable, request: RequestSender) -> Ran
         return RankGroups(all=every, replica=alone, replicas=every)
     if num_replicas == 1:
         return RankGroups(all=every, replica=every, replicas=alone)
-    # Every rank takes part in making every group, in the same order.
+    # Every rank takes part in creating every group, in the same order.
     replicas = [ranks[first : first + size] for first in ranks[::size]]
     places = [ranks[place::size] for place in range(size)]
     of_replica: list[Any] = [dist.new_group(members, timeout=TIMEOUT) for members in replicas]
@@ -169,7 +171,7 @@ def connect(identity: Identity, waits: WaitTable, request: RequestSender) -> Ran
 
 
 def connect_alone(identity: Identity) -> None:
-    """A process group of this rank alone, for what cannot do without one."""
+    """Creates a process group of this rank alone, for code that requires one."""
     _stay_on_this_machine()
     guard_gloo()
     dist.init_process_group(backends_of(identity), store=dist.HashStore(), rank=0, world_size=1)
@@ -181,7 +183,7 @@ def _stay_on_this_machine() -> None:
 
 
 def _meeting_place(identity: Identity, request: RequestSender) -> dist.Store:
-    """What the ranks find each other through: a file, or the first rank's process."""
+    """The rendezvous of the ranks: a file, or the first rank's process."""
     if "/" in identity.rendezvous:
         _stay_on_this_machine()
         return dist.FileStore(identity.rendezvous, identity.num_ranks)
@@ -189,7 +191,7 @@ def _meeting_place(identity: Identity, request: RequestSender) -> dist.Store:
     interface = interface_of(address)
     if interface == ON_ONE_MACHINE["GLOO_SOCKET_IFNAME"]:
         _stay_on_this_machine()
-    elif interface is not None:  # else gloo takes what the machine's name stands for
+    elif interface is not None:  # otherwise gloo uses the address of the host name
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if identity.rank > 0:
         return dist.TCPStore(*request("meeting", None).result(), is_master=False, timeout=TIMEOUT)

@@ -1,7 +1,7 @@
-"""Where torch keeps the programs that it compiles.
+"""Where torch caches the programs that it compiles.
 
-By default that is `torchinductor_USER` in the folder for temporary files, whoever has made it: another user can make it
-first, and what lies there is run. So it is a folder below the user's own cache.
+The default is `torchinductor_USER` in the folder for temporary files, whoever created it: another user could create it
+first, and its content is executed. So the cache is a folder below the user's own cache folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Text of files and processes, as it may be written to a terminal."""
+"""Escapes text of files and processes for a terminal."""
 
 
 def printable(line: str) -> str:
-    """A line with its control characters escaped: logs, names and files must not steer a terminal."""
+    """Escapes the control characters of a line, so that logs, names and files cannot control the terminal."""
     return "".join(
         character if character.isprintable() or character == "\t" else ascii(character)[1:-1] for character in line
     )

@@ -6,36 +6,38 @@ import re
 
 
 class WorkersError(Exception):
-    """Anything that goes wrong between a flow and its processes."""
+    """Base of all errors between a flow and its processes."""
 
 
 class FlowDefinitionError(WorkersError, ValueError):
-    """A flow, a worker class or a call that cannot be right; says what and what was allowed."""
+    """An invalid flow, worker class or call; the message states what is allowed."""
 
 
 class WeightFilesError(WorkersError, ValueError):
-    """Files of weights that are not whole, or not those of the model; says which and what to do."""
+    """Files of weights that are incomplete or belong to another model; the message says which and what to do."""
 
 
 class InterpreterRefused(WorkersError, ValueError):
-    """A worker cannot be started by that Python interpreter; says why and what to do."""
+    """A worker cannot be started by that Python interpreter; the message says why and what to do."""
 
 
 class ClusterRefused(WorkersError):
-    """The machines of a cluster are not there, or have too little; says what is wanted, what there is, what to do."""
+    """The machines of a cluster are missing or too small; the message states what is required, what exists, what to
+    do."""
 
 
 class NodeLost(ClusterRefused):
-    """A machine of a cluster went away while it was to be used; those that are left may do."""
+    """A machine of a cluster was lost while it was needed; the remaining ones may suffice."""
 
 
 class SettingsRefused(WorkersError, ValueError):
-    """Raised in a worker's constructor: it cannot be made with its settings, in its environment. The message says why
-    and what to do, and is all that the user is shown."""
+    """Raised in a worker's constructor if it cannot be created with its settings in its venv. The message says why and
+    what to do, and is all that the user sees."""
 
 
 class WeightSyncRefused(WorkersError):
-    """A weight sync cannot work between these ranks; says why. `cluster.weight_sync: auto` takes the next best then."""
+    """A weight sync cannot work between these ranks; the message says why. `cluster.weight_sync: auto` then tries the
+    next."""
 
 
 class RemoteError(WorkersError):
@@ -43,8 +45,8 @@ class RemoteError(WorkersError):
 
     Attributes:
         worker: `role/rank` of the process.
-        error_type: name of the exception's class over there.
-        message: what it says.
+        error_type: name of the exception's class in the worker.
+        message: the exception's message.
         remote_traceback: its formatted traceback.
     """
 
@@ -58,27 +60,27 @@ class RemoteError(WorkersError):
 
     @property
     def raised_in(self) -> str | None:
-        """`FILE:LINE` of the first cause: where an environment, a reward or a model of the user's own raised."""
+        """`FILE:LINE` of the first cause: where a custom environment, reward or model raised."""
         first_cause = self.remote_traceback.partition("\n\n")[0]
         frames = re.findall(r'^  File "(.+)", line (\d+)', first_cause, flags=re.MULTILINE)
         return ":".join(frames[-1]) if frames else None
 
 
 class _RemoteTraceback(Exception):
-    """Stands in for the exception over there, so that Python prints its traceback above RemoteError's."""
+    """Represents the remote exception, so that Python prints its traceback above RemoteError's."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class WorkerLost(WorkersError):
-    """A worker process died, went silent or could not start.
+    """A worker process died, stopped sending heartbeats or could not start.
 
     Attributes:
         worker: `role/rank` of the process.
         log_tail: the last lines of its log.
-        refusal: what a SettingsRefused of its constructor said; None: it was lost in another way.
-        raised_at_start: its constructor raised, or it speaks another protocol: another such process would end alike.
+        refusal: the message of a SettingsRefused in its constructor; None: another cause.
+        raised_at_start: its constructor raised, or it speaks another protocol, so a restart would fail the same way.
     """
 
     def __init__(
@@ -101,9 +103,9 @@ class WorkerLost(WorkersError):
 
 
 class ProcessLost(WorkersError):
-    """A process that a worker had started, of a generation engine for example, is gone, and the worker can do nothing
-    without it. Another worker may start another."""
+    """A process that a worker had started, of a generation engine for example, has died, and the worker cannot continue
+    without it. A new worker may start another."""
 
 
 class StepTimeout(WorkersError):
-    """A run of a flow passed its deadline; the message names the root cause and holds the wait-for graph."""
+    """A run of a flow passed its deadline; the message names the root cause and contains the wait-for graph."""

@@ -1,11 +1,11 @@
-"""Flow: the macro flow as a user writes it. Workers, stages with explicit reads and writes, and who trains what whom
-serves.
+"""Flow: the macro flow as a user writes it. Workers, stages with explicit reads and writes, and weight sync edges from
+trainers to servers.
 
-It names no device, mode or batch size. `Flow.graph()` is the plain-data view that is drawn, checked and planned
+It names no device, mode or batch size. `Flow.graph()` is its plain-data form, which is drawn, checked and planned
 (rlinf_sched); the executor runs the flow under any plan of that graph.
 
-A worker may be named by its import path, and a method by its name. Such a flow is declared without importing torch, so
-the planner takes its graph from the same declaration as the run; where the paths lead is checked when processes start.
+A worker may be given by its import path, and a method by its name. Such a flow is declared without importing torch, so
+the planner and the run share one declaration; import paths are checked when processes start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class WorkerDefinition:
     worker: type[Worker] | str
     """The class, or its import path, "package.module:Class"."""
     arguments: tuple[Any, ...]
-    """Of the class's constructor."""
+    """Arguments of the class's constructor."""
 
     @property
     def worker_class(self) -> type[Worker]:
@@ -77,7 +77,7 @@ class Flow:
         return self
 
     def workers_of(self, other: Flow, *names: str) -> Flow:
-        """Declares worker groups of another flow again, to be used by both; they are started once."""
+        """Declares worker groups of another flow for use by both; they are started once."""
         for name in names:
             self.worker(name, other.workers[name].worker, *other.workers[name].arguments)
         return self
@@ -107,9 +107,9 @@ class Flow:
                 `reads`, then `writes`; or its name.
             worker: the group; by default the one with the stage's name.
             ordered: chunks come in the order of the items' keys 0, 1, 2, ..., in whatever order they were put. With
-                `dispatch="key"` a replica gets every num_replicas-th.
+                `dispatch="key"` a replica gets every num_replicas-th item.
             dispatch, trains, needs_device, whole_batch, item_multiple, granularities, num_parts, devices_per_rank: as
-                they are in rlinf_sched.flow_graph.Stage.
+                in rlinf_sched.flow_graph.Stage.
         """
         group = worker or name
         reads, writes = _names(reads), _names(writes)
@@ -144,14 +144,15 @@ class Flow:
         return self
 
     def weights(self, source: str, *, to: str) -> Flow:
-        """After a stage of worker group `source` has trained, group `to` serves its weights from the next run on."""
+        """Declares a weight sync edge: after a stage of group `source` has trained, group `to` serves its weights from
+        the next run on."""
         self._weight_edges.append(WeightEdge(source=source, target=to))
         return self
 
     def check(self) -> None:
-        """Imports what is named by its path.
+        """Imports the workers given by their paths.
 
-        Raises: FlowDefinitionError where it is no worker, or a stage's method does not take its channels.
+        Raises: FlowDefinitionError if one is no worker, or a stage's method does not take the stage's channels.
         """
         for name, definition in self.workers.items():
             self._check_class(name, definition.worker_class)

@@ -33,12 +33,12 @@ from rlinf_workers.errors import WorkersError
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 NUM_LOOKS = 3
-"""A table that changes while it is read may lack a line."""
+"""Reads of a table, because one that changes while it is read may miss a line."""
 NUM_DESCRIPTORS = 1 << 16
 """Files and sockets that a process with groups may have open, as far as the system lets it: 1,024, the usual limit, are
 few while anybody may connect."""
 _MAPPED = "0000000000000000FFFF0000"
-"""What an IPv4 address has before it in the table of IPv6."""
+"""Prefix of an IPv4 address in the table of IPv6."""
 _SO_ATTACH_FILTER = 26
 _DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
 """A program for the kernel's packet filter (struct sock_filter) of one instruction: return 0 bytes of the packet."""
@@ -52,11 +52,11 @@ class TcpConnection:
 
     local: tuple[str, int]
     remote: tuple[str, int] | None
-    """None: it has none any more."""
+    """None: it is no longer connected."""
 
     @property
     def other_end(self) -> str:
-        """What `users_of_ends` calls the other end's socket."""
+        """The key of the other end's socket in `users_of_ends`."""
         return "" if self.remote is None else f"{_in_table(self.remote)} {_in_table(self.local)}"
 
     @property
@@ -70,7 +70,7 @@ class TcpConnection:
 
 
 def guard_gloo() -> None:
-    """From now on every gloo group that this process makes, whoever asks for it, is one of this user's processes."""
+    """Makes every gloo group that this process creates from now on accept only processes of this user."""
     original: Callable[..., None] = dist.ProcessGroupGloo.__init__
     if hasattr(original, "__wrapped__") or not os.access(TABLES[0], os.R_OK):
         return
@@ -96,10 +96,10 @@ def guard_gloo() -> None:
 
 
 def refuse_strangers(connections: Sequence[TcpConnection], ports: Collection[int]) -> None:
-    """Raises: WorkersError where another user's process has the other end of a connection.
+    """Raises: WorkersError if another user's process holds the other end of a connection.
 
     Args:
-        ports: where this process listens.
+        ports: ports on which this process listens.
     """
     users: dict[str, int] = {}
     for _ in range(NUM_LOOKS):
@@ -122,7 +122,7 @@ def refuse_strangers(connections: Sequence[TcpConnection], ports: Collection[int
 
 
 def users_of_ends() -> dict[str, int]:
-    """The user of each end of a TCP connection of this machine that a process has: `LOCAL REMOTE` -> id."""
+    """The user of each end of a TCP connection on this machine: `LOCAL REMOTE` -> user id."""
     users = {}
     for table in TABLES:
         with contextlib.suppress(FileNotFoundError):  # a system without IPv6
@@ -152,7 +152,7 @@ def _sockets() -> dict[int, int]:
 
 
 def _tcp(descriptors: Sequence[int]) -> Iterator[socket.socket]:
-    """Those that are TCP sockets, under descriptors of their own."""
+    """The TCP sockets among them, under duplicated descriptors."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):  # it was closed meanwhile
             one = socket.socket(fileno=os.dup(descriptor))
@@ -163,8 +163,8 @@ def _tcp(descriptors: Sequence[int]) -> Iterator[socket.socket]:
 
 
 def _is_used(one: socket.socket) -> bool:
-    """Whether gloo takes a connection for that of a rank: then it limits the time of each read. Others, which have sent
-    no number or one that was taken already, it keeps and never looks at."""
+    """Whether gloo has accepted a connection as that of a rank: it then sets a read timeout. Other connections, which
+    sent no rank number or a taken one, stay open but unread."""
     return any(one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL_BYTES))
 
 
@@ -178,7 +178,7 @@ def _connection(one: socket.socket) -> TcpConnection:
 
 
 def _close_port(listener: socket.socket) -> None:
-    """The kernel drops whatever comes to a listening socket from now on; its connections stay."""
+    """Makes the kernel drop everything sent to a listening socket from now on; its connections stay open."""
     program = ctypes.create_string_buffer(_DROP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))

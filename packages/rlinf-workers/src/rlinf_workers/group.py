@@ -13,14 +13,15 @@ from rlinf_workers.launchers.base import Launcher, WorkerHandle
 T = TypeVar("T")
 
 LOST_GRACE_S = 0.5
-"""When a call fails because its peer died (in a collective, say), the death is worth reporting: wait so long for it."""
+"""When a call fails because its peer died (such as in a collective), the death should be reported: wait this long for
+it."""
 
 
 class WorkerGroup:
     """All processes of one role.
 
     Example: `group.call("save", folder)` runs `save(folder)` on every rank and returns their results by rank;
-    `group.call("save", folder, ranks=[0])` asks only the first.
+    `group.call("save", folder, ranks=[0])` calls only the first.
     """
 
     def __init__(self, handles: Sequence[WorkerHandle], launcher: Launcher) -> None:
@@ -34,7 +35,7 @@ class WorkerGroup:
     def start_call(
         self, method: str, *args: Any, ranks: Sequence[int] | None = None, lane: int = 0
     ) -> list[Future[Any]]:
-        """Calls without waiting; one future for each rank. For lanes see `WorkerHandle.call`."""
+        """Calls without waiting; returns one future per rank. For lanes see `WorkerHandle.call`."""
         chosen = range(self.num_ranks) if ranks is None else ranks
         return [self.handles[rank].call(method, *args, lane=lane) for rank in chosen]
 
@@ -51,7 +52,7 @@ class WorkerGroup:
 def gather(futures: Sequence[Future[T]], lost: Future[None], timeout_s: float | None = None) -> list[T]:
     """The results of all, in order.
 
-    Raises: the first failure; WorkerLost rather than a failure that it caused; TimeoutError.
+    Raises: the first failure; WorkerLost in preference to a failure that it caused; TimeoutError.
     """
     pending: set[Future[Any]] = set(futures)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s

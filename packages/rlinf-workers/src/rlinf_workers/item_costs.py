@@ -1,9 +1,9 @@
-"""What single items take: in an engine that works on several at once, and in the stages behind it.
+"""The cost of single items: in an engine that works on several at once, and in later stages.
 
-An engine's spans say when each item that left had begun. The planner knows such a stage by one time, that of an item of
-mean cost in a full engine, and by how the costs of items spread around it; an item advances the faster the fewer are
-inside. This file turns the first into the second. Behind an engine cheap items come first, so what a later stage takes
-for the items in the order of their coming spreads as well.
+An engine's spans record when each finished item began. The planner describes such a stage by the time of an item of
+mean cost in a full engine, and by the distribution of item costs; an item advances faster when fewer are running. This
+file converts the former to the latter. Cheap items leave an engine first, so the costs of a later stage also vary with
+the order of arrival.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class EngineTimes:
     """What one engine did in one step."""
 
     most: int
-    """Items that were inside at once, at most."""
+    """Maximum number of items running at once."""
     seconds: tuple[float, ...]
-    """Of each item, as it left: the time that it would have taken with `most` inside all along."""
+    """For each item, in the order of leaving: the time it would have taken with `most` items running all along."""
 
     @property
     def mean_s(self) -> float:
@@ -34,10 +34,10 @@ class EngineTimes:
 
 
 def engine_times(spans: Sequence[Span]) -> EngineTimes | None:
-    """None unless some item was begun before the span in which it left, that is, while others were under way.
+    """None unless some item began before the span in which it left, that is, while others were running.
 
     Args:
-        spans: the computing of one stage on one rank; between two spans nothing advances.
+        spans: the computing spans of one stage on one rank; between two spans nothing advances.
     """
     if not any(began < span.start_ns for span in spans for began in span.began_ns):
         return None
@@ -59,18 +59,19 @@ def engine_times(spans: Sequence[Span]) -> EngineTimes | None:
 
 
 def seconds_as_they_came(of_ranks: Iterable[Sequence[Span]]) -> list[float]:
-    """Of each item of a stage, in the order in which its ranks began them: its share of its hand-over's time."""
+    """For each item of a stage, in the order in which its ranks began them: its share of its hand-over's time."""
     spans = (span for mine in of_ranks for span in mine if span.num_items)
     ordered = sorted(spans, key=lambda span: span.start_ns)
     return [span.duration_s / span.num_items for span in ordered for _ in range(span.num_items)]
 
 
 def spread_of(steps: Sequence[Sequence[float]]) -> ItemCosts:
-    """How costs spread, from several steps: by place, the median of what was measured there over the step's mean.
+    """The distribution of costs over several steps: for each position, the median of the measured cost over the step's
+    mean.
 
     Args:
-        steps: of each step the seconds of its items, cheap ones first. Those that tell most items apart count; with
-            none, all items cost the same.
+        steps: for each step the seconds of its items, cheap ones first. The steps with most distinct items are used;
+            with none, all items cost the same.
     """
     apart = max((len(set(step)) for step in steps), default=0)
     if apart < 2:
@@ -81,7 +82,7 @@ def spread_of(steps: Sequence[Sequence[float]]) -> ItemCosts:
 
 
 class _Computed:
-    """Seconds of computing up to a time."""
+    """Seconds of computing before a time."""
 
     def __init__(self, ordered: Sequence[Span]) -> None:
         self._starts = [span.start_ns for span in ordered]

@@ -10,8 +10,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def set_up_logging(default: str) -> None:
-    """Logs at the level that the env var RLINF_LOG_LEVEL names, or else at `default`. Does nothing where the program
-    that this package runs in has set logging up."""
+    """Sets the log level from the env var RLINF_LOG_LEVEL, or else to `default`. Does nothing if the program has
+    already configured logging."""
     level = os.environ.get(LOG_LEVEL_VARIABLE, default).lower()
     logging.basicConfig(
         level=(level if level in LOG_LEVELS else default).upper(), format="%(levelname)s %(name)s: %(message)s"

@@ -1,5 +1,5 @@
-"""Metrics of one run of a flow: weighted means, or deviations, over stages and ranks, exact and so independent of who
-computed what.
+"""Metrics of one run of a flow: weighted means, or standard deviations, over stages and ranks; exact, so independent of
+the distribution of work.
 
 Terms are kept and summed with `math.fsum`, which rounds once: the same items give the same mean in any order and
 under any plan.
@@ -24,11 +24,11 @@ class WeightedMetric:
     """value * weight of each recording"""
     weights: list[float] = field(default_factory=list)
     is_spread: bool = False
-    """Asks for the deviation of the terms, which then all weigh 1."""
+    """Whether the metric is the standard deviation of the terms, which then all have weight 1."""
 
 
 class MetricTable:
-    """Collects metrics in a worker; `drain` hands them over and starts again."""
+    """Collects metrics in a worker; `drain` returns and resets them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,7 +74,7 @@ def _spread(metric: WeightedMetric) -> float | None:
 
 
 def _sum(terms: Sequence[float]) -> float:
-    """Exact; NaN where infinities cancel each other or the sum is none of float64's numbers."""
+    """Exact; NaN if infinities cancel or the sum exceeds float64's range."""
     try:
         return math.fsum(terms)
     except (ValueError, OverflowError):

@@ -1,9 +1,9 @@
-"""Plug-ins: what a recipe may name, and where it is.
+"""Plug-ins: the names that a recipe may use, and what they refer to.
 
-A plug-in that ships is a folder with a `spec.py` beside its run time, and one line here. The spec answers what the rest
-of the system asks about it before any process starts, and says where its class is; neither this table nor a spec
-imports torch. A custom plug-in is named by its import path, `package.module:NAME`, and needs no line: the path leads to
-a spec, or to a class, whose attribute `spec` is one. A class without it has the spec's defaults.
+A shipped plug-in is a folder with a `spec.py` beside its implementation, and one line here. The spec answers what the
+rest of the system asks about it before any process starts, and names its class; neither this table nor a spec imports
+torch. A custom plug-in is named by its import path, `package.module:NAME`, and needs no line: the path refers to a
+spec, or to a class whose attribute `spec` is one. A class without it gets the spec's defaults.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class OptionError(ValueError):
-    """An option that is not there, or whose value cannot be.
+    """An unknown option, or one with an invalid value.
 
     Args:
-        text: what follows the option's name in a message: "=3 does not divide ...".
+        text: the message after the option's name: "=3 does not divide ...".
     """
 
     def __init__(self, option: str, text: str) -> None:
@@ -39,26 +39,26 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What is known of a plug-in without importing it. A kind of plug-in adds methods with defaults; a plug-in
-    overrides those that it answers differently."""
+    """What is known of a plug-in without importing it. A kind of plug-in adds methods with defaults, which a plug-in
+    may override."""
 
     name: str = ""
-    """What recipes call it; a class that brings its own spec may leave it out, and the next one too."""
+    """Its name in recipes; a class that brings its own spec may leave it out, and `implementation` too."""
     implementation: Any = None
     """Import path of its class, "package.module:Class"; or the class itself."""
     options: type | None = None
-    """Dataclass of its options, whose field docstrings are the help of the keys; it raises OptionError for values that
-    do not go together. None: what the constructor of its class takes."""
+    """Dataclass of its options, whose field docstrings document the keys; it raises OptionError for incompatible
+    values. None: the arguments of its class's constructor."""
 
     @property
     def module(self) -> str:
-        """The module that its class is in."""
+        """The module of its class."""
         if self.implementation is None or isinstance(self.implementation, str):
             return (self.implementation or self.name).partition(":")[0]
         return self.implementation.__module__
 
     def load(self) -> Any:
-        """The class, or the function that makes one."""
+        """The class, or a factory function."""
         return imported(self.implementation) if isinstance(self.implementation, str) else self.implementation
 
     def read(self, options: Mapping[str, Any]) -> Any:
@@ -82,7 +82,7 @@ class Spec:
             raise OptionError(option, f"={options.get(option)!r}: {reason[0].lower()}{reason[1:]}") from None
 
     def problems(self, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """What is wrong with a recipe's options: (option, the text that follows its name)."""
+        """Problems of a recipe's options: (option, text after its name)."""
         if self.options is None:
             return
         try:
@@ -92,7 +92,7 @@ class Spec:
 
 
 def imported(path: str) -> Any:
-    """What an import path of ours leads to."""
+    """Imports what one of our import paths refers to."""
     module, _, attribute = path.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -101,10 +101,10 @@ S = TypeVar("S", bound=Spec)
 
 
 class Plugins(Registry[Any], Generic[S]):
-    """Names of one kind of plug-in.
+    """The registry of one kind of plug-in.
 
     Args:
-        what: the kind, as messages say it: "generation engine".
+        what: the kind, as used in messages: "generation engine".
         builtin: name -> import path of its spec (or of its class).
         base: import path of the kind's spec, which has the defaults.
     """
@@ -115,14 +115,14 @@ class Plugins(Registry[Any], Generic[S]):
 
     @property
     def default(self) -> str:
-        """The name of a recipe that names none: the first of the table."""
+        """The default name: the first of the table."""
         return next(iter(self._builtin))
 
     def spec(self, name: str) -> S:
         """The spec of a name or an import path.
 
         Raises:
-            AlgosError: as `get`.
+            AlgosError: like `get`.
         """
         base = self._base_class()
         plugin = super().get(name, callable_only=False)
@@ -132,7 +132,7 @@ class Plugins(Registry[Any], Generic[S]):
         return replace(own if isinstance(own, base) else base(), name=name, implementation=plugin)
 
     def spec_if_there(self, name: str) -> S:
-        """As `spec`; that with the defaults for a name that leads nowhere, which others report."""
+        """Like `spec`, but returns the defaults for an invalid name, which other checks report."""
         try:
             return self.spec(name)
         except AlgosError:
@@ -144,11 +144,11 @@ class Plugins(Registry[Any], Generic[S]):
         return imported(self._base)
 
     def specs(self) -> list[S]:
-        """All that have a name, in the order of the table and then as they were registered."""
+        """All named plug-ins, in the order of the table and then of registration."""
         return [self.spec(name) for name in (*self._builtin, *self._added)]
 
     def get(self, name: str, *, callable_only: bool = True) -> Any:
-        """The class of that name, or of an import path. Raises: AlgosError, as `Registry.get`."""
+        """The class with that name or import path. Raises: AlgosError, like `Registry.get`."""
         plugin = super().get(name, callable_only=False)
         if isinstance(plugin, Spec):
             path = plugin.implementation
@@ -203,4 +203,4 @@ WEIGHT_SYNCS: Plugins[WeightSyncSpec] = Plugins(
     },
     base="rlinf_workers.weight_sync.spec:WeightSyncSpec",
 )
-"""In the order in which `auto` tries those that suit an edge."""
+"""In the order in which `auto` tries the suitable ones."""

@@ -1,8 +1,8 @@
-"""Profiling: what the workers of a running flow take, as the planner's profiles.
+"""Profiling: converts measurements of a running flow to the planner's profiles.
 
-Nothing runs just to be measured. Any step of a flow leaves spans, and `probe_plans` vary what a plan may vary without
-moving a process: the granularity. What a training does under them is what it does under every plan, so its own first
-steps are the measurement. What was seen of the same flow in another placement adds its numbers of ranks.
+Nothing is run only to be measured. Every step of a flow records spans, and `probe_plans` vary what a plan can vary
+without moving a process: the granularity. Training results are the same under every plan, so its own first steps serve
+as the measurement. Runs of the same flow in another placement add their numbers of ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rlinf_workers.item_costs import EngineTimes, engine_times, seconds_as_they_
 from rlinf_workers.spans import COMPUTE_SPAN, LEASE, SYNC_SPAN, Span
 
 NUM_SIZES = 3
-"""Granularities that are measured: an even share of the step, half of it and a quarter."""
+"""Number of granularities to measure: an even share of the step, half of it and a quarter."""
 
 
 def probe_plans(graph: FlowGraph, plan: Plan, num_items: int) -> list[Plan]:
@@ -46,7 +46,7 @@ def probe_plans(graph: FlowGraph, plan: Plan, num_items: int) -> list[Plan]:
     theirs: smaller hand-overs of a cycle would overlap on its devices, and be timed together.
 
     Args:
-        num_items: how many items a step has.
+        num_items: number of items in a step.
     """
     fixed = {name for cycle in graph.cycles() for name in cycle}
     fixed |= {stage.name for stage in graph.stages if stage.whole_batch}
@@ -77,7 +77,7 @@ class Measured:
 
 @dataclass
 class Profiler:
-    """Collects runs of one flow, and makes the planner's problem of them.
+    """Collects runs of one flow, and converts them to a problem for the planner.
 
     Example:
         profiler = Profiler(flow.graph(), cluster, num_items=64)
@@ -94,14 +94,14 @@ class Profiler:
     """Number of items in a step; every stage sees each of them."""
     _samples: dict[tuple[str, int], list[StageSample]] = field(default_factory=lambda: defaultdict(list))
     _samples_alone: dict[tuple[str, int], list[StageSample]] = field(default_factory=lambda: defaultdict(list))
-    """Stage whose ranks compute together, number of them -> its samples without what collectives take."""
+    """Stage whose ranks compute together, number of ranks -> its samples without time in collectives."""
     _instances: dict[tuple[str, int, int], InstanceProfile] = field(default_factory=dict)
-    """Worker group, number of its ranks and devices of each -> what all of its stages have in common, without times."""
+    """Worker group, number of its ranks and devices of each -> what its stages have in common, without times."""
     _item_seconds: dict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
-    """Stage -> for each run, the seconds of its items, as they left an engine or as they came from one; the more
-    hand-overs a run had, the more its items are told apart."""
+    """Stage -> for each run, the seconds of its items in order of leaving an engine or of arriving from one; more
+    hand-overs distinguish more items."""
     _engine_rooms: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Stage that works on several items at once, number of its ranks -> the most that a rank had room for; 0: all."""
+    """Stage that works on several items at once, number of its ranks -> the maximum capacity of a rank; 0: all."""
     _rounds: dict[str, int] = field(default_factory=dict)
     _switches_s: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     _hops_s: list[float] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Profiler:
     _synced_bytes: dict[WeightEdge, int] = field(default_factory=dict)
 
     def observe(self, run: FlowRun, plan: Plan) -> None:
-        """Takes in one run under one plan."""
+        """Adds one run under one plan."""
         spans = _by_worker(run.spans)
         compute = {
             stage.name: {
@@ -149,11 +149,11 @@ class Profiler:
         self._syncs_s.append(_sync_seconds(spans))
 
     def has_seen(self, plan: Plan) -> bool:
-        """Whether every stage was observed on as many ranks as the plan gives it."""
+        """Whether every stage was observed with the plan's number of ranks."""
         return all((placed.stage, placed.num_ranks) in self._samples for placed in plan.stages)
 
     def observe_memory(self, executor: Executor, plan: Plan) -> None:
-        """Asks the processes of a placement what they have come to hold; once is enough, after its runs."""
+        """Measures the memory of a placement's processes; once is enough, after its runs."""
         for group, names in self.graph.workers.items():
             placed = plan.stage(names[0])
             instance = self._instance(placed, executor.group(group))
@@ -161,7 +161,7 @@ class Profiler:
         self._synced_bytes = {edge: executor.weights_bytes(edge) for edge in self.graph.weight_edges}
 
     def measured(self) -> Measured:
-        """The problem of what was observed: runs, and the memory of each placement they had."""
+        """The problem for the observed runs, with the memory of each of their placements."""
         fits = {key: fit_stage(samples) for key, samples in sorted(self._samples.items())}
         stages = {stage.name: self._stage_profile(stage, fits) for stage in self.graph.stages}
         problem = Problem(
@@ -176,8 +176,8 @@ class Profiler:
     # -- one run -----------------------------------------------------------------------------------------------------
 
     def _sample(self, name: str, busiest: Sequence[Span], num_ranks: int) -> StageSample:
-        """From the spans of the rank that was busy longest; a stage that works after its last item, or before its
-        first, is timed as a whole."""
+        """From the spans of the busiest rank; a stage that works after its last item, or before its first, is timed as
+        a whole."""
         chunks = [span for span in busiest if span.num_items]
         if self.graph.stage(name).whole_batch or not chunks:
             num_items = sum(span.num_items for span in chunks) or -(-self.num_items // num_ranks)
@@ -202,8 +202,8 @@ class Profiler:
         return replace(whole, num_items=slowest.most, seconds=slowest.mean_s)
 
     def _cycle_sample(self, name: str, chain: Mapping[str, Sequence[Span]], plan: Plan) -> StageSample:
-        """All that the stage did counts to its chunks, and the way to the next process to each of them. Stages that
-        share devices and are seen at work at once slow each other down: each took its share of the time it was."""
+        """All work of the stage counts to its chunks, plus the transfer to the next process for each. Stages that share
+        devices and compute at the same time slow each other down: each gets its share of that time."""
         chunks = [span for span in chain[name] if span.num_items]
         num_items = _usual_size(chunks)
         num_chunks = max(self._rounds[name], round(sum(span.num_items for span in chunks) / num_items))
@@ -216,7 +216,7 @@ class Profiler:
     # -- all of them -------------------------------------------------------------------------------------------------
 
     def _instance(self, placed: StagePlan, group: WorkerGroup) -> InstanceProfile:
-        """A rank of a worker group, on the devices that it was given."""
+        """A rank of a worker group, on its devices."""
         sizes = group.call("memory_bytes")
         state, peak = (max(of_rank[i] for of_rank in sizes) for i in (0, 1))
         return InstanceProfile(
@@ -229,8 +229,7 @@ class Profiler:
         )
 
     def _stage_profile(self, stage: Stage, fits: Mapping[tuple[str, int], FittedTimes]) -> StageProfile:
-        """A rank of a stage that does not say otherwise computes on the first of its devices, so one that was given
-        several takes as long on one."""
+        """By default a rank computes on the first of its devices, so one with several devices takes as long on one."""
         group, name = stage.worker, stage.name
         mine = {num_ranks: fit for (fitted, num_ranks), fit in fits.items() if fitted == name}
         onload_s, offload_s = None, None
@@ -272,8 +271,8 @@ class Profiler:
     def _with_fewer_ranks(
         self, name: str, fewest: int, instances: Mapping[tuple[int, int], InstanceProfile]
     ) -> dict[tuple[int, int], InstanceProfile]:
-        """What a rank alone would take: its part of what the fewest ranks that were seen took, without collectives. Two
-        ranks have collectives, and are taken to be as long in them as more."""
+        """Estimated time of a single rank: its share of the time of the fewest observed ranks, without collectives. Two
+        ranks have collectives, and are assumed to spend as long in them as more ranks."""
         alone = fit_stage(self._samples_alone[name, fewest])
         profiles = {}
         for (num_devices, num_ranks), seen in instances.items():
@@ -283,7 +282,7 @@ class Profiler:
         return profiles
 
     def _links(self) -> Links:
-        """Between processes: the time of a hand-over, and the rate of a weight sync."""
+        """Between processes: the time of a hand-over, and the bandwidth of a weight sync."""
         hop_s = median(self._hops_s) if self._hops_s else 0.0
         sync_s = median(self._syncs_s)
         num_bytes = max(self._synced_bytes.values(), default=0)
@@ -315,8 +314,8 @@ def _usual_size(chunks: Sequence[Span]) -> int:
 
 
 def _chain(cycle: Sequence[str], compute: Mapping[str, Mapping[str, Sequence[Span]]]) -> dict[str, Sequence[Span]]:
-    """Stage -> spans of the rank that was at a cycle longest, from the first of its chunks to the last; where the
-    stages have different numbers of ranks, of each stage's busiest."""
+    """Stage -> spans of the rank that took longest in a cycle, from the first of its chunks to the last; if the stages
+    have different numbers of ranks, of each stage's busiest rank."""
     by_rank: dict[str, dict[str, Sequence[Span]]] = defaultdict(dict)
     for name in cycle:
         for worker, mine in compute[name].items():
@@ -339,8 +338,8 @@ def _by_worker(spans: Sequence[Span]) -> dict[str, list[Span]]:
 
 
 def _switch_seconds(group: str, spans: Mapping[str, Sequence[Span]]) -> tuple[float, float]:
-    """Onload (with the grant of the lease, but without those that left for it) and offload: the first of each on the
-    slowest rank; 0.0 where state stayed."""
+    """Onload (including the grant of the lease, but not the offloads it waited for) and offload: the first of each on
+    the slowest rank; 0.0 if state stayed."""
     onloads_s, offloads_s = [0.0], [0.0]
     of_ranks = [mine for worker, mine in spans.items() if _group(worker) == group]
     devices = {device for mine in of_ranks for span in mine for device in span.devices}
@@ -357,7 +356,7 @@ def _switches(spans: Sequence[Span], name: str) -> list[Span]:
 
 
 def _granting_seconds(wait: Span, devices: set[str], spans: Mapping[str, Sequence[Span]]) -> float:
-    """A wait for a lease on these devices from when nobody computes there, without the longest offload that began
+    """A wait for a lease on these devices, counted from when they are idle, without the longest offload that began
     then."""
     others = [span for of_worker in spans.values() for span in of_worker]
     end_ns = wait.start_ns + wait.duration_ns
@@ -369,7 +368,7 @@ def _granting_seconds(wait: Span, devices: set[str], spans: Mapping[str, Sequenc
 
 
 def _sync_seconds(spans: Mapping[str, Sequence[Span]]) -> float:
-    """Publishing on the slowest rank, then receiving on the slowest."""
+    """Publishing on the slowest rank plus receiving on the slowest."""
     slowest: dict[str, float] = defaultdict(float)
     for mine in spans.values():
         for name in {span.name for span in mine if span.category == SYNC_SPAN}:
@@ -378,7 +377,7 @@ def _sync_seconds(spans: Mapping[str, Sequence[Span]]) -> float:
 
 
 def _hops(graph: FlowGraph, compute: Mapping[str, Mapping[str, Sequence[Span]]], plan: Plan) -> Iterator[float]:
-    """Seconds from the end of a hand-over's making to the beginning of its use, where no lease lies between."""
+    """Seconds from the end of producing a hand-over to the start of its use, if there is no lease in between."""
     for source, targets in graph.successors().items():
         ends = [span.start_s + span.duration_s for mine in compute[source].values() for span in mine]
         for target in targets:

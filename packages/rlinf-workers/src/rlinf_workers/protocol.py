@@ -1,6 +1,6 @@
-"""What a driver and a worker must agree on, beside rlinf_comm.protocol. Imports nothing, so that it can be read without
-torch."""
+"""The protocol number that a driver and its workers must share, besides rlinf_comm.protocol. Imports nothing, so that
+it can be read without torch."""
 
 PROTOCOL = 5
-"""Raised by whoever changes a control message (launchers/messages.py), or what the driver calls of a WorkerHost and
-what it means."""
+"""Increase it with every change to a control message (launchers/messages.py), or to the methods of WorkerHost that the
+driver calls."""

@@ -1,4 +1,4 @@
-"""What every worker has that acts or generates with weights that another one trains."""
+"""The common base of workers that act or generate with weights that other workers train."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rlinf_workers.worker import Worker
 
 
 class ServedModule:
-    """A torch module that is served from one device and waits on the host; the canonical tensors are its own."""
+    """A torch module that serves on one device and is offloaded to the host; its tensors are the canonical ones."""
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self._module, self._device = module, device
         self._moved = MovedModel(module, HostPlaces())
         self._discarded: frozenset[str] = frozenset()
-        """Weights that are on their way from a sync."""
+        """Weights that the next sync will fill."""
 
     def weights(self) -> Mapping[str, Tensor]:
         return tensors_of(self._module)
@@ -36,26 +36,26 @@ class ServedModule:
             self._moved.leave(self._discarded)
 
     def discard(self) -> None:
-        """`offload` of weights that a sync fills after `onload`, before they are read: they are moved neither way."""
+        """`offload` for weights that a sync fills after `onload`, before they are read: they are not copied in either
+        direction."""
         if not self._moved.is_on(HOST):
             self._discarded = frozenset(self.weights())
             self._moved.leave(self._discarded)
 
 
 class ServingWorker(Worker):
-    """Stamps what it makes with the version of the weights that it was last sent. A subclass sets `_served` in its
-    constructor."""
+    """Labels its outputs with the version of its weights. A subclass sets `_served` in its constructor."""
 
     _served: GenerationEngine | ServedModule
     _version = -1
-    """No weights have come yet."""
+    """No weights have been received yet."""
 
     @property
     def policy_version(self) -> int:
         return self._version
 
     def asking(self) -> AbstractContextManager[object]:
-        """Around what waits for the engine's processes, where it has any."""
+        """Context for waits for the engine's processes, if it has any."""
         return self._host.waits.waiting("engine", processes=self.serving_processes)
 
     def serving_processes(self) -> Sequence[int]:

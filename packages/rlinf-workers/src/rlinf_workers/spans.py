@@ -1,4 +1,5 @@
-"""Spans: what a worker did when. They become the run's trace, its time by stage and the planner's measurements."""
+"""Spans: the activities of a worker over time. They become the run's trace, its time per stage and the planner's
+measurements."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.launchers.base import OwnProcess, Wait, WaitKind
 
 _CLOCK = "RLINF_CLOCK"
-"""Environment variable: the boot of a machine and its Unix time at zero of the clock that counts from there."""
+"""Env var with a machine's boot id and the Unix time at which its monotonic clock was zero."""
 
 
 def _unix_ns() -> int:
-    """Unix time at zero of `time.perf_counter_ns`. The first process that asks decides it for those that it starts
-    on its machine: where the system's time is being corrected, each would find another, and spans of stages that take
-    turns would overlap."""
+    """Unix time at which `time.perf_counter_ns` was zero. The first process that asks fixes it for the processes that
+    it starts on its machine: while the system clock is being adjusted, each would compute another value, and spans of
+    stages that take turns would overlap."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # not Linux
@@ -44,7 +45,7 @@ CHANNEL = "channel"
 @record
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One stretch of time in one stage of one worker."""
+    """A time interval of one stage of one worker."""
 
     name: str
     """For example `rollout` (compute), `wait for lease`, `receive weights`, `wait for prompts`."""
@@ -58,9 +59,9 @@ class Span:
     worker: str
     devices: tuple[str, ...]
     began_ns: tuple[int, ...] = ()
-    """Unix times at which the stage began the items that it hands on at the end, where it works on several at once."""
+    """Unix times at which the stage began the items that it sends at the end, if it works on several at once."""
     collective_ns: int = 0
-    """The part of the duration in collectives over host memory: waiting for other ranks and exchanging with them."""
+    """Time of the span in collectives over host memory: waiting for other ranks and exchanging with them."""
 
     @property
     def start_s(self) -> float:
@@ -76,17 +77,17 @@ class Span:
 
 
 def now_ns() -> int:
-    """Unix time by a clock that only goes forward: spans of a process that follow one another never overlap."""
+    """Unix time from a monotonic clock: consecutive spans of a process never overlap."""
     return _UNIX_NS + time.perf_counter_ns()
 
 
 Processes = Callable[[], Iterable[int]]
-"""Numbers of processes, whenever it is asked; from any thread."""
+"""Returns process ids; can be called from any thread."""
 
 
 class WaitTable:
-    """What the lanes of a process wait for right now; read by the heartbeat. Needs no lock: each lane sets and deletes
-    its own entry, and `dict.copy` is one step of the interpreter.
+    """The current waits of a process's lanes; read by the heartbeat. Needs no lock: each lane sets and deletes its own
+    entry, and `dict.copy` is atomic in the interpreter.
 
     Args:
         worker: `role/rank`.
@@ -99,7 +100,7 @@ class WaitTable:
 
     @contextmanager
     def in_stage(self, stage: str) -> Iterator[None]:
-        """What the calling thread waits for inside this block, it waits for in that stage."""
+        """Context in which waits of the calling thread belong to that stage."""
         self._of_thread.stage = stage
         try:
             yield
@@ -117,12 +118,12 @@ class WaitTable:
         ranks: tuple[int, ...] = (),
         processes: Processes | None = None,
     ) -> Iterator[Wait]:
-        """The calling thread waits inside this block, for something of its own inside a block within it; for the
-        arguments see Wait.
+        """Context in which the calling thread waits; a nested context replaces the outer wait. For the arguments see
+        Wait.
 
         Args:
-            processes: those of the worker's own that the block waits for. While there are none the thread computes by
-                itself, and no wait is told.
+            processes: the worker's own processes that the context waits for. While there are none, the thread computes
+                by itself, and no wait is reported.
         """
         lane = threading.get_ident()
         around = self._waits.get(lane)
@@ -164,6 +165,6 @@ def _with_processes(wait: Wait, processes: Processes | None) -> Wait | None:
         return wait
     try:
         own = tuple(OwnProcess(pid=pid, started_ticks=started_ticks(pid)) for pid in processes())
-    except Exception:  # noqa: BLE001 - an engine of the user's own; it must not end the thread that says we are alive
+    except Exception:  # noqa: BLE001 - a custom engine may fail; that must not end the heartbeat thread
         return None
     return replace(wait, processes=own) if own else None

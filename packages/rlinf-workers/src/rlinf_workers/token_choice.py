@@ -1,8 +1,8 @@
-"""Which tokens an algorithm treats apart, chosen over the whole batch of an optimizer step: those of the highest
-entropies, or of a covariance (docs/decisions/040).
+"""The tokens that an algorithm treats differently, chosen over the whole batch of an optimizer step: those with the
+highest entropies, or by a covariance (docs/decisions/040).
 
-A pass of the model over all micro-batches of the step -> `TokenValues` of each -> `TokenChooser` -> `TokenChoice` of
-each -> the policy loss.
+A forward pass over all micro-batches of the step -> `TokenValues` of each -> `TokenChooser` -> `TokenChoice` of each ->
+the policy loss.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rlinf_algos import TOKEN_CHOICES, Algorithm, BatchTokens, SumOverParts, cho
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenValues:
-    """What a choice over the batch of an optimizer step reads of a micro-batch's n tokens, those inside its mask."""
+    """Inputs of the choice: values of the n masked-in tokens of a micro-batch."""
 
     tokens: BatchTokens
     entropies: Tensor
-    """[n], nats; empty where no choice reads them."""
+    """[n], nats; empty if the choice does not read them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,13 +32,13 @@ class TokenChoice:
     """The tokens of a micro-batch that were chosen over the batch of its optimizer step."""
 
     by_loss: Tensor | None
-    """[B, T] bool, those that the policy loss treats apart; None: it makes no choice."""
+    """[B, T] bool, tokens that the policy loss treats differently; None: it makes no choice."""
     uncertain: Tensor | None
-    """[B, T] bool, those of the highest entropies; None: all train."""
+    """[B, T] bool, tokens with the highest entropies; None: train on all."""
 
 
 class TokenChooser:
-    """What the algorithm chooses."""
+    """Chooses the tokens of an algorithm."""
 
     def __init__(self, algorithm: Algorithm) -> None:
         self._top_entropy_fraction = algorithm.top_entropy_fraction
@@ -54,12 +54,13 @@ class TokenChooser:
     def choose(
         self, shards: Sequence[Sequence[TokenValues]], masks: Sequence[Sequence[Tensor]], sum_over_shards: SumOverParts
     ) -> list[list[TokenChoice]]:
-        """Over all tokens of an optimizer step, of all ranks, so that micro-batches, shards and ranks change nothing.
+        """Chooses over all tokens of an optimizer step on all ranks, so the result does not depend on micro-batches,
+        shards or ranks.
 
         Args:
             shards: the micro-batches of each shard of this rank.
             masks: [B, T] of each micro-batch.
-            sum_over_shards: `TrainingBackend.sum_over_shards`; every rank calls it as often.
+            sum_over_shards: `TrainingBackend.sum_over_shards`; every rank calls it equally often.
         """
         by_loss = uncertain = [[None for _ in shard] for shard in shards]
         if self._choose is not None:

@@ -1,13 +1,13 @@
-"""Profiles from public shapes: a model's config.json, a GPU's datasheet, a simulator's published rate.
+"""Derives profiles from public data: a model's config.json, a GPU's datasheet, a simulator's published rate.
 
-Every constant names its source; none is fitted to a result of a system like this one. Derived profiles answer "which
-plan, and why" before anything runs; measured ones replace them where they exist.
+Every constant names its source; none is fitted to results of this system. Derived profiles answer "which plan, and why"
+before anything runs; measured ones replace them once they exist.
 
-Example: GRPO on a model of one's own, 16 A100s:
+Example: GRPO on a custom model, 16 A100s:
     from rlinf_sched.derive import grpo
     problem = grpo(model="models/mine", gpu="A100", num_devices=16, num_prompts=128, sequence_tokens=8192)
 
-A name is imported when it is first asked for, so that shapes can be read without numpy.
+Names are imported at first use, so that shapes can be read without numpy.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""GPUs by their public datasheets. Peak rates; what share of them real kernels reach is the builders' business.
+"""GPUs by their public datasheets: peak rates. The utilisation of real kernels is defined where profiles are derived.
 
 Sources: NVIDIA datasheets "H100 Tensor Core GPU", "H200 Tensor Core GPU", "A100 80GB" (SXM parts; the bf16 figure is
 half of the printed one, which counts structured sparsity), "Ada GPU architecture" (RTX 4090), and the H20's public

@@ -1,8 +1,8 @@
 """Profiles of generation with continuous batching, and of policies that act on images.
 
-A decode step reads the weights once and every running sequence's keys and values, or does their arithmetic, whichever
-takes longer. An item of generation is a prompt's group: it stays for its longest answer, while fewer and fewer of its
-sequences run; they are counted at their mean over that time.
+A decode step reads the weights once and every running sequence's keys and values, or computes their arithmetic,
+whichever takes longer. An item of generation is a prompt's group: it stays until its longest completion ends, while
+fewer and fewer of its sequences run; their mean number over that time is used.
 """
 
 from typing import Literal
@@ -46,7 +46,7 @@ FLOAT32_UTILISATION = 0.6
 
 
 def flops_per_s(model: ModelShape, gpu: Gpu, dtype_bytes: int = BYTES_PER_PARAMETER) -> float:
-    """Rate that the model's arithmetic reaches in numbers of so many bytes."""
+    """Arithmetic rate of the model for numbers of this many bytes."""
     if dtype_bytes > BYTES_PER_PARAMETER:
         return FLOAT32_UTILISATION * FLOAT32_RATE * gpu.flops_per_s
     return utilisation(model) * gpu.flops_per_s
@@ -67,7 +67,7 @@ def decode_step_s(
     parallelism.
 
     Args:
-        num_caches: contexts that they attend to, where several share one; None: each has its own.
+        num_caches: number of distinct contexts, if several sequences share one; None: each has its own.
     """
     idle_share = (1 - model.num_active_experts / model.num_experts) ** num_sequences if model.num_experts else 0.0
     looked_up = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
@@ -132,8 +132,8 @@ def generate_profile(
 
 
 def group_cache_tokens(lengths: Lengths) -> float:
-    """Tokens of a group in the cache of an engine: its prompt once, and of the answers that still run about the length
-    that they come to."""
+    """Tokens of a group in the cache of an engine: its prompt once, and the mean length so far of its running
+    completions."""
     running = lengths.group_size * lengths.mean_tokens / lengths.longest_of_group_tokens
     return lengths.prompt_tokens + running * min(lengths.limit_tokens, 2 * _answer_so_far(lengths))
 
@@ -179,7 +179,7 @@ def act_profile(
     max_items: int,
     engine: Engine = "eager",
 ) -> StageProfile:
-    """The profile of a vision-language-action policy that answers one observation of each item.
+    """The profile of a vision-language-action policy that computes one action chunk per observation of an item.
 
     Args:
         text_tokens: tokens of the instruction.

@@ -1,4 +1,4 @@
-"""Profiles of environments that travel in groups, from profiles of single ones."""
+"""Converts profiles of single environments to profiles of environment groups."""
 
 from dataclasses import replace
 

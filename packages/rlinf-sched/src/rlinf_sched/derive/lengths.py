@@ -1,6 +1,6 @@
-"""How long answers are: a lognormal distribution of tokens with a limit, and what groups of answers to one prompt make
-of it. Answers are taken as independent within a group; those to a hard prompt are in fact all long, so that groups
-differ more and hide less of the tail than here.
+"""Lengths of completions: a lognormal distribution of tokens with a limit, and the resulting costs of groups of
+completions of one prompt. Completions of a group are assumed independent; in reality those of a hard prompt are all
+long, so groups differ more and hide less of the tail than here.
 """
 
 from dataclasses import dataclass

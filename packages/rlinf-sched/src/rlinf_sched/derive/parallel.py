@@ -1,5 +1,5 @@
-"""What computing on several devices loses: uneven shares of a mini-batch, bubbles of a pipeline, the reduction of
-gradients, the exchange of tokens between experts.
+"""Losses from computing on several devices: uneven shares of a mini-batch, pipeline bubbles, gradient reduction, token
+exchange between experts.
 
 Devices of an instance lie beside each other, and so do instances; a node has `GPUS_PER_NODE` of them. Nothing here
 overlaps with arithmetic.
@@ -49,8 +49,8 @@ def layouts(model: ModelShape, num_devices: int) -> Iterator[InstanceLayout]:
 
 
 def shared_layer_s(model: ModelShape, gpu: Gpu, width: int, *, passes: int) -> float:
-    """Seconds for one of the instance's tokens that devices which share each layer spend on talking, `passes` times a
-    layer: an all-reduce of its hidden state, or, each device its own tokens, their way to their experts."""
+    """Seconds of communication per token of the instance for devices that share each layer, with `passes` per layer: an
+    all-reduce of its hidden state, or, if each device has its own tokens, sending them to their experts."""
     if model.num_experts:
         return exchange_s(model, gpu, width, passes=passes) / width
     moved = 2 * (width - 1) / width * BYTES_PER_PARAMETER * model.hidden_size

@@ -36,7 +36,7 @@ HOST_PROCESSES = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reasoning:
-    """What a step of reasoning RL asks of its stages."""
+    """The sizes of a reasoning RL step."""
 
     lengths: Lengths
     num_groups: int
@@ -50,7 +50,7 @@ class Reasoning:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embodied:
-    """What a step of embodied RL asks of its stages.
+    """The sizes of an embodied RL step.
 
     Example: OpenVLA in ManiSkill, one action a round: `Embodied(simulator=MANISKILL_PUT_ON_PLATE, num_envs=256,
     num_rounds=80)`.
@@ -59,11 +59,11 @@ class Embodied:
     simulator: GpuSimulator | CpuSimulator
     num_envs: int
     num_rounds: int
-    """Observations that the policy answers for each environment."""
+    """Observations per environment in a step, each with one action chunk."""
     chunk_steps: int = 1
-    """Simulator steps that one answer of the policy covers."""
+    """Simulator steps per action chunk."""
     parallel_decoding: bool = False
-    """True: all tokens of an answer come out of one forward pass (OpenVLA-OFT)."""
+    """True: one forward pass computes all tokens of an action chunk (OpenVLA-OFT)."""
     denoising_steps: int = 0
     """Steps of the model's expert from noise to an answer (pi0)."""
     trained_steps: int = 0
@@ -74,7 +74,7 @@ class Embodied:
     """True: images and text go through a decoder that stays as it is."""
     num_cameras: int = 1
     picture_pixels: int = 224 * 224
-    """Of one camera's picture as the simulator draws it, which is what travels."""
+    """Pixels of one camera's picture as rendered and sent."""
     action_dim: int = 7
     text_tokens: int = 30
     """Tokens of an instruction with its template."""

@@ -1,4 +1,4 @@
-"""What a model costs, from the shape in its Hugging Face config.json: parameters, KV cache, floating-point operations.
+"""The cost of a model from the shape in its Hugging Face config.json: parameters, KV cache, floating-point operations.
 
 Dense and mixture-of-experts decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE), and decoders that
 read image patches, with or without an expert for actions. A multiply-add counts as
@@ -19,7 +19,7 @@ BYTES_PER_PARAMETER = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """The numbers of a decoder that decide its cost.
+    """The numbers that determine a decoder's cost.
 
     Example: Qwen2.5-7B is `find_model("Qwen2.5-7B")`, with 7.62e9 parameters and 57,344 bytes of KV cache per token.
     """
@@ -60,7 +60,7 @@ class ModelShape:
 
     @property
     def num_active_parameters(self) -> int:
-        """Number of parameters that one token meets: of the experts, only the chosen ones."""
+        """Number of parameters used per token: of the experts, only the chosen ones."""
         idle = self._expert_parameters * (self.num_experts - self.num_active_experts)
         return self.num_parameters - self.num_layers * idle
 
@@ -211,7 +211,7 @@ LLAMA_2_7B: Mapping[str, Any] = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
 }
-"""Of its config.json, what a vision-language model on top of it leaves out."""
+"""The keys of its config.json that vision-language models based on it leave out."""
 
 
 def with_vision_towers(

@@ -81,8 +81,8 @@ def batch_profile(model: ModelShape, gpu: Gpu, job: JobShape, memory: RankMemory
 
 
 def forward_s(model: ModelShape, gpu: Gpu, job: JobShape, expert_parallel: int = 1) -> float:
-    """Device-seconds of a forward pass over one group, whose prompt is computed once, in numbers of
-    `job.dtype_bytes`; with the exchange between experts that are dealt out over `expert_parallel` ranks."""
+    """Device-seconds of a forward pass over one group, whose prompt is computed once, in numbers of `job.dtype_bytes`;
+    including the exchange between experts that are distributed over `expert_parallel` ranks."""
     num_tokens = job.lengths.packed_group_tokens
     flops = num_tokens * model.forward_flops(job.lengths.mean_context_tokens)
     exchanged_s = num_tokens * exchange_s(model, gpu, expert_parallel, passes=2)
@@ -106,6 +106,6 @@ def proportional(item_s: float, most: int) -> tuple[TimePoint, ...]:
 
 
 def describe_numbers(model: ModelShape, job: JobShape) -> str:
-    """The type that is computed in, and the share of its peak rate, for a profile's source."""
+    """The compute dtype, and the fraction of its peak rate, for a profile's source."""
     dtype = {2: "bfloat16", 4: "float32"}.get(job.dtype_bytes, f"{job.dtype_bytes} bytes a number")
     return f"{dtype}, at {utilisation(model):.0%} of its rate"

@@ -1,5 +1,5 @@
 """Profiles of training, of log-probabilities and of values: arithmetic at a public utilisation, memory by bytes per
-parameter, what several devices lose as in `parallel`.
+parameter, and the losses of `parallel`.
 
 A hand-over is trained in micro-batches of packed sequences, so activations do not grow with its items.
 """
@@ -183,7 +183,7 @@ def _train_s(
     micro_batch_tokens: int,
     num_items: float,
 ) -> tuple[float, float]:
-    """Seconds of an item, and those of a mini-batch's bubble, in the layout that trains `num_items` soonest."""
+    """Seconds of an item, and those of a mini-batch's bubble, in the layout that trains `num_items` fastest."""
 
     def times(layout: InstanceLayout) -> tuple[float, float]:
         item_s = _item_s(model, gpu, layout, item_flops, item_tokens, passes=6)
@@ -195,7 +195,7 @@ def _train_s(
 def _item_s(
     model: ModelShape, gpu: Gpu, layout: InstanceLayout, item_flops: float, item_tokens: float, *, passes: int
 ) -> float:
-    """Seconds of an item on an instance: its arithmetic, and `passes` meetings of its devices in each layer."""
+    """Seconds of an item on an instance: its arithmetic, and `passes` exchanges between its devices in each layer."""
     arithmetic_s = item_flops / (layout.num_devices * utilisation(model) * gpu.flops_per_s)
     return arithmetic_s + item_tokens * shared_layer_s(model, gpu, layout.width, passes=passes) / layout.num_stages
 

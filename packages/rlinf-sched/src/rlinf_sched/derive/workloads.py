@@ -1,5 +1,6 @@
-"""Ready problems: reasoning RL with GRPO and PPO, embodied RL, and the five workloads of arXiv:2509.15965 with their
-published settings. What the paper leaves open follows the public recipes of the same jobs; each choice says so.
+"""Ready-made problems: reasoning RL with GRPO and PPO, embodied RL, and the five workloads of arXiv:2509.15965 with
+their published settings. What the paper does not specify follows the public recipes of the same jobs; each choice is
+documented.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ _TOKEN_BYTES = 12
 _PIXEL_BYTES = 3
 """Bytes of a pixel of what a policy reads: three colours of 8 bits."""
 _PROMPT_LIMIT = 1024
-"""Tokens of the sequence limit that are kept free for the prompt (public recipes of these jobs)."""
+"""Tokens of the sequence limit that are reserved for the prompt (public recipes of these jobs)."""
 
 
 def grpo(

@@ -1,7 +1,7 @@
-"""Why a plan is as it is: its critical path, its devices and memory, what would help, other modes, what-if answers.
+"""Explains a plan: its critical path, devices and memory, bottlenecks, the other modes, and what-if questions.
 
-`explain_problem` plans and explains a problem; `explain` explains a plan and its timeline. `explanation_text` tells it
-on a terminal, `trace_json` draws it for Perfetto.
+`explain_problem` plans and explains a problem; `explain` explains a plan and its timeline. `explanation_text` formats
+the result for a terminal, `trace_json` for Perfetto.
 """
 
 import lazy_loader

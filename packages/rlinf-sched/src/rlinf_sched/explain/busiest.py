@@ -1,4 +1,4 @@
-"""What has least time to spare in a step, and the share of the step in which it computes."""
+"""The busiest resources of a step, and the fraction of the step in which they compute."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from rlinf_sched.explain.explanation import PlanExplanation
 
 WORTH_A_WORD = 0.005
-"""Moving state and weight syncs that take a smaller share of the step are left out."""
+"""Moving state and weight syncs are mentioned if they take at least this fraction of the step."""
 
 
 def busiest_sentence(explanation: PlanExplanation) -> Iterator[str]:
-    """The devices, host processes or cores that compute most, or the weight syncs where these take longer still.
+    """The devices, host processes or cores that compute most, or the weight syncs if these take even longer.
 
-    Of a group the one that computes most counts, as it has least time to spare.
+    Of a group, the member that computes most counts, because it has the least slack.
     """
     spans = explanation.spans
     syncs = spans.is_kind("sync")
@@ -38,7 +38,8 @@ def busiest_sentence(explanation: PlanExplanation) -> Iterator[str]:
 
 
 def _cores(explanation: PlanExplanation) -> Iterator[tuple[float, str]]:
-    """Where processes want more cores than there are, these make devices and host processes slow: they come first."""
+    """If processes need more cores than there are, devices and host processes are slow because of it, so cores come
+    first."""
     cluster = explanation.problem.cluster
     for node, shares in core_shares(explanation.problem, explanation.plan, explanation.spans).items():
         share = min(sum(shares.values()), 1.0)
@@ -70,7 +71,7 @@ def _host_processes(explanation: PlanExplanation) -> Iterator[tuple[float, str]]
 
 
 def device_shares(plan: Plan, spans: Spans, num_devices: int, *kinds: str) -> np.ndarray:
-    """[num_devices] float64: share of the time in which at least one span of these kinds holds the device."""
+    """[num_devices] float64: fraction of time in which at least one span of these kinds holds the device."""
     chosen, devices = [np.zeros(0, dtype=int)], [np.zeros(0, dtype=int)]
     for stage in plan.stages:
         if stage.devices:
@@ -82,10 +83,10 @@ def device_shares(plan: Plan, spans: Spans, num_devices: int, *kinds: str) -> np
 
 
 def _covered(spans: Spans, chosen: np.ndarray, place: np.ndarray, num_places: int) -> np.ndarray:
-    """[num_places] float64: share of the time in which at least one of the chosen spans runs at a place.
+    """[num_places] float64: fraction of time in which at least one of the chosen spans runs at a place.
 
     Args:
-        place: [chosen] integers, where each of them runs.
+        place: [chosen] integers, the place of each span.
     """
     from_s = place * spans.length_s  # one place after the other
     order = np.argsort(spans.start_s[chosen] + from_s, kind="stable")

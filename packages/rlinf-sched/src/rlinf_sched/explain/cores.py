@@ -1,4 +1,4 @@
-"""How busy the cores of the nodes are in a predicted step, and with what."""
+"""The load of the nodes' cores in a predicted step, by stage."""
 
 import numpy as np
 
@@ -8,9 +8,9 @@ from rlinf_sched.problem import Problem
 
 
 def core_shares(problem: Problem, plan: Plan, spans: Spans) -> dict[int, dict[str, float]]:
-    """Node -> stage -> its share of all that the node's cores could do, from 0 to 1; empty where cores are not counted.
+    """Node -> stage -> its fraction of the node's core time, from 0 to 1; empty if cores are not specified.
 
-    Stages that together want more cores than there are get them in the proportion in which they want them.
+    Stages that together need more cores than there are get them in proportion to their demand.
     """
     cpu_cores = problem.cluster.cpu_cores
     if not cpu_cores:

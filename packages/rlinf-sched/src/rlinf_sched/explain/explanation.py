@@ -1,4 +1,4 @@
-"""Everything that can be told about a plan: what happens, how long it takes, what it waits for, what lost."""
+"""All results of explaining a plan: what happens, how long it takes, the bottlenecks, the alternatives."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ class PathPart:
     """One stage's part of the critical path."""
 
     label: str
-    """A stage, or what else the step waits for: `weight sync`, `moving state`."""
+    """A stage, or another item on the critical path: `weight sync`, `moving state`."""
     seconds: float
     share: float
-    """Share of the step's time, from 0 to 1."""
+    """Fraction of the step's time, from 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,22 +38,22 @@ class ModeRow:
     step_s: float
     is_chosen: bool
     reason: str
-    """The term that lost; for the chosen one, why it was chosen."""
+    """For the chosen plan, why it was chosen; for others, the term in which they are worse."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupUse:
-    """How busy a group of devices is."""
+    """Utilization of a group of devices."""
 
     devices: tuple[int, ...]
     busy_share: Mapping[str, float]
-    """Stage -> share of the time in which it computes on a device of the group, on average; `switch` is moving state,
-    `sync` new weights."""
+    """Stage -> fraction of the time in which it computes on a device of the group, on average; `switch` is moving
+    state, `sync` new weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PlanExplanation:
-    """A plan and what there is to say about it. Text, JSON and the page are made from this alone."""
+    """An explained plan. Text, JSON and the page are made from this alone."""
 
     problem: Problem
     plan: Plan
@@ -66,13 +66,13 @@ class PlanExplanation:
     answers: tuple[WhatIf, ...]
     """Answers to what-if questions; empty if none were asked."""
     gains: tuple[Gain, ...]
-    """What it would help if one thing took less time, the most first; empty if it was not asked."""
+    """Time saved if one thing took less time, the largest first; empty if not requested."""
     notes: tuple[str, ...]
-    """What to be careful about."""
+    """Caveats."""
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step as the simulator finds them: from one end to the next, where steps overlap.
+        """Seconds of a step as simulated: between consecutive ends, if steps overlap.
 
         The planner's own prediction is in the plan.
         """
@@ -80,11 +80,11 @@ class PlanExplanation:
 
     @property
     def sentences(self) -> list[str]:
-        """The plan in plain words."""
+        """The plan in sentences."""
         return sentences(self)
 
     def to_json(self) -> str:
-        """The explanation as JSON text: the plan, and all that the page shows except the timeline."""
+        """The explanation as JSON text: the plan, and everything the page shows except the timeline."""
         return json.dumps(_tree(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -96,14 +96,14 @@ def explain(
     answers: Sequence[WhatIf] = (),
     gains: Sequence[Gain] = (),
 ) -> PlanExplanation:
-    """What there is to say about a plan.
+    """Explains a plan.
 
     Args:
         plan: fits the problem.
         spans: its predicted timeline.
         path_s: label -> seconds of the critical path.
-        answers: what `what_if` returned, where it was asked.
-        gains: what `gains_of` returned, where it was asked.
+        answers: results of `what_if`, if requested.
+        gains: results of `gains_of`, if requested.
     """
     parts = [PathPart(label=label, seconds=s, share=s / spans.step_s) for label, s in path_s.items() if s > 0]
     return PlanExplanation(
@@ -121,7 +121,7 @@ def explain(
 
 
 def _modes(plan: Plan, simulated_s: float) -> tuple[ModeRow, ...]:
-    """Step times by one measure, the planner's; the simulator's where the planner said nothing."""
+    """Step times by one measure: the planner's, or the simulator's if there is none."""
     step_s = plan.prediction.step_s if plan.prediction else simulated_s
     others = plan.prediction.runners_up if plan.prediction else ()
     chosen = ModeRow(mode=plan.mode, step_s=step_s, is_chosen=True, reason=plan.reason)

@@ -1,4 +1,4 @@
-"""What a simulation says, cut down to one step; where steps overlap, to a few of the steady state."""
+"""Reduces a simulated timeline to one step, or to a few of the steady state if steps overlap."""
 
 import numpy as np
 
@@ -9,13 +9,13 @@ from rlinf_sched.simulator.timeline import SPAN_KINDS
 MOVING_STATE, MOVING_ITEMS, WEIGHT_SYNC = "moving state", "moving items", "weight sync"
 _PATH_LABELS = {"onload": MOVING_STATE, "offload": MOVING_STATE, "transfer": MOVING_ITEMS, "sync": WEIGHT_SYNC}
 _SAME_PACE = 0.01
-"""Steps whose mean is within this share of the pace of all stand for all."""
+"""Steps represent all if their mean is within this fraction of the overall pace."""
 
 
 def spans_of(timeline: Timeline) -> Spans:
-    """The spans of the steps that are shown, cut where they reach across the beginning or the end.
+    """The spans of the steps that are shown, clipped at the beginning and the end.
 
-    A weight sync, which the simulator counts once, is given to every rank of the stage that trained.
+    A weight sync, which the simulator counts once, is assigned to every rank of the stage that trained.
     """
     num_shown, start_s, end_s = _typical_steps(timeline)
     inside = np.flatnonzero((timeline.end_s > start_s) & (timeline.start_s < end_s))
@@ -38,8 +38,7 @@ def spans_of(timeline: Timeline) -> Spans:
 
 
 def path_of(timeline: Timeline) -> dict[str, float]:
-    """Label -> seconds of a step on the critical path, in the mean of the steps that are shown: a stage, or what is
-    moved."""
+    """Label (a stage, or what is moved) -> mean seconds per shown step on the critical path."""
     _, start_s, end_s = _typical_steps(timeline)
     path: dict[str, float] = {}
     for segment in timeline.critical_path:
@@ -51,11 +50,11 @@ def path_of(timeline: Timeline) -> dict[str, float]:
 
 
 def _typical_steps(timeline: Timeline) -> tuple[int, float, float]:
-    """(how many steps, from when, to when).
+    """(number of steps, start, end).
 
-    One after the other: that whose length is nearest to the mean. Where steps overlap they may differ, and repeat only
-    every few: as few settled ones in a row as keep the pace of all. The last are none of them, as nothing is generated
-    beside these.
+    Without overlap: the step whose length is closest to the mean. Overlapping steps may differ and repeat only every
+    few steps: the shortest run of settled steps with the overall pace. The last steps are excluded, because nothing is
+    generated beside them.
     """
     ends_s = np.concatenate([[0.0], timeline.step_end_s])
     ahead = timeline.max_staleness

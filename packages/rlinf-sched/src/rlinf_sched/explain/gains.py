@@ -1,4 +1,4 @@
-"""What a step gains where one thing takes less time: the plan stays as it is, and the simulator is asked again."""
+"""The gain from speeding up one thing: the plan stays, and the simulator runs again with shorter times."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,33 +13,32 @@ from rlinf_sched.simulator.lowering import Lowered, lower
 from rlinf_sched.simulator.simulation import execute_lowered
 
 LESS = 0.1
-"""Share of its time that each thing is relieved of."""
+"""Fraction of its time by which each thing is sped up."""
 MOST_ITEMS = 300_000
-"""Items, all stages, rounds and simulated steps together, up to which it is asked: 0.1 s
-each time."""
+"""Maximum total of items over stages, rounds and simulated steps for which gains are computed: 0.1 s per simulation."""
 
 Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
-    """What it would help if one thing took `LESS` less time."""
+    """The gain if one thing took `LESS` less time."""
 
     label: str
     """A stage, `the weight sync from actor to rollout`, `moving state` (onload and offload) or `moving items`."""
     share: float
-    """Share of the step's time that is saved; negative where the step takes longer."""
+    """Fraction of the step's time that is saved; negative if the step gets longer."""
 
 
 def gains_of(problem: Problem, plan: Plan, *, num_draws: int = 0) -> tuple[Gain, ...]:
-    """What each stage and each thing that is moved would gain, the most first; one simulation each.
+    """The gain of each stage and each kind of transfer, the largest first; one simulation each.
 
     Args:
         plan: fits the problem.
-        num_draws: as the plan was judged.
+        num_draws: as used for the plan.
 
     Returns:
-        nothing where a step has too many items to be simulated that often.
+        empty if a step has too many items to be simulated that often.
     """
     lowered = lower(problem, plan, **judging(num_draws))
     num_items = problem.num_items * sum(problem.profile(stage.name).rounds for stage in problem.flow.stages)
@@ -55,7 +54,7 @@ def gains_of(problem: Problem, plan: Plan, *, num_draws: int = 0) -> tuple[Gain,
 
 
 def _changes(problem: Problem, lowered: Lowered) -> Iterator[tuple[str, Arrays]]:
-    """What may take less time, with the arrays in which it does."""
+    """The things to speed up, each with changed arrays."""
     arrays = lowered.arrays
     ends = [*arrays["table_start"][1:].tolist(), len(arrays["table"])]
     for s, (name, start, end) in enumerate(zip(lowered.stages, arrays["table_start"].tolist(), ends, strict=True)):

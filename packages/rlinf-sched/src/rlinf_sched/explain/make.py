@@ -1,4 +1,4 @@
-"""Makes the explained plan of a problem: planner, what would help most, and what-if answers in one call."""
+"""Makes the explained plan of a problem: planner, gains and what-if questions in one call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,11 +20,11 @@ def explain_problem(
 
     Args:
         modes: plan only these; None: all.
-        num_draws: as in `plan`; of drawn steps the one that is nearest to their mean is shown.
+        num_draws: as in `best_plan`; the drawn step closest to their mean is shown.
         asks_what_if: also plan the changed problems of `what_if.changes`.
 
     Raises:
-        SchedError: the problem contradicts itself, or no plan fits.
+        SchedError: the problem is inconsistent, or no plan fits.
     """
 
     planned = plan_and_compare(problem, modes, num_draws=num_draws)
@@ -38,7 +38,7 @@ def explain_problem(
 
 
 def _with_reasons(planned: Planned, path_s: Mapping[str, float]) -> Plan:
-    """The plan with a reason for each runner-up: what its critical path has more of."""
+    """The plan with a reason for each runner-up: the term that is larger on its critical path."""
     prediction = planned.plan.prediction
     assert prediction is not None, "the planner predicts"
     runners_up = tuple(
@@ -49,7 +49,7 @@ def _with_reasons(planned: Planned, path_s: Mapping[str, float]) -> Plan:
 
 
 def lost_term(chosen_s: Mapping[str, float], other_s: Mapping[str, float]) -> str:
-    """The part of the critical path that the other plan has most more of, for people; empty if there is none.
+    """The term of the critical path in which the other plan is worst, as text; empty if there is none.
 
     Args:
         chosen_s, other_s: label -> seconds on the critical path.

@@ -1,4 +1,4 @@
-"""What lies in the memory of each group of devices at its fullest moment."""
+"""The memory of each group of devices at its peak."""
 
 from dataclasses import dataclass
 
@@ -11,17 +11,17 @@ from rlinf_sched.profile import InstanceProfile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryUse:
-    """What lies in the memory of one device of a group; all devices of a group hold the same."""
+    """The memory of one device of a group; all devices of a group hold the same."""
 
     group: DeviceGroup
     capacity_bytes: int
     """Memory of the smallest device of the group."""
     fullest: str
-    """The stage that computes when the device is fullest."""
+    """The stage that computes at the peak."""
     state_bytes: dict[str, int]
     """Stage -> bytes of its weights, optimizer and environments on the device at that moment."""
     work_bytes: int
-    """Bytes that the computing stage works with: activations, KV cache."""
+    """Work memory of the computing stage: activations, KV cache."""
 
     @property
     def used_bytes(self) -> int:
@@ -34,7 +34,7 @@ def memory_uses(problem: Problem, plan: Plan) -> list[MemoryUse]:
 
 
 def peak_bytes(problem: Problem, plan: Plan, stage: str) -> int:
-    """Bytes on the fullest of a stage's devices while it computes, with what others keep there; 0 for a stage on the
+    """Peak bytes on a stage's devices while it computes, including the state of others there; 0 for a stage on the
     host."""
     moments = [
         _moment(problem, plan, group, stage) for group in device_groups(plan) if group.devices and stage in group.stages
@@ -57,7 +57,7 @@ def _use(problem: Problem, plan: Plan, group: DeviceGroup) -> MemoryUse:
 
 
 def _moment(problem: Problem, plan: Plan, group: DeviceGroup, computing: str) -> tuple[dict[str, int], int]:
-    """Resident bytes by stage and the work of the one that computes; stages of its turn are on the device with it."""
+    """Resident bytes by stage, and the work memory of the computing stage; all stages of its turn are on the device."""
     turn, resident, work = plan.stage(computing).turn, {}, 0
     for name in _holders(problem, group, computing):
         stage = plan.stage(name)
@@ -74,7 +74,7 @@ def _moment(problem: Problem, plan: Plan, group: DeviceGroup, computing: str) ->
 
 
 def _holders(problem: Problem, group: DeviceGroup, computing: str) -> list[str]:
-    """One stage for each worker group, as its stages share one state: the computing one, else the first."""
+    """One stage per worker group, because its stages share one state: the computing one, otherwise the first."""
     holder: dict[str, str] = {}
     for name in (computing, *group.stages):
         holder.setdefault(problem.flow.stage(name).worker, name)
@@ -82,7 +82,7 @@ def _holders(problem: Problem, group: DeviceGroup, computing: str) -> list[str]:
 
 
 def handed_over(problem: Problem, stage: StagePlan) -> int:
-    """Items that an instance of the stage hands on at a time."""
+    """Items per hand-over of an instance."""
     return stage_time.handed_over(
         problem.instance(stage),
         problem.profile(stage.stage).batching,
@@ -93,7 +93,7 @@ def handed_over(problem: Problem, stage: StagePlan) -> int:
 
 
 def items_at_once(problem: Problem, stage: StagePlan, profile: InstanceProfile) -> int:
-    """Items in one hand-over, or in a continuously batching engine at its fullest."""
+    """Items in one hand-over, or the maximum in a continuously batching engine."""
     return stage_time.items_at_once(
         profile,
         problem.profile(stage.stage).batching,

@@ -1,4 +1,4 @@
-"""Numbers with units for people."""
+"""Formats numbers with units."""
 
 
 def seconds(value: float) -> str:

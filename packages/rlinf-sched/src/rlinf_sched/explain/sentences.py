@@ -1,4 +1,4 @@
-"""A plan in plain words, for readers who have never seen one."""
+"""Describes a plan in sentences, for readers who have never seen one."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from rlinf_sched.explain.explanation import PlanExplanation
 
 BUSY_ENOUGH = 0.9
-"""The least busy group is named below this share of computing devices."""
+"""The least busy group is named if its utilization is below this fraction."""
 NEARLY_FULL = 0.95
 AGREEMENT = 0.05
-"""The planner and the simulator may differ by this much without a word."""
+"""Relative difference of planner and simulator that needs no note."""
 CLOSE_CALL = 0.03
-"""A runner-up that is this close deserves a measurement."""
+"""A runner-up this close deserves a measurement."""
 WORTH_GAINING = 0.005
-"""Share of the step that something has to save to be called a help."""
+"""Minimum saved fraction of the step for a gain to be mentioned."""
 
 
 def sentences(explanation: PlanExplanation) -> list[str]:
-    """What happens and why, one sentence each, from the plan as a whole to its details."""
+    """What happens and why, one sentence each, from the whole plan to its details."""
     return [
         *_headline(explanation),
         *_placement(explanation.problem, explanation.plan),
@@ -40,7 +40,7 @@ def sentences(explanation: PlanExplanation) -> list[str]:
 
 
 def measured_range_notes(problem: Problem, plan: Plan) -> Iterator[str]:
-    """Notes where the plan relies on a profile outside the range it was given for."""
+    """Notes if the plan uses a profile outside the range it was given for."""
     for stage in plan.stages:
         profile = problem.instance(stage)
         largest, num_items = profile.points[-1].num_items, items_at_once(problem, stage, profile)
@@ -53,7 +53,7 @@ def measured_range_notes(problem: Problem, plan: Plan) -> Iterator[str]:
 
 
 def agreement_notes(plan: Plan, simulated_s: float) -> Iterator[str]:
-    """Notes where the planner and the simulator, which check each other, differ."""
+    """Notes if planner and simulator, which check each other, differ."""
     if plan.prediction and abs(plan.prediction.step_s / simulated_s - 1) > AGREEMENT:
         yield (
             f"the planner expects {seconds(plan.prediction.step_s)} a step and the simulator {seconds(simulated_s)}; "
@@ -62,7 +62,7 @@ def agreement_notes(plan: Plan, simulated_s: float) -> Iterator[str]:
 
 
 def draws_notes(plan: Plan) -> Iterator[str]:
-    """A note where plans were judged by drawn costs."""
+    """A note if plans were compared by drawn costs."""
     if plan.prediction and plan.prediction.num_draws:
         yield (
             f"plans are compared by the mean of {counted(plan.prediction.num_draws, 'step')} with drawn costs; the "
@@ -111,7 +111,7 @@ def _placement(problem: Problem, plan: Plan) -> Iterator[str]:
 
 
 def _overlaps(problem: Problem, plan: Plan, stage: StagePlan) -> bool:
-    """Whether another stage works on other devices on what this one hands on."""
+    """Whether another stage works on other devices on the output of this one."""
     readers = [plan.stage(name) for name in problem.flow.successors()[stage.stage]]
     return any(stage.devices and reader.devices and not set(stage.devices) & set(reader.devices) for reader in readers)
 
@@ -131,7 +131,7 @@ def _path(explanation: PlanExplanation) -> Iterator[str]:
 
 
 def _gain(explanation: PlanExplanation) -> Iterator[str]:
-    """What would make the step shorter most if it took less time."""
+    """What would shorten the step most if it took less time."""
     for best in explanation.gains[:1]:
         if best.share < WORTH_GAINING:
             yield (
@@ -146,7 +146,7 @@ def _gain(explanation: PlanExplanation) -> Iterator[str]:
 
 
 def _limits(explanation: PlanExplanation) -> Iterator[str]:
-    """Host stages that the step waits for and that have as many processes as their profile or their node allows."""
+    """Host stages on the critical path that have as many processes as their profile or their node allows."""
     problem = explanation.problem
     waited_for = {part.label for part in explanation.path if part.share >= 0.005}
     for stage in explanation.plan.stages:

@@ -1,4 +1,4 @@
-"""A predicted timeline as columns of spans, and which devices each span holds."""
+"""A predicted timeline as columns of spans, and the devices that each span holds."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -8,24 +8,24 @@ import numpy as np
 from rlinf_sched.plan import Plan, StagePlan
 
 Kind = Literal["compute", "step", "onload", "offload", "sync", "transfer"]
-"""compute: on a hand-over. step: once after the last hand-over (optimizer). onload, offload: moving state.
-sync: new weights. transfer: a hand-over under way, which holds no device."""
+"""compute: on a hand-over. step: once after the last hand-over (optimizer). onload, offload: moving state. sync: new
+weights. transfer: a hand-over in transit, which holds no device."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Spans:
-    """What every rank does when, in one step or several. One entry of each array is one span."""
+    """The activities of every rank over time, in one step or several. One entry of each array is one span."""
 
     step_s: float
-    """Seconds from the end of one step to the end of the next; the mean of them where steps overlap."""
+    """Seconds between the ends of consecutive steps; their mean if steps overlap."""
     num_steps: int = 1
-    """Steps that end within the spans; more than one only where steps overlap."""
+    """Steps that end within the spans; more than one only if steps overlap."""
     length_s: float
-    """Seconds of all that is shown: `step_s` for one step, about `num_steps` times that where steps overlap."""
+    """Seconds of everything shown: `step_s` for one step, about `num_steps` times that if steps overlap."""
     stages: tuple[str, ...]
-    """Names that `stage` counts in."""
+    """Names of the stages; `stage` holds indices into this."""
     stage: np.ndarray
     """[n] integers, into `stages`."""
     rank: np.ndarray
@@ -33,7 +33,7 @@ class Spans:
     kind: np.ndarray
     """[n] integers, into `KINDS`."""
     start_s: np.ndarray
-    """[n] float64, from the beginning of what is shown."""
+    """[n] float64, from the beginning of the shown time."""
     end_s: np.ndarray
     """[n] float64."""
     num_items: np.ndarray
@@ -51,7 +51,7 @@ class Spans:
         return self.stage == self.stages.index(name)
 
     def busy_share(self, name: str) -> float:
-        """Share of the time, from 0 to 1, in which the stage's busiest instance computes."""
+        """Fraction of the time, from 0 to 1, in which the stage's busiest instance computes."""
         mine = self.of_stage(name) & self.is_kind("compute", "step")
         busy_s = np.bincount(self.rank[mine], weights=self.end_s[mine] - self.start_s[mine])
         return float(busy_s.max(initial=0.0)) / self.length_s
@@ -59,7 +59,7 @@ class Spans:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceGroup:
-    """Devices that carry the same stages; in a drawing one row can stand for all of them."""
+    """Devices with the same stages; a drawing can show all of them in one row."""
 
     devices: tuple[int, ...]
     """Ascending; empty for the host."""
@@ -85,7 +85,7 @@ def device_groups(plan: Plan) -> list[DeviceGroup]:
 
 
 def usage(spans: Spans, plan: Plan, group: DeviceGroup, edges_s: np.ndarray) -> dict[str, np.ndarray]:
-    """How many of a group's devices each stage keeps busy, on average over each bin of time.
+    """Number of a group's devices that each stage keeps busy, on average over each bin of time.
 
     Args:
         edges_s: [bins + 1] float64, ascending.
@@ -107,7 +107,7 @@ def usage(spans: Spans, plan: Plan, group: DeviceGroup, edges_s: np.ndarray) -> 
 
 
 def _rank_weights(stage: StagePlan, group: DeviceGroup) -> np.ndarray:
-    """[ranks] float64: how much of the group's devices a busy rank takes."""
+    """[ranks] float64: devices of the group per busy rank."""
     if not group.devices:
         return np.ones(stage.num_ranks)
     inside = set(group.devices)
@@ -116,13 +116,13 @@ def _rank_weights(stage: StagePlan, group: DeviceGroup) -> np.ndarray:
 
 
 def _covered(start_s: np.ndarray, end_s: np.ndarray, weight: np.ndarray, edges_s: np.ndarray) -> np.ndarray:
-    """[bins] float64: the sum of the weights of the spans that cover a moment, averaged over each bin."""
+    """[bins] float64: the sum of the weights of the active spans, averaged over each bin."""
     integral = _passed(start_s, weight, edges_s) - _passed(end_s, weight, edges_s)
     return np.maximum(np.diff(integral) / np.diff(edges_s), 0.0)
 
 
 def _passed(times_s: np.ndarray, weight: np.ndarray, at_s: np.ndarray) -> np.ndarray:
-    """[len(at_s)]: the sum over all times before a moment of weight * (moment - time)."""
+    """[len(at_s)]: the sum of weight * (moment - time) over all times before a moment."""
     order = np.argsort(times_s, kind="stable")
     times_s, weight = times_s[order], weight[order]
     count = np.searchsorted(times_s, at_s)

@@ -13,8 +13,8 @@ BAR_WIDTH = 40
 
 
 def explanation_text(explanation: PlanExplanation, *, width: int = WIDTH) -> str:
-    """Tables of the plan, its critical path, the modes and what-if answers, and the plan in words; wrapped to a width
-    where texts can be."""
+    """Tables of the plan, its critical path, the modes and what-if answers, and the plan in sentences; wrapped to a
+    width where possible."""
     parts = [
         "\n".join(_wrapped(sentence, "", width) for sentence in explanation.sentences),
         _titled("plan", _plan_rows(explanation), right=(2, 3, 6, 7, 8), width=width),
@@ -47,7 +47,7 @@ def _plan_rows(explanation: PlanExplanation) -> list[tuple[str, ...]]:
 
 
 def _times(explanation: PlanExplanation, stage: str) -> tuple[str, str]:
-    """Says when the stage computes; where steps overlap, how long in each of them."""
+    """When the stage computes; if steps overlap, for how long in each."""
     spans = explanation.spans
     if explanation.problem.flow.max_staleness:
         share = spans.busy_share(stage)

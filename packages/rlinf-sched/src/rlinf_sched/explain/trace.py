@@ -1,6 +1,6 @@
-"""The predicted timeline as Chrome trace events, which Perfetto (ui.perfetto.dev) opens, as the trace of a run does.
+"""Exports the predicted timeline as Chrome trace events for Perfetto (ui.perfetto.dev), like the trace of a run.
 
-A worker group is a "process" of the trace and a rank a "thread"; counters tell how many devices compute. Format: "Trace
+A worker group is a "process" of the trace and a rank a "thread"; counters show how many devices compute. Format: "Trace
 Event Format", the object form, by the Chromium authors.
 """
 
@@ -43,7 +43,7 @@ def _names(plan: Plan, flow: FlowGraph) -> list[dict[str, Any]]:
 def _events(spans: Spans, plan: Plan, flow: FlowGraph) -> list[dict[str, Any]]:
     pids = {worker: pid for pid, worker in enumerate(flow.workers, start=1)}
     pid_of_stage = [pids[flow.stage(name).worker] for name in spans.stages]
-    # Both ends are cut off alike: spans that follow one another would overlap by a rounding error, and be dropped.
+    # Both ends are truncated alike; otherwise consecutive spans would overlap by a rounding error, and be dropped.
     starts_us, ends_us = (np.floor(times_s * 1e6).astype(int).tolist() for times_s in (spans.start_s, spans.end_s))
     events = []
     for i in np.argsort(spans.start_s, kind="stable"):

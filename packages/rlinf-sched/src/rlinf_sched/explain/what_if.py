@@ -1,5 +1,5 @@
-"""What another problem would give: more devices, another GPU, a faster network, larger steps, steps that overlap,
-longer answers, no offload. Each answer is a plan of its own."""
+"""What-if questions: more devices, another GPU, a faster network, larger steps, overlapping steps, longer completions,
+no offload. Each is answered by a new plan."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,34 +17,34 @@ LONGER = 1.3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProblemVariant:
-    """Another problem to ask about."""
+    """A changed problem."""
 
     question: str
     """The question in words: "twice the devices"."""
     meaning: str
-    """What exactly was changed."""
+    """The exact change."""
     problem: Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """What the planner makes of a changed problem."""
+    """The planner's result for a changed problem."""
 
     question: str
     meaning: str
     step_s: float | None
-    """Seconds of a step; None where no plan fits."""
+    """Seconds of a step; None if no plan fits."""
     mode: str | None
     num_devices: int
     text: str
-    """The change in words, or why nothing fits."""
+    """The effect in words, or why nothing fits."""
 
 
 def changes(problem: Problem, plan: Plan) -> Iterator[ProblemVariant]:
-    """The questions that make sense for a problem.
+    """The questions that apply to a problem.
 
     Args:
-        plan: the plan of the problem as it is; says how many devices generation has.
+        plan: the plan of the original problem, for the number of devices that generate.
     """
     num_devices = len(problem.cluster.compute_devices)
     group = _main_generation_group(problem.flow)
@@ -87,7 +87,7 @@ def changes(problem: Problem, plan: Plan) -> Iterator[ProblemVariant]:
 
 
 def _other_machines(problem: Problem) -> Iterator[ProblemVariant]:
-    """A faster network where there are several nodes, and the first product that is no slower by its datasheet."""
+    """A faster network if there are several nodes, and the first GPU that is at least as fast by its datasheet."""
     cluster = problem.cluster
     if cluster.num_nodes > 1:
         links = replace(cluster.links, network_bytes_per_s=2 * cluster.links.network_bytes_per_s)
@@ -140,7 +140,7 @@ def _on_other_gpus(problem: Problem, now: Gpu, gpu: Gpu) -> Problem:
 
 
 def _other_steps(problem: Problem) -> Iterator[ProblemVariant]:
-    """Twice the items, and generation one step further ahead, where there may be so many."""
+    """Twice the items, and generation one step further ahead, if allowed."""
     rounds = max(profile.rounds for profile in problem.profiles.stages.values())
     if 2 * problem.num_items * rounds <= MAX_ITEMS:
         yield ProblemVariant(
@@ -162,14 +162,14 @@ def what_if(problem: Problem, plan: Plan, make_plan: Callable[[Problem], Plan]) 
     """Plans every changed problem and compares.
 
     Args:
-        plan: the plan of the unchanged problem, with a prediction.
-        make_plan: the planner, with the choices that the plan itself was made with.
+        plan: the plan of the original problem, with a prediction.
+        make_plan: the planner, with the arguments used for the plan.
     """
     return [_answer(change, plan, make_plan, problem.num_items) for change in changes(problem, plan)]
 
 
 def grown(cluster: Cluster, num_more: int) -> Cluster:
-    """The cluster with more devices like its last one, on new nodes as large as its largest."""
+    """The cluster with more devices like its last one, on new nodes of its largest node's size."""
     last = cluster.devices[cluster.compute_devices[-1]]
     sizes = [sum(device.node == node for device in cluster.devices) for node in {d.node for d in cluster.devices}]
     first_node = max(device.node for device in cluster.devices) + 1
@@ -180,7 +180,7 @@ def grown(cluster: Cluster, num_more: int) -> Cluster:
 
 
 def _main_generation_group(flow: FlowGraph) -> str | None:
-    """The one that plays the role rollout, else the first."""
+    """The stage with the role rollout, otherwise the first."""
     groups = flow.generation_groups
     playing = [group for group in groups if any(flow.stage(name).role == "rollout" for name in flow.workers[group])]
     return next(iter([*playing, *groups]), None)
@@ -199,7 +199,7 @@ def _answer(change: ProblemVariant, plan: Plan, make_plan: Callable[[Problem], P
             num_devices=num_devices,
             text=str(e),
         )
-    assert plan.prediction is not None and other.prediction is not None, "the planner predicts what it plans"
+    assert plan.prediction is not None and other.prediction is not None, "the planner sets predictions"
     before_s, after_s = plan.prediction.step_s * change.problem.num_items / num_items, other.prediction.step_s
     if abs(after_s - before_s) < 0.005 * before_s:
         text = "makes no difference"

@@ -1,4 +1,4 @@
-"""Finds the best execution of a flow: see `search`."""
+"""Finds the best plan of a flow: see `search`."""
 
 from rlinf_sched.planner.judged import Judged
 from rlinf_sched.planner.make import Planned, best_plan, plan_and_compare

@@ -1,4 +1,4 @@
-"""The order in which items come to a stage, as far as it matters: what the items cost that come last."""
+"""The order in which items arrive at a stage, as far as it matters: the costs of the last ones."""
 
 import heapq
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from rlinf_sched.profile import StageProfile
 
 
 def arriving_costs(problem: Problem) -> Mapping[str, np.ndarray]:
-    """Stage -> float64 [num_items]: the costs of its items in the order in which they come to it.
+    """Stage -> float64 [num_items]: the costs of its items in the order of arrival.
 
-    Stages hand items on in the order in which they came, except with continuous batching, where cheap items overtake
-    dear ones: a rollout's long answers come last to all later stages, which take long for them too. The order is that
-    of a rollout on all devices. Stages of a cycle, through which items come several times, count as keeping it.
+    Stages keep the order of items, except with continuous batching, where cheap items overtake expensive ones: a
+    rollout's long completions arrive last at all later stages, which are also slow for them. The order is computed for
+    a rollout on all devices. Stages of a cycle, through which items pass several times, are assumed to keep it.
     """
     flow = problem.flow
     successors = flow.successors()
@@ -32,7 +32,8 @@ def arriving_costs(problem: Problem) -> Mapping[str, np.ndarray]:
 
 
 def _leaving(problem: Problem, profile: StageProfile, costs: np.ndarray) -> np.ndarray:
-    """Times at which items leave if each enters an engine as soon as a place is free; one of mean cost takes 1."""
+    """Times at which items leave if each enters an engine as soon as there is capacity; an item of mean cost takes
+    1."""
     instance = profile.instances[0]
     available = len(problem.cluster.compute_devices) // max(1, instance.num_devices)
     num_engines = max(1, min(available, profile.max_instances or available))

@@ -1,7 +1,7 @@
-"""What a plan may become: plans that differ from it in one thing, or in two.
+"""Moves of local search: plans that differ from a given one in one thing, or in two.
 
-A hand-over, offload, the order of turns that need nothing of each other, the number of processes on the host, how many
-devices an instance spans, and the devices of a worker group or of all groups that share them.
+A granularity, offload, the order of independent turns, the number of host processes, the devices per instance, and the
+devices of a worker group or of all groups that share them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from rlinf_sched.planner.sizes import Sizes
 from rlinf_sched.problem import Problem
 
 _MOST_REGROUPED = 6
-"""Worker groups on devices, of which all partitions are tried."""
+"""Maximum number of worker groups on devices for which all partitions are tried."""
 _NUM_WIDTHS = 8
-"""Choices of widths that are tried where groups come to other devices: those first that keep them."""
+"""Combinations of widths that are tried when groups move to other devices, starting with unchanged widths."""
 
 
 class Changes:
-    """Changes of the plans of one problem. None is checked for whether it fits or goes round.
+    """Moves for the plans of one problem. Whether a result fits or can be executed is not checked here.
 
     Attributes:
         groups: worker group -> its stages, by their index in the flow.
         turns: the stages of each turn, in the order of the flow.
-        cycles: those of each cycle.
+        cycles: the stages of each cycle.
         turn_of: stage -> its turn.
     """
 
@@ -55,36 +55,36 @@ class Changes:
         ]
 
     def order(self, placements: Placements) -> tuple[int, ...]:
-        """The turns, in the order in which they come."""
+        """The turns, in their order of execution."""
         turns = [placements[turn[0]].turn for turn in self.turns]
         return tuple(sorted(range(len(turns)), key=turns.__getitem__))
 
     def single(self, placements: Placements) -> Iterator[Placements]:
-        """Everything that differs in one thing."""
+        """All plans that differ in one thing."""
         yield from self._other_settings(placements)
         for kind in self.moves(placements):
             yield from kind
 
     def in_place(self, placements: Placements) -> Iterator[Placements]:
-        """Everything that differs in one thing while all groups keep their devices."""
+        """All plans that differ in one thing while all groups keep their devices."""
         yield from self._other_settings(placements)
         for group in self.groups.values():
             if placements[group[0]].devices:
                 yield from self._moved(placements, [(group, placements[group[0]].devices)])
 
     def moves(self, placements: Placements) -> list[Iterator[Placements]]:
-        """Each kind of change of devices; other widths on the same ones are among the first."""
+        """All changes of devices, by kind; other widths on the same devices are in the first kind."""
         sides = self._sides(placements)
         places = (moved for side in sides for moved in self._other_places(placements, side))
         return [places, self._exchanges(placements, sides), self._between_two(placements), self._halves(placements)]
 
     def pairs_in_place(self, placements: Placements) -> Iterator[Placements]:
-        """Two changes after which all groups have their devices still."""
+        """Pairs of changes after which all groups still have their devices."""
         return (pair for one in self.in_place(placements) for pair in self.in_place(one))
 
     def with_hand_over(self, placements: Placements) -> Iterator[Placements]:
-        """Other devices for groups, and there another hand-over, or offload or not; or devices that go from one to
-        another, and another hand-over."""
+        """Other devices for groups, together with another granularity or offload there; or devices that move from one
+        group to another, together with another granularity."""
         sides = self._sides(placements)
         for side in sides:
             turns = [turn for turn in self.turns if any(turn[0] in group for group in side)]
@@ -97,7 +97,7 @@ class Changes:
                 yield from self._other_granularities(moved, turn)
 
     def finer(self, placements: Placements) -> Iterator[Placements]:
-        """Sizes of hand-overs and numbers of processes on the host between those that are tried first."""
+        """Granularities and numbers of host processes between those that are tried first."""
         for turn in self.turns:
             others = self._other_sizes(placements, turn, self._sizes.between)
             yield from (_handing_over(placements, some, to) for some, to in others)
@@ -107,7 +107,7 @@ class Changes:
                 yield from (_placed(placements, group, 0, count) for count in counts)
 
     def drawn(self, placements: Placements, draw: random.Random) -> Placements:
-        """One change of a kind drawn at random; the plan itself where there is none of that kind."""
+        """A random change of one kind; the plan itself if there is none of that kind."""
         turn = draw.choice(self.turns)
         kind = draw.randrange(8)
         if kind < 3:
@@ -143,8 +143,8 @@ class Changes:
     def regroupings(
         self, placements: Placements, area_s: Callable[[int, StagePlacement], float]
     ) -> Iterator[Placements]:
-        """Each way in which the worker groups can share devices, or have their own, with as many for each as their work
-        asks for (`area_s`: device-seconds of a stage), and all on each assignment to pools."""
+        """Every way in which the worker groups can share devices or have their own, with devices in proportion to their
+        work (`area_s`: device-seconds of a stage), on each assignment to pools."""
         groups = [group for group in self.groups.values() if placements[group[0]].devices]
         if not 1 <= len(groups) <= _MOST_REGROUPED or self._problem.pinned_devices:
             return
@@ -165,7 +165,7 @@ class Changes:
                 yield from self._some_moved(placements, places)
 
     def _other_settings(self, placements: Placements) -> Iterator[Placements]:
-        """Other granularities, offload or not, another number on the host, another order."""
+        """Other granularities, offload, numbers of host processes, orders."""
         for turn in self.turns:
             yield from self._other_granularities(placements, turn)
             yield from self._other_offload(placements, turn)
@@ -182,10 +182,10 @@ class Changes:
     def _other_sizes(
         self, placements: Placements, turn: Sequence[int], sizes: Callable[[Sequence[int], int, int], Iterable[int]]
     ) -> Iterator[tuple[Sequence[int], int]]:
-        """Stages of a turn, and what all of them might hand over instead.
+        """The stages of a turn, and other granularities that all of them may have.
 
         Args:
-            sizes: those of stages with so many ranks, which hand over so much now.
+            sizes: maps a number of ranks and the current granularity to the alternatives.
         """
         for some in _alone_and_together(turn):
             now, num_ranks = self._size(placements[some[0]]), min(placements[s].num_ranks for s in some)
@@ -205,7 +205,7 @@ class Changes:
             yield tuple(changed)
 
     def _other_orders(self, placements: Placements) -> Iterator[Placements]:
-        """Two turns that need nothing of each other and share devices, one right after the other, change places."""
+        """Swaps two consecutive turns that are independent of each other and share devices."""
         order = self.order(placements)
         for place, (first, second) in enumerate(itertools.pairwise(order)):
             ends = itertools.product(self.turns[first], self.turns[second])
@@ -223,7 +223,8 @@ class Changes:
                 yield _placed(placements, group, 0, count)
 
     def _sides(self, placements: Placements) -> list[list[list[int]]]:
-        """The worker groups on devices, each alone, and together all with the same devices, or those of a cycle."""
+        """The worker groups on devices: each alone, groups with the same devices together, and those of a cycle
+        together."""
         together: dict[int, list[list[int]]] = {}
         for group in self.groups.values():
             if placements[group[0]].devices:
@@ -235,13 +236,13 @@ class Changes:
         return alone + [of for of in [*together.values(), *cycles] if len(of) > 1]
 
     def _other_places(self, placements: Placements, side: Sequence[Sequence[int]]) -> Iterator[Placements]:
-        """Other devices, or others for each instance, for these worker groups."""
+        """Other devices, or other devices per instance, for these worker groups."""
         for devices in dict.fromkeys(self._device_sets(placements, side)):
             if devices:
                 yield from self._some_moved(placements, [(group, devices) for group in side])
 
     def _device_sets(self, placements: Placements, side: Sequence[Sequence[int]]) -> Iterator[int]:
-        """Where groups might be instead: some devices fewer or more, what nobody has, where another group is; and in
+        """Candidate devices for groups: some devices fewer or more, free devices, the devices of another group; also in
         other pools."""
         mine = placements[side[0][0]].devices
         home = next(bits for bits in self._pool_bits if bits & mine)
@@ -278,7 +279,7 @@ class Changes:
             yield more | last_of(taken, missing)
 
     def _widths(self, s: int, num_devices: int, first: int) -> tuple[int, ...]:
-        """Numbers of ranks on so many devices that were profiled, those that span `first` devices before others."""
+        """Profiled numbers of ranks on this many devices, first those with `first` devices per instance."""
         key = s, num_devices, first
         if key not in self._widths_of:
             self._widths_of[key] = tuple(self._possible_widths(*key))
@@ -301,8 +302,8 @@ class Changes:
     def _exchanged(
         self, placements: Placements, givers: Sequence[Sequence[int]], takers: Sequence[Sequence[int]]
     ) -> Iterator[Placements]:
-        """A few devices go from one set of them to another that has them not: for one group, or for all that are
-        there."""
+        """Moves a few devices from one set to another that does not have them: for one group, or for all groups on the
+        set."""
         if any(group in givers for group in takers):
             return
         giving, taking = placements[givers[0][0]].devices, placements[takers[0][0]].devices
@@ -319,8 +320,7 @@ class Changes:
             yield from self._between(placements, one, other)
 
     def _between(self, placements: Placements, one: Sequence[int], other: Sequence[int]) -> Iterator[Placements]:
-        """Two groups change places; they divide the devices of both between them, where they shared some; else both
-        get all of them."""
+        """Swaps two groups; if they shared devices, they divide them; otherwise both also get all devices of both."""
         mine, theirs = placements[one[0]].devices, placements[other[0]].devices
         both = mine | theirs
         if mine & theirs:
@@ -335,8 +335,8 @@ class Changes:
             yield from self._some_moved(placements, [(one, theirs), (other, mine)])
 
     def _halves(self, placements: Placements) -> Iterator[Placements]:
-        """A worker group of a cycle on half of its devices, and the others, where they are or on the other half, hand
-        over half of what they have: so half of the items can be with one stage and half with another."""
+        """Halves the devices of a worker group of a cycle, and halves the granularity of the others in place or on the
+        other half, so that half of the items can be in one stage and half in another."""
         for cycle in self.cycles:
             groups = [
                 group for group in self.groups.values() if set(group) & set(cycle) and placements[group[0]].devices
@@ -357,8 +357,7 @@ class Changes:
         return itertools.islice(self._moved(placements, places), _NUM_WIDTHS)
 
     def _moved(self, placements: Placements, places: Sequence[tuple[Sequence[int], int]]) -> Iterator[Placements]:
-        """The groups on these devices, which have to be of one pool that takes them, in every width that was
-        profiled."""
+        """Puts the groups on these devices, which must be in one pool that they support, with every profiled width."""
         (group, devices), *rest = places
         if not any(devices & ~bits == 0 for bits in self._homes[group[0]]):
             return
@@ -372,7 +371,7 @@ class Changes:
                     yield sized
 
     def _with_whole_shares(self, before: Placements, after: Placements, group: Sequence[int]) -> Placements:
-        """What handed over an instance's whole share of a step before does so after the move too."""
+        """If a granularity was an instance's whole share of a step, it is so after the move too."""
         num_items, changed = self._problem.num_items, list(after)
         for s in group:
             size, num_ranks = after[s].granularity, after[s].num_ranks
@@ -388,12 +387,12 @@ def _alone_and_together(turn: Sequence[int]) -> list[Sequence[int]]:
 
 
 def _width(placement: StagePlacement) -> int:
-    """Devices that an instance spans; 1 where ranks share them."""
+    """Devices per instance; 1 if ranks share them."""
     return max(1, placement.devices.bit_count() // placement.num_ranks)
 
 
 def _large_spans(devices: int) -> set[int]:
-    """Parts of many devices that are moved at once."""
+    """Numbers of devices that are moved at once, as fractions of many."""
     return {devices.bit_count() // part for part in (2, 4, 16, 64)} - {0}
 
 
@@ -414,8 +413,7 @@ def _handing_over(placements: Placements, stages: Sequence[int], granularity: in
 
 
 def _shared_out(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers that add up to the total, as near to the weights as they get, each at least 1 where that is
-    possible."""
+    """Integers with this sum, as close to the weights as possible, each at least 1 if possible."""
     counts = [max(1, int(total * weight / sum(weights))) for weight in weights]
     while sum(counts) != total:
         step = 1 if sum(counts) < total else -1

@@ -1,8 +1,8 @@
-"""A large problem on a part of its cluster: fewer items on fewer devices, as many for each device.
+"""A coarse version of a large problem: fewer items on fewer devices, with the same number per device.
 
-A plan of the small problem, on several times as many devices and with as many more items, is a plan of the large one
-that takes about as long, and it takes a fraction of the time to simulate. So local search begins with good plans of the
-small problem: there one device stands for several, and a move of many devices is one of a few.
+A plan of the coarse problem, scaled to several times as many devices and items, is a plan of the large one with about
+the same step time, and is simulated in a fraction of the time. So local search begins with good plans of the coarse
+problem: there one device stands for several, and moving many devices is moving a few.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlinf_sched.profile import ItemCosts, StageProfile
 
 
 def coarsened(problem: Problem, pools: Sequence[Pool], factor: int) -> Problem | None:
-    """The problem with one of `factor` items, nodes and host processes; None where something cannot be divided so."""
+    """The problem with items, nodes and host processes divided by `factor`; None if something is not divisible."""
     cluster = _fewer_nodes(problem.cluster, pools, factor)
     stages = [_fewer_parts(stage, factor) for stage in problem.flow.stages]
     profiles = {
@@ -40,11 +40,11 @@ def coarsened(problem: Problem, pools: Sequence[Pool], factor: int) -> Problem |
 
 
 def refined(placements: Placements, coarse: Problem, pools: Sequence[Pool], factor: int) -> Placements:
-    """The plan of the large problem: each device of the small one stands for the next `factor` of its pool.
+    """The plan of the large problem: each device of the coarse one stands for the next `factor` devices of its pool.
 
     Args:
-        coarse: the small problem, to which the plan belongs.
-        pools: of the large problem.
+        coarse: the coarse problem that the plan belongs to.
+        pools: pools of the large problem.
     """
     large = [pool.devices[i : i + factor] for pool in pools for i in range(0, pool.num_devices, factor)]
     in_cycle = {name for cycle in coarse.flow.cycles() for name in cycle}
@@ -59,7 +59,7 @@ def refined(placements: Placements, coarse: Problem, pools: Sequence[Pool], fact
 
 
 def _fewer_nodes(cluster: Cluster, pools: Sequence[Pool], factor: int) -> Cluster | None:
-    """The first nodes of each pool, its devices in the order of the pools."""
+    """The first nodes of each pool, with their devices in the order of the pools."""
     devices: list[Device] = []
     num_nodes = 0
     for pool in pools:
@@ -72,7 +72,7 @@ def _fewer_nodes(cluster: Cluster, pools: Sequence[Pool], factor: int) -> Cluste
             devices.append(replace(like, index=len(devices), node=num_nodes + i // on_a_node))
         num_nodes += len(on_nodes) // factor
     if len({device.kind for device in devices}) > 1 or devices[0].kind == "cpu":
-        return None  # processes without a device take cores of the driver's node, slots those of theirs
+        return None  # processes without a device use cores of the driver's node, slots those of their own
     cores = cluster.cpu_cores and max(1, cluster.cpu_cores // factor)
     return replace(cluster, devices=tuple(devices), cpu_cores=cores)
 
@@ -82,7 +82,7 @@ def _fewer_parts(stage: Stage, factor: int) -> Stage | None:
 
 
 def _fewer_instances(profile: StageProfile, num_items: int, factor: int) -> StageProfile | None:
-    """For a part of the items, whose costs are the upper ends of as many equal shares, so that the longest is there."""
+    """Costs for fewer items: the upper ends of as many equal quantile ranges, so that the longest is included."""
     measured_at = any(instance.num_ranks for instance in profile.instances)
     takes_cores = profile.cores and any(instance.num_devices for instance in profile.instances)  # of each node
     if profile.max_instances % factor or measured_at or takes_cores:

@@ -1,9 +1,9 @@
-"""Candidates for a part of a flow, as rows of numbers to minimise.
+"""Candidates for a part of a flow, as rows of numbers to minimize.
 
-A row holds the devices that the candidate takes of each pool, the times at which its items come out, how long the
-second half and the last of its items take, how long a step takes among others, for each pool the bytes that stay on its
-devices between turns and at their fullest, and for each weight edge whose source is not in the part the bytes that a
-device of its target receives. Less is better in every column.
+A row holds the number of devices of each pool, the times at which items are finished, the time of the second half and
+of the last item, the time that a further step adds, for each pool the bytes that stay on its devices between turns and
+their peak, and for each weight edge whose source is outside of the part the bytes that a device of its target receives.
+Less is better in every column.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ NUM_OUT = len(FRACTIONS)
 
 @dataclass(frozen=True)
 class RowColumns:
-    """Which columns of a row hold which numbers."""
+    """The position of each quantity in a row."""
 
     num_pools: int
     num_edges: int
@@ -27,7 +27,7 @@ class RowColumns:
 
     @cached_property
     def out(self) -> slice:
-        """Seconds at which the first hand-over, the middle and the last item of a step come out."""
+        """Seconds at which the first hand-over, the middle and the last item of a step are finished."""
         return slice(self.num_pools, self.num_pools + NUM_OUT)
 
     @cached_property
@@ -40,18 +40,18 @@ class RowColumns:
 
     @cached_property
     def half(self) -> int:
-        """Seconds from the arrival of the second half of the inputs at an idle part to its end."""
+        """Seconds from the arrival of the second half of the inputs at an idle part until it is finished."""
         return self.last + 1
 
     @cached_property
     def tail(self) -> int:
-        """Seconds from the arrival of the last input at an idle part to its end."""
+        """Seconds from the arrival of the last input at an idle part until it is finished."""
         return self.half + 1
 
     @cached_property
     def period(self) -> int:
-        """Seconds from the end of one step to that of the next where steps follow each other closely: what the busiest
-        device computes. The last of the times where they may not (`max_staleness` 0)."""
+        """Seconds between the ends of consecutive steps without gaps: the computing time of the busiest device. Equals
+        the last of the times if steps may not overlap (`max_staleness` 0)."""
         return self.tail + 1
 
     @cached_property
@@ -61,14 +61,14 @@ class RowColumns:
 
     @cached_property
     def held(self) -> int:
-        """Seconds by which a step comes out later if as many are begun together as may be under way: what comes first
-        on shared devices takes them all before it lets go."""
+        """Seconds by which a step is delayed if the maximum number of steps begins together: an earlier stage on shared
+        devices then processes all of them before it releases the devices."""
         return self.period + 2
 
     @cached_property
     def spaced(self) -> int:
-        """Seconds between steps from which on they hold nobody up: each is through the parts that share devices before
-        the next one comes."""
+        """Seconds between steps from which on they do not delay each other: each has left the parts that share devices
+        before the next one arrives."""
         return self.period + 3
 
     @cached_property

@@ -1,6 +1,6 @@
-"""A bound on a step from the cores of the nodes: what their processes have to compute, over all cores.
+"""A lower bound of a step from the CPU cores of the nodes: the work of their processes divided by all cores.
 
-The search does not count cores; no plan that it finds can be shorter than this.
+The search does not model cores; no plan that it finds can be shorter than this.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from rlinf_sched.profile import seconds_table
 
 
 def least_step_s(problem: Problem) -> float:
-    """Seconds below which no step can be, whatever the plan; 0 where the cluster does not count cores."""
+    """Lower bound of a step in seconds, for any plan; 0 if the cluster does not specify cores."""
     cpu_cores = problem.cluster.cpu_cores
     if not cpu_cores:
         return 0.0
@@ -20,7 +20,7 @@ def least_step_s(problem: Problem) -> float:
 
 
 def _least_core_s(problem: Problem, stage: str) -> float:
-    """Cores times seconds that a step's items take of a stage, at the number of items at once at which it is least."""
+    """Core-seconds of a stage for a step's items, at the number of concurrent items that minimizes it."""
     profile = problem.profile(stage)
     on = problem.cluster.compute_devices[:1] if problem.flow.stage(stage).needs_device else ()
     item_s = np.inf

@@ -1,12 +1,11 @@
-"""How long a cycle takes whose stages hand one chunk of items round and round.
+"""The duration of a cycle whose stages pass chunks of items around.
 
-Asymptotic bounds of a closed network with deterministic times. They are what the simulator finds for one block, and for
-two stages with equally many ranks; with unequal ones chunks meet ranks that are busy, and it finds up to a fifth more.
-For three stages in several blocks they are an estimate and no bound. A device with the first and the last stage has
-other chunks to work on while one is elsewhere, which saves up to a tenth; chunks that wait for each other on a device
-that several stages share take up to four fifths more.
-Where instances have unequal shares the busiest one decides, and items that fill no hand-over wait for those of the next
-round, which is an estimate too.
+Asymptotic bounds of a closed network with deterministic times. They equal the simulated time for one block, and for two
+stages with equally many ranks; with unequal numbers, chunks meet busy ranks, and the simulated time is up to a fifth
+longer. For three stages in several blocks they are estimates, not bounds. A device with the first and the last stage
+can work on other chunks while one is elsewhere, which saves up to a tenth; chunks that wait for each other on a device
+that several stages share take up to four fifths longer. If instances have unequal shares, the busiest one decides, and
+items that do not fill a hand-over wait for those of the next round, which is an estimate too.
 Source: P. J. Denning, J. P. Buzen, "The operational analysis of queueing network models", ACM Computing Surveys 10(3),
 1978.
 """
@@ -22,8 +21,8 @@ from rlinf_sched.stage_time import FRACTIONS, hand_over_size
 
 
 def cycle_times(problem: Problem, chosen: Sequence[ChosenPlaces], blocks: Blocks, granularity: int) -> np.ndarray:
-    """float64 [rows, len(FRACTIONS) + 4], seconds: when so many items are out of the last round, how long the second
-    half and the last of them take in an idle cycle, how long a step takes where the next one's items lie ready, and
+    """float64 [rows, len(FRACTIONS) + 4], seconds: when these fractions of the items leave the last round, how long the
+    second half and the last of them take in an idle cycle, how long a step takes if the next one's items are ready, and
     what each further step adds."""
     links = problem.cluster.links
     moved = sum(
@@ -54,15 +53,15 @@ def cycle_times(problem: Problem, chosen: Sequence[ChosenPlaces], blocks: Blocks
 def of_busiest(
     problem: Problem, stage: str, instance: InstanceProfile, counts: np.ndarray, granularity: int
 ) -> np.ndarray:
-    """What a stage of a cycle does in a round, for each number of instances.
+    """The timing of one stage of a cycle in a round, for each number of instances.
 
     Example: 40 items of 1 s each, by key, in chunks of 16. One instance: (16.0, 40.0, 1.25); two: (16.0, 20.0, 1.25);
     three, of which the busiest has 14 items: (14.0, 14.0, 1.0).
 
     Returns:
-        float64 [counts, 3]: seconds of one hand-over; of all hand-overs of the instance that has most, where rounds
-        follow each other; and the factor by which a round takes longer since items that fill no hand-over wait for
-        those of the next round.
+        float64 [counts, 3]: seconds of one hand-over; of all hand-overs of the instance with most, if rounds follow
+        each other without gaps; and the factor by which a round is longer because items that do not fill a hand-over
+        wait for those of the next round.
     """
     profile, num_items = problem.profile(stage), problem.num_items
     by_key = problem.flow.stage(stage).dispatch == "key"
@@ -85,7 +84,7 @@ def of_busiest(
 
 
 def _mean_longest(costs: ItemCosts, num_items: int, size: int) -> float:
-    """Mean over hand-overs of their largest cost."""
+    """Mean over hand-overs of the largest cost in each."""
     typical = costs.typical(num_items)
     whole = typical[: num_items // size * size].reshape(-1, size)
     return float(whole.max(axis=1).mean())

@@ -1,8 +1,8 @@
-"""What simulation and local search make of the plans that the search over cuts proposes.
+"""Improves the plans proposed by the search over cuts, by simulation and local search.
 
-How local search goes about it depends on how many plans it can time. Of a small step, all that single changes and pairs
-of them lead to; of a medium one, what single changes lead to and walks that also take longer steps; of a large one,
-the best plans of a part of the cluster (coarse.py) and what changes lead to from there.
+The strategy of local search depends on how many plans it can time. For a small step: all single changes and pairs of
+changes; for a medium one: single changes, and walks that also accept longer steps; for a large one: the best plans of a
+part of the cluster (coarse.py), and changes from there.
 """
 
 from __future__ import annotations
@@ -22,47 +22,48 @@ from rlinf_sched.problem import Problem
 from rlinf_sched.simulator.lowering import num_steps_of
 
 MOST_SIMULATED = 16
-"""Candidates of each mode that the simulator may judge."""
+"""Maximum number of candidates of each mode that are simulated."""
 _WORTH = 0.998
-"""Candidates whose estimate is above this part of their mode's best simulated step are not simulated: they may be as
-good."""
+"""Candidates whose estimate exceeds this fraction of their mode's best simulated step are not simulated, because they
+may be as good."""
 _ITEMS_COMPARED = 20_000
-"""Items, all stages together, that are simulated for each mode in any case, so that the best of several candidates is
-known."""
+"""Total items over all stages that are always simulated per mode, so that the best of several candidates is found."""
 _NEAR = 1.25
-"""Local search looks around plans that take at most this multiple of the shortest step of their mode."""
+"""Local search starts from plans whose step is at most this multiple of the shortest of their mode."""
 _MOST_STARTS = 4
-"""Plans of each mode that local search looks around."""
+"""Maximum number of starts per mode."""
 _PROMISING = 1.05
-"""Where no single change gains any more, pairs of changes are tried around plans that take at most this multiple of the
-shortest step of their mode."""
+"""When no single change helps, pairs of changes are tried from plans whose step is at most this multiple of the
+shortest of their mode."""
 _MOST_DEVICES = 2048
 """In larger clusters a local search, which moves a few devices at a time, would take longer than the search."""
 _ITEMS_SEARCHED, _LEAST_SEARCHED, _MOST_SEARCHED = 5_000, 8, 12_000
-"""Items, all stages together, that local search may simulate of large steps, times the square of the flow's parallel
-choices (which make plans differ in more things); how many plans at least, and how many of small steps."""
+"""Total items over all stages that local search may simulate for large steps, scaled by the square of the flow's number
+of parallelisms (which make plans differ in more things); the minimum number of plans, and the number for small
+steps."""
 _MEDIUM_ITEMS, _MEDIUM_POWER = 2_000, 2.5
-"""Of a step with so many items the most plans are timed, of larger ones fewer with this power."""
+"""Items of a step up to which the maximum number of plans is timed, and the exponent with which it falls for larger
+ones."""
 _MANY_CHOICES = 20
-"""Parallel choices of a flow, from which on their square counts twice."""
+"""Number of parallelisms of a flow from which its square counts twice."""
 _FEW_ITEMS = 128
-"""All stages together: of such a step, which takes 0.1 ms to simulate, the most plans are timed."""
+"""Total items of a step that takes 0.1 ms to simulate, for which the maximum number of plans is timed."""
 _COARSER, _LEAST_COARSE = 8, 64
-"""The part of a large cluster on which good plans are sought first, and how many devices it has at least."""
+"""Factor by which a large cluster is reduced for a first search, and the minimum number of devices of the reduced
+one."""
 _NUM_ELITE = 24
-"""Plans of that part that are tried on all of it."""
+"""Number of plans of the reduced cluster that are tried on the whole cluster."""
 _MOST_SETTLED = 4
-"""Plans of which few can be timed: how many the local search looks around without moving anybody."""
+"""If few plans can be timed: the number of plans that local search improves without moving groups."""
 _DESCENDED, _IMPROVED, _WALKED, _NUM_WALKS = 0.27, 0.18, 0.44, 3
-"""Shares of the plans of a medium step: to go down from the starts, to look around what that leads to, and to walk, and
-how many walks there are. The others are to look around the best plans at the end."""
+"""Shares of the plans of a medium step: for descending from the starts, for improving the results, and for walks; and
+the number of walks. The rest is for improving the best plans at the end."""
 _FEW_WALKED = 2500
-"""Plans of a small step that are left for a walk."""
+"""Number of plans of a small step reserved for a walk."""
 _LEAST_WALKED, _MORE_WALKED = 64, 1.6
-"""Plans from which on walks are made, and so many times as many are timed then."""
+"""Minimum number of plans for walks to be made, and the factor by which that number then grows."""
 _CHOICES = 4
-"""Parallel choices of a stage that count, and as many in any case in a cycle, where sizes of hand-overs depend on each
-other."""
+"""Number of parallelisms per stage that count, and always in a cycle, where granularities depend on each other."""
 
 
 Candidates = Mapping[Mode, Sequence[Candidate]]
@@ -71,7 +72,7 @@ Candidates = Mapping[Mode, Sequence[Candidate]]
 def improved(
     problem: Problem, pools: Sequence[Pool], candidates: Candidates, num_draws: int, *, is_part: bool = False
 ) -> LocalSearch:
-    """What simulation finds among the candidates that are worth it, and what local search makes of the best of them.
+    """Simulates the promising candidates and improves the best of them by local search.
 
     Args:
         is_part: of a larger problem, which needs some of the time.
@@ -100,7 +101,7 @@ def improved(
 
 
 def _improve_and_walk(around: LocalSearch, starts: Sequence[Found]) -> None:
-    """What changes lead to from the starts, walks from the best of that, and what changes lead to from there."""
+    """Descends from the starts, walks from the best results, and descends again."""
     num_plans = around.num_left
     with around.spending(round(_DESCENDED * num_plans)):
         descended = _descended(around, starts, in_turn=True)
@@ -116,8 +117,8 @@ def _improve_and_walk(around: LocalSearch, starts: Sequence[Found]) -> None:
 
 
 def _descended(around: LocalSearch, starts: Sequence[Found], *, in_turn: bool) -> list[Found]:
-    """What single changes lead to from the best start of each mode and of each way to share devices; the best of it,
-    the best first."""
+    """Single changes from the best start of each mode and of each way to share devices; returns the results, the best
+    first."""
     nearer: list[Found] = []
     for mode, best in sorted(around.best.items(), key=lambda item: item[1].rank):
         shapes: dict[object, Found] = {}
@@ -143,7 +144,8 @@ def _settle_and_descend(around: LocalSearch, starts: Sequence[Found], coarse: Se
 
 
 def _coarse_starts(problem: Problem, pools: Sequence[Pool], around: LocalSearch, num_draws: int) -> list[Found]:
-    """The best plans of the problem on a part of its devices, for all of them, in the order of what they take there."""
+    """Scales the best plans of the problem on a part of its devices to all of them, ordered by their step time
+    there."""
     coarse = coarsened(problem, pools, _COARSER) if _is_large(problem) else None
     if coarse is None:
         return []
@@ -154,12 +156,12 @@ def _coarse_starts(problem: Problem, pools: Sequence[Pool], around: LocalSearch,
 
 
 def candidates_of(search: Search) -> Candidates:
-    """What the search over cuts proposes for each mode."""
+    """The proposals of the search over cuts for each mode."""
     return {mode: search.best([mode], num_each=MOST_SIMULATED) for mode in ALL_MODES}
 
 
 def affordable_plans(problem: Problem, num_draws: int = 0, *, is_part: bool = False) -> int:
-    """How many plans local search may time. Args are those of `improved`."""
+    """Number of plans that local search may time. Args are those of `improved`."""
     if _is_small(problem):
         return _MOST_SEARCHED
     num_items = problem.num_items * len(problem.flow.stages)
@@ -196,8 +198,8 @@ def _num_choices(problem: Problem) -> int:
 def _simulated(
     problem: Problem, pools: Sequence[Pool], around: LocalSearch, candidates: Sequence[Candidate]
 ) -> list[Found]:
-    """Simulates candidates of one mode: some, those that may be better than the best so far, and near ones of each way
-    to share devices."""
+    """Simulates candidates of one mode: those that may be better than the best so far, and near ones of each way to
+    share devices."""
     few = max(1, min(4, _ITEMS_COMPARED // (problem.num_items * len(problem.flow.stages))))
     result: list[Found] = []
     shapes: set[object] = set()
@@ -216,12 +218,12 @@ def _simulated(
 
 
 def placements_of_candidate(problem: Problem, pools: Sequence[Pool], candidate: Candidate) -> Placements | None:
-    """Where and how the candidate's stages run; None where the stages of a worker group cannot be together."""
+    """The placements of the candidate's stages; None if the stages of a worker group cannot be placed together."""
     workers = {stage.name: stage.worker for stage in problem.flow.stages}
     placed = place(candidate.tree, [list(pool.devices) for pool in pools], workers)
     if placed is None:
         return None
-    in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}  # where 0, the end of the batch, never comes
+    in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}  # where the batch never ends, so not 0
     placements: dict[str, StagePlacement] = {}
     for turn, leaf in enumerate(leaves(candidate.tree)):
         is_whole = leaf.granularity >= problem.num_items and leaf.stage not in in_cycle

@@ -1,4 +1,4 @@
-"""Why no plan fits, and the smallest change that would let one."""
+"""Explains why no plan fits, and the smallest change that would make one fit."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ _GIB = 1 << 30
 
 
 def why_nothing_fits(problem: Problem, pools: Sequence[Pool], modes: Sequence[Mode]) -> str:
-    """One sentence or two: the stage that fits nowhere, or the memory that stages lack together."""
+    """One or two sentences: the stage that fits nowhere, or the memory that stages lack together."""
     columns, makes = RowColumns(len(pools), len(problem.flow.weight_edges)), StageOptions(problem, pools)
     for names in problem.flow.turns():
         rows = makes.of_turn(names).rows
@@ -78,7 +78,7 @@ def _remedy(problem: Problem, stage: str, lacking: float) -> str:
 
 
 def _least_memory(problem: Problem, pools: Sequence[Pool], modes: Sequence[Mode]) -> float | None:
-    """Bytes a device must have for some plan to fit, to about 1 %: by halving."""
+    """Bytes that a device needs for some plan to fit, to about 1 %; found by bisection."""
     low = float(max(pool.memory_bytes for pool in pools))
     high = low
     for _ in range(12):

@@ -1,4 +1,4 @@
-"""A plan, how the simulator is asked about it, and what it thinks of it."""
+"""A plan, how it is simulated, and the result."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,29 +11,29 @@ from rlinf_sched.simulator.simulation import execute
 
 
 class Judging(TypedDict):
-    """What the simulator executes to judge a plan."""
+    """What the simulator runs to evaluate a plan."""
 
     seed: int | None
     num_steps: int
 
 
 def judging(num_draws: int) -> Judging:
-    """A step with typical costs, or so many whose costs are drawn."""
+    """A step with typical costs, or this many steps with drawn costs."""
     return {"seed": 0, "num_steps": num_draws} if num_draws else {"seed": None, "num_steps": 1}
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A plan without its prediction, judged by the simulator."""
+    """A plan without a prediction, evaluated by the simulator."""
 
     plan: Plan
     step_s: float
     estimate_s: float | None
-    """Seconds of a step as the search over cuts estimates them; None for what local search found."""
+    """Step time in seconds as estimated by the search over cuts; None for plans found by local search."""
     problem: Problem
     num_draws: int
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Executed when it is asked for, which takes as long as judging the plan did."""
+        """Simulated on access, which takes as long as evaluating the plan did."""
         return execute(self.problem, self.plan, **judging(self.num_draws))

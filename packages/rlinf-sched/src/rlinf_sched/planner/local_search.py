@@ -1,9 +1,9 @@
-"""Local search: what the simulator thinks of plans that differ from a good one in one thing, or in two.
+"""Local search: simulates plans that differ from a good one in one thing, or in two.
 
-The search over cuts (search.py) goes by estimates, and the plans that it proposes differ in more than one thing. Here
-one thing at a time changes (changes.py). What gains is kept, at once; when nothing does, pairs of changes are tried, or
-walks that also take longer steps.
-Every plan that is kept fits in memory whatever its timing: all state that stays, and the fullest turn.
+The search over cuts (search.py) uses estimates, and the plans that it proposes differ in more than one thing. Here one
+thing changes at a time (changes.py). An improvement is kept at once; if there is none, pairs of changes are tried, or
+random walks that also accept longer steps. Every kept plan fits in memory whatever its timing: all state that stays,
+plus the largest turn.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from rlinf_sched.problem import Problem
 from rlinf_sched.stage_time import items_at_once
 
 _GAINS = 1 - 1e-6
-"""A change that shortens the step by less is none."""
+"""Smaller improvements of the step time do not count."""
 _HOPELESS = 1.2
-"""Multiple of the best step that a plan's busiest device may compute for."""
+"""Plans whose busiest device computes longer than this multiple of the best step are skipped."""
 _HOTTEST, _COLDEST = 0.03, 0.002
-"""Parts of a step by which a walk lets it grow, at its beginning and at its end."""
+"""Accepted growth of the step in a walk, as a fraction, at its beginning and at its end."""
 _ANOTHER = 0.3
-"""How often a walk makes one more change at once."""
+"""Probability that a walk makes one more change at once."""
 _MOST_DRAWN = 8
-"""Changes that a walk may draw for each plan that it times; most of the others are known or hopeless."""
+"""Maximum number of random changes per timed plan in a walk; most others are known or hopeless."""
 _NUM_PAIRED = 64
-"""Changes that are tried together with every other: those that lengthen the step least."""
+"""Number of changes that are paired with every other: those that lengthen the step least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A plan and what the simulator thinks of it."""
+    """A plan and its simulated result."""
 
     placements: Placements
     mode: Mode
     step_s: float
     busy_s: tuple[float, ...]
-    """Seconds that devices and host processes compute, the busiest first, each number once: of plans that take equally
-    long, the one whose next bottleneck has more to spare is better."""
+    """Seconds that devices and host processes compute, the busiest first, without duplicates: of plans with equal
+    steps, the one whose next bottleneck has more slack is better."""
     estimate_s: float | None
     """Seconds of a step as the search over cuts estimates them; None for what local search found."""
 
     @property
     def rank(self) -> tuple[float, tuple[float, ...], int]:
-        """Less is better; steps that differ by rounding are equal, and shares of a step that differ by less than 1 %.
-        Then fewer processes on the host are better."""
+        """Sort key, smaller is better; steps that differ by rounding are equal, and so are shares of a step that differ
+        by less than 1 %. Then fewer host processes are better."""
         spare = tuple(round(busy_s / self.step_s, 2) if self.step_s else 0.0 for busy_s in self.busy_s)
         num_processes = sum(placement.num_ranks for placement in self.placements if not placement.devices)
         return float(f"{self.step_s:.9g}"), spare, num_processes
@@ -68,10 +68,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What a stage takes of each of its devices."""
+    """The load of a stage on each of its devices."""
 
     busy_s: float
-    """Seconds that each device computes, if items were alike."""
+    """Seconds that each device computes, for equal items."""
     state_bytes: int
     work_bytes: int
     """While it computes."""
@@ -94,14 +94,14 @@ class _Members(dict[int, tuple[int, ...]]):
 
 
 class LocalSearch:
-    """Times plans of one problem and looks around them.
+    """Times plans of one problem and searches around them.
 
     Args:
-        num_draws: as in `plan`.
+        num_draws: as in `best_plan`.
 
     Attributes:
-        best: the best plan of each mode that was timed.
-        num_left: plans that may yet be timed.
+        best: the best timed plan of each mode.
+        num_left: number of plans that may still be timed.
     """
 
     def __init__(self, problem: Problem, pools: Sequence[Pool], *, num_plans: int, num_draws: int = 0) -> None:
@@ -125,19 +125,19 @@ class LocalSearch:
 
     @contextlib.contextmanager
     def spending(self, num_plans: int) -> Generator[None]:
-        """The block may time so many plans of those that are left."""
+        """Context that may time at most this many of the remaining plans."""
         reserve = max(0, self.num_left - num_plans)
         self.num_left -= reserve
         yield
         self.num_left += reserve
 
     def time(self, placements: Placements, estimate_s: float | None = None) -> Found | None:
-        """The plan with its step; None for one that does not fit or stands still, or where no more may be timed."""
+        """The plan with its step time; None if it does not fit or deadlocks, or no more plans may be timed."""
         shares = self._shares(placements)
         return self._time(_Candidate(placements, shares, self._busy_s(placements, shares)), estimate_s)
 
     def _time(self, one: _Candidate, estimate_s: float | None = None, most_s: float = math.inf) -> Found | None:
-        """As `time`; None too where the step takes more than `most_s`, unless it is the shortest of its mode."""
+        """Like `time`; also None if the step takes longer than `most_s`, unless it is the shortest of its mode."""
         key = self._key(one)
         if key in self._timed:
             return self._timed[key]
@@ -167,8 +167,8 @@ class LocalSearch:
         """The best plan that single changes lead to.
 
         Args:
-            in_turn: changes in place before moves, and one move of each kind after the other, which gets further with
-                few plans; else all those first whose busiest device computes least.
+            in_turn: try changes in place before moves, and one move of each kind in turn, which gets further with few
+                plans; otherwise try the plans whose busiest device computes least first.
         """
         best = first
         while self.num_left > 0:
@@ -190,8 +190,8 @@ class LocalSearch:
         return first
 
     def improve(self, first: Found) -> Found:
-        """The best plan that single changes lead to, then finer ones, then pairs of them that move one group or nobody,
-        and then pairs of any."""
+        """The best plan that single changes lead to, then finer ones, then pairs that move at most one group, then any
+        pairs."""
         best = first
         while self.num_left > 0:
             tried: list[Found] = []
@@ -212,8 +212,8 @@ class LocalSearch:
         return best
 
     def anneal(self, first: Found) -> Found:
-        """The best plan of a walk of all plans that are left, which also takes longer steps, at first by some 3 %, at
-        last by 0.2 % (simulated annealing: Kirkpatrick, Gelatt and Vecchi, Science 220, 1983). The same each time."""
+        """The best plan of a random walk over all remaining plans, which also accepts longer steps, at first by some 3
+        %, finally by 0.2 % (simulated annealing: Kirkpatrick, Gelatt and Vecchi, Science 220, 1983). Deterministic."""
         draw = random.Random(0)
         now, best, num_plans = first, first, self.num_left
         for _ in range(_MOST_DRAWN * num_plans):
@@ -233,7 +233,7 @@ class LocalSearch:
         return best
 
     def elite(self, count: int) -> list[Found]:
-        """The best plans that were timed, one of each way to share devices, the best first."""
+        """The best timed plans, one for each way to share devices, the best first."""
         of_sharing: dict[object, Found] = {}
         for plan in sorted((plan for plan in self._timed.values() if plan), key=lambda plan: plan.rank):
             of_sharing.setdefault(plan.sharing, plan)
@@ -242,8 +242,8 @@ class LocalSearch:
         return list(of_sharing.values())
 
     def regrouped(self, first: Found) -> list[Found]:
-        """A plan for each way in which the worker groups can share devices, or have their own, with as many for each as
-        their work in the first one asks for."""
+        """A plan for each way in which the worker groups can share devices or have their own, with devices in
+        proportion to their work in the first plan."""
         candidates = self._promising(self._changes.regroupings(first.placements, self._area_s), math.inf)[
             : self.num_left // 3
         ]
@@ -252,13 +252,13 @@ class LocalSearch:
     def _first_better(
         self, best: Found, candidates: Iterable[Placements], tried: list[Found] | None = None
     ) -> Found | None:
-        """The first that is better, those first whose busiest device computes least."""
+        """The first improvement, in order of the busiest device's computing time."""
         return self._first_timed_better(best, self._promising(candidates, _HOPELESS * best.step_s), tried)
 
     def _first_timed_better(
         self, best: Found, candidates: Iterable[_Candidate], tried: list[Found] | None = None
     ) -> Found | None:
-        """The first that is better; where the others are not asked for, they are not executed to the end."""
+        """The first improvement; plans that cannot be better are not simulated to the end."""
         for one in candidates:
             plan = self._time(one, most_s=best.step_s if tried is None else math.inf)
             if plan is None:
@@ -270,15 +270,15 @@ class LocalSearch:
         return None
 
     def _moves_in_turn(self, best: Found) -> Iterator[_Candidate]:
-        """One move of each kind after the other, of each kind those first whose busiest device computes least: in large
-        clusters there are hundreds of the kind that would be tried first, and nearly as good ones."""
+        """One move of each kind in turn, within each kind in order of the busiest device's computing time: large
+        clusters have hundreds of moves of the first kind, which are nearly equally good."""
         lists = [
             self._promising(kind, _HOPELESS * best.step_s) for kind in reversed(self._changes.moves(best.placements))
         ]
         return (one for row in itertools.zip_longest(*lists) for one in row if one is not None)
 
     def _promising(self, candidates: Iterable[Placements], hopeless_s: float) -> list[_Candidate]:
-        """Those whose busiest device computes for no longer than that, the least busy first."""
+        """The plans whose busiest device computes at most this long, the least busy first."""
         result: list[_Candidate] = []
         for placements in dict.fromkeys(candidates):
             shares = self._shares(placements)
@@ -291,14 +291,14 @@ class LocalSearch:
     # -- what a plan is ----------------------------------------------------------------------------------------------
 
     def _shares(self, placements: Placements) -> Sequence[Share]:
-        """As `shares_of`; many plans differ in other things than devices."""
+        """Like `shares_of`, cached, because many plans differ in other things than devices."""
         devices = tuple([placement.devices for placement in placements])
         if devices not in self._shares_of:
             self._shares_of[devices] = shares_of(placements, self._pool_bits)
         return self._shares_of[devices]
 
     def _key(self, one: _Candidate) -> object:
-        """Equal for plans that differ in the names of devices only."""
+        """Equal for plans that differ only in which equal devices they use."""
         order = self._changes.order(one.placements)
         if self._has_network:
             return tuple(placement[:4] for placement in one.placements), order
@@ -317,7 +317,7 @@ class LocalSearch:
         return "hybrid" if trains & others else "disaggregated"
 
     def _needs(self, s: int, placement: StagePlacement) -> _Needs:
-        """Without end where nothing was profiled for its devices."""
+        """Infinite if nothing was profiled for its devices."""
         needs = self._needs_of.get((s, placement))
         if needs is None:
             pools = sum(1 << i for i, bits in enumerate(self._pool_bits) if bits & placement.devices)
@@ -351,7 +351,7 @@ class LocalSearch:
         )
 
     def _fits(self, one: _Candidate) -> bool:
-        """Whether memory holds all state that stays, and beside it the fullest turn."""
+        """Whether all state that stays fits in memory together with the largest turn."""
         placements = one.placements
         for share in one.shares:
             stays, works = 0, {}
@@ -365,12 +365,13 @@ class LocalSearch:
         return True
 
     def _goes_round(self, placements: Placements) -> bool:
-        """Whether hand-overs in a cycle whose work comes in parts leave nothing over, which would wait for ever."""
+        """Whether no items are left over by the hand-overs of a cycle whose items are divided; they would wait
+        forever."""
         of_instances = ((placements[s], self._problem.num_items // placements[s].num_ranks) for s in self._in_parts)
         return all(share % min(placement.granularity, share) == 0 for placement, share in of_instances)
 
     def _busy_s(self, placements: Placements, shares: Sequence[Share]) -> tuple[float, ...]:
-        """Seconds that devices and host processes compute, if items were alike: no step is shorter than the first."""
+        """Seconds that devices and host processes compute, for equal items: the first is a lower bound of the step."""
         of_stages = [self._needs(s, placement).busy_s for s, placement in enumerate(placements)]
         busy_s = {sum([of_stages[s] for s in self._members[stages]]) for _, stages, _ in shares if stages}
         busy_s.update([of_stages[s] for s, placement in enumerate(placements) if not placement.devices])

@@ -1,4 +1,4 @@
-"""Makes a plan for a problem: the search proposes, the simulator decides, and the plan says what is expected of it."""
+"""Makes a plan for a problem: the search proposes, the simulator decides, and the plan contains the prediction."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from rlinf_sched.simulator import Timeline
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The best plan and what it was compared with."""
+    """The best plan and the plans it was compared with."""
 
     plan: Plan
     """The best plan, with its prediction."""
@@ -33,24 +33,24 @@ def best_plan(problem: Problem, modes: Sequence[Mode] | None = None, *, num_draw
     """The plan with the shortest simulated step that was found.
 
     Args:
-        modes: only these; None: all. What is looked at is the same whatever the modes, so no mode planned alone gives a
-            shorter step than all together.
-        num_draws: 0 judges plans by one step with typical costs. A number judges them by the mean of so many steps with
-            drawn costs (`simulate` with seed 0): where few items are unequal, other plans are shorter then. It takes
-            about so many times as long.
+        modes: allowed modes; None: all. The search is the same for all modes, so planning one mode alone never gives a
+            shorter step than planning all together.
+        num_draws: 0 compares plans by one step with typical costs. A number compares them by the mean of this many
+            steps with drawn costs (`simulate` with seed 0), which favors other plans if few items have unequal costs.
+            Takes about this many times as long.
 
     Returns:
-        a plan that has passed `Plan.validate`, with `prediction` set.
+        a plan that passes `Plan.validate`, with `prediction` set.
 
     Raises:
-        ProblemError, FlowError: the problem contradicts itself.
-        InfeasibleError: nothing fits; says which stage, by how much, and what would make it fit.
+        ProblemError, FlowError: the problem is inconsistent.
+        InfeasibleError: nothing fits; the message names the stage, the shortage, and what would make it fit.
     """
     return plan_and_compare(problem, modes, num_draws=num_draws).plan
 
 
 def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, num_draws: int = 0) -> Planned:
-    """Plans as `best_plan` does; what it says has the timelines of the plan and of the best of the other modes."""
+    """Plans like `best_plan`; also returns the timelines of the plan and of the best plans of the other modes."""
     problem.validate()
     modes = ALL_MODES if modes is None else modes
     for mode in modes:
@@ -69,7 +69,7 @@ def plan_and_compare(problem: Problem, modes: Sequence[Mode] | None = None, *, n
     bound = f"; the search kept at most {search.most_rows} candidates of a part" if search.was_thinned else ""
     judged = [_judged(problem, best[mode], num_draws) for mode in modes if mode in best]
     if not judged:
-        raise InfeasibleError("every plan found tears a worker group's stages apart; plan one of the modes alone")
+        raise InfeasibleError("every plan found separates a worker group's stages; plan one of the modes alone")
     chosen, *others = sorted(judged, key=lambda one: one.step_s)
     prediction = _prediction(chosen, others, num_draws)
     reasoned = replace(chosen.plan, reason=_reason(chosen, others) + bound, prediction=prediction)
@@ -105,7 +105,7 @@ def _prediction(best: Judged, others: Sequence[Judged], num_draws: int) -> Predi
 def _stage_prediction(timeline: Timeline, stage: StagePlan) -> StagePrediction:
     """The mean over the steps that have settled."""
     steps = np.arange(timeline.first_settled, timeline.num_steps)
-    before = steps - 1 - timeline.max_staleness  # whose end lets a step begin
+    before = steps - 1 - timeline.max_staleness  # the step whose end lets this one begin
     begin_s = np.where(before < 0, 0.0, timeline.step_end_s[before])
 
     compute = timeline.of(stage.stage)

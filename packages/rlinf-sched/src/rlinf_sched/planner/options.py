@@ -1,6 +1,6 @@
-"""Everything a single turn of the flow may be: one stage on some devices, or a cycle's stages on theirs.
+"""All candidates for a single turn of the flow: one stage on some devices, or a cycle's stages on theirs.
 
-Made as arrays, a row for each option; what a row stands for, as a tree, when somebody asks.
+Stored as arrays with a row per candidate; the tree of a row is built on request.
 """
 
 import itertools
@@ -22,22 +22,22 @@ from rlinf_sched.stage_time import items_at_once, stage_times
 
 NO_SIGNATURE = -1
 _GAINS = 0.1
-"""Share by which uneven instances have to shorten a round of a cycle, so that not every number of many is tried; local
-search moves single devices on."""
+"""Fraction by which uneven instances must shorten a round of a cycle, so that not every number is tried; local search
+moves single devices later."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Options that differ in numbers only."""
+    """Options that differ only in numbers."""
 
     rows: np.ndarray
     chosen: tuple[ChosenPlaces, ...]
     """The place of each stage of the turn."""
     shares_everything: bool
-    """Whether no two of its stages with devices lie side by side."""
+    """Whether all of its stages with devices share them."""
     instance_s: np.ndarray
     blocks: Blocks = ()
-    """Which stages of a cycle share their devices; empty for a stage alone."""
+    """The stages of a cycle that share devices; empty for a single stage."""
 
     def tree(self, row: int) -> Tree:
         leaves = tuple(stage.places.leaf(stage.index[row]) for stage in self.chosen)
@@ -45,13 +45,12 @@ class _Chunk:
 
 
 class Options:
-    """Candidates for a turn: rows of numbers, and what each stands for.
+    """Candidates for a turn: rows of numbers, and what each represents.
 
     Attributes:
         rows: float64 [m, columns.width].
-        signatures: int64 [m, groups with several stages]: where and how the group runs, -1 where nobody outside has to
-            agree.
-        shares_everything: bool [m]: no two stages with devices lie side by side.
+        signatures: int64 [m, groups with several stages]: placement of the group, -1 if no stage outside must match.
+        shares_everything: bool [m]: all stages with devices share them.
         instance_s: float64 [m]: seconds times instances on devices.
     """
 
@@ -71,8 +70,8 @@ class Options:
 class StageOptions:
     """Makes the options of each turn.
 
-    Worker groups with several stages must be in one place with all of them: `groups` numbers those groups, and options
-    of their stages carry a signature that has to match.
+    All stages of a worker group must have one placement: `groups` numbers the groups with several stages, and options
+    of their stages carry a signature that must match.
     """
 
     def __init__(self, problem: Problem, pools: Sequence[Pool]) -> None:
@@ -115,7 +114,7 @@ class StageOptions:
     # -- one stage ---------------------------------------------------------------------------------------------------
 
     def _of_stage(self, name: str) -> Iterator[_Chunk]:
-        """Each parallel choice, pool and, on devices, with and without offload: every number of instances and
+        """For each parallelism, pool and, on devices, with and without offload: every number of instances and
         granularity."""
         problem, profile = self._problem, self._problem.profile(name)
         sizes = np.array(problem.choices(name))
@@ -124,7 +123,7 @@ class StageOptions:
                 hand_overs = np.minimum(sizes[:, None], -(-problem.num_items // counts))
                 if instance.max_items:
                     hand_overs = np.minimum(hand_overs, instance.max_items)
-                differs = np.ones(hand_overs.shape, dtype=bool)  # from the same hand-overs under another name
+                differs = np.ones(hand_overs.shape, dtype=bool)  # from equal hand-overs with another granularity
                 differs[1:] = np.diff(hand_overs, axis=0) != 0
                 size, count = np.nonzero(differs)
                 if profile.batching == "continuous":
@@ -143,7 +142,7 @@ class StageOptions:
                     yield self._chunk(chosen, ((0,),), times)
 
     def _counts(self, name: str, instance: InstanceProfile, sizes: tuple[int, ...]) -> Iterator[tuple[int, np.ndarray]]:
-        """(pool, numbers of instances); only pools where there are any."""
+        """(pool, numbers of instances); only pools that can hold at least one."""
         problem, stage, profile = self._problem, self._problem.flow.stage(name), self._problem.profile(name)
         if not stage.needs_device:
             counts = np.array(list(host_instances(problem.most_on_host(name), problem.num_items, stage.num_parts)))
@@ -172,9 +171,9 @@ class StageOptions:
     def _places(
         self, name: str, choice: int, pool: int, counts: np.ndarray, granularity: np.ndarray, offload: bool
     ) -> Places:
-        """The places of a stage in one pool, one for each count of instances, with the bytes on each device.
+        """The places of a stage in one pool, one per number of instances, with the bytes on each device.
 
-        A worker group's state counts for the first of its stages, and for others where they bring it back themselves.
+        A worker group's state counts for the first of its stages, and for others if they onload it themselves.
         """
         problem, profile = self._problem, self._problem.profile(name)
         instance = profile.instances[choice]
@@ -227,7 +226,7 @@ class StageOptions:
         )
 
     def _rows(self, chosen: Sequence[ChosenPlaces], blocks: Blocks, times: np.ndarray) -> np.ndarray:
-        """Rows of stages that compute at the same time, from their times without onload and offload."""
+        """Rows of stages that compute concurrently, from their times without onload and offload."""
         problem, columns = self._problem, self._columns
         rows = np.zeros((len(times), columns.width))
         rows[:, columns.first : columns.further + 1] = times
@@ -254,7 +253,7 @@ class StageOptions:
         return rows
 
     def _sync_within(self, rows: np.ndarray, chosen: Sequence[ChosenPlaces], blocks: Blocks) -> None:
-        """Adds the weight syncs both of whose ends are here."""
+        """Adds the weight syncs with both ends in this part."""
         problem, columns, links = self._problem, self._columns, self._problem.cluster.links
         far = len(blocks) > 1 and problem.cluster.num_nodes > 1
         workers = {problem.flow.stage(stage.places.stage).worker for stage in chosen}
@@ -267,7 +266,7 @@ class StageOptions:
     # -- a cycle -----------------------------------------------------------------------------------------------------
 
     def _of_cycle(self, names: Sequence[str]) -> Iterator[_Chunk]:
-        """One chunk goes round whole, so the stages share one granularity; all of them offload or none."""
+        """One chunk goes round whole, so the stages share one granularity; all or none of them offload."""
         problem = self._problem
         common = set.intersection(*(set(problem.choices(name)) for name in names))
         sizes = sorted(common)
@@ -276,7 +275,7 @@ class StageOptions:
             for options in itertools.product(*of_stages):
                 everywhere = combinations(options)
                 fewest = np.min([stage.places.num_instances[stage.index] for stage in everywhere], axis=0)
-                differs = -(-problem.num_items // fewest) > finer  # else hand-overs are those of the finer chunks
+                differs = -(-problem.num_items // fewest) > finer  # otherwise equal to the finer chunks
                 for blocks in partitions(len(names)):
                     fits = np.flatnonzero(may_share(everywhere, blocks) & differs)
                     chosen = tuple(stage.keep(fits) for stage in everywhere)
@@ -297,11 +296,12 @@ class StageOptions:
 def _worth_going_round(
     problem: Problem, name: str, instance: InstanceProfile, counts: np.ndarray, granularity: int
 ) -> np.ndarray:
-    """bool [counts]: which numbers of instances, ascending, a stage of a cycle may have with chunks of this size.
+    """bool [counts]: which numbers of instances (ascending) a stage of a cycle may have with chunks of this size.
 
-    Those that have equally many whole chunks each, so that none waits for items that are a round behind. Of others
-    those whose busiest has less to do by `_GAINS` than with any fewer, the fewest with which it has least, the most
-    where more devices hold less state each, and a number that is the only one.
+    Accepts numbers with equally many whole chunks per instance, so that none waits for items that are a round behind.
+    Of the others, accepts those whose busiest instance has less to do by `_GAINS` than with any smaller number, the
+    smallest number that minimizes its work, the largest if more devices hold less state each, and a number that is the
+    only one.
     """
     share = -(-problem.num_items // counts)
     is_even = (problem.num_items % counts == 0) & (share % np.minimum(granularity, share) == 0)

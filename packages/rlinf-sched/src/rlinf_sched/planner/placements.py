@@ -16,27 +16,27 @@ from rlinf_sched.problem import Problem
 
 
 class StagePlacement(NamedTuple):
-    """Where and how a stage runs."""
+    """The placement of a stage."""
 
     devices: int
-    """Bit i: it has device i. 0: it runs on the host."""
+    """Bit i: device i. 0: it runs on the host."""
     num_ranks: int
     granularity: int
     offload: bool
     turn: int = 0
-    """Where its turn comes among those that the flow leaves open; of equal ones the first in the flow."""
+    """Position of its turn among turns whose order the flow does not determine; equal ones keep the flow's order."""
 
 
 Placements = tuple[StagePlacement, ...]
-"""A plan's, in the order of the flow's stages."""
+"""The placements of a plan, in the order of the flow's stages."""
 
 
 class Share(NamedTuple):
-    """Devices of one pool that have the same stages."""
+    """Devices of one pool with the same stages."""
 
     devices: int
     stages: int
-    """Bit s: stage s is on them."""
+    """Bit s: stage s."""
     pool: int
 
 
@@ -59,7 +59,7 @@ def devices_of(bits: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def first_of(bits: int, count: int) -> int:
-    """The `count` devices of a set that come first; all of them, if there are fewer."""
+    """The first `count` devices of a set; all of them, if there are fewer."""
     low, high = 0, bits.bit_length()
     while low < high:
         middle = (low + high) // 2
@@ -68,12 +68,12 @@ def first_of(bits: int, count: int) -> int:
 
 
 def last_of(bits: int, count: int) -> int:
-    """The `count` devices of a set that come last."""
+    """The last `count` devices of a set."""
     return bits & ~first_of(bits, max(0, bits.bit_count() - count))
 
 
 def shares_of(placements: Placements, pools: Sequence[int]) -> list[Share]:
-    """All devices, by what is on them; `pools` are the sets of each pool's."""
+    """Groups all devices by the stages on them; `pools` are the device sets of the pools."""
     shares = [(devices, 0, pool) for pool, devices in enumerate(pools)]
     for s, placement in enumerate(placements):
         mine, halves = placement.devices, []

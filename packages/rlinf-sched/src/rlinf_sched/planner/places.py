@@ -1,4 +1,4 @@
-"""Where and how a stage may run, as arrays."""
+"""Placements of a stage, as arrays."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rlinf_sched.profile import InstanceProfile
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Places:
-    """One parallel choice on one pool; an entry for each number of instances and granularity."""
+    """One parallelism on one pool; an entry per number of instances and granularity."""
 
     stage: str
     choice: int
@@ -25,9 +25,9 @@ class Places:
     granularity: np.ndarray
     """int64 [m], items per hand-over."""
     resident_bytes: np.ndarray
-    """float64 [m], on each device between turns; 0 where another stage of the worker group counts them."""
+    """float64 [m], on each device between turns; 0 if another stage of the worker group counts them."""
     peak_bytes: np.ndarray
-    """float64 [m], on each device at its fullest."""
+    """float64 [m], peak on each device."""
     onload_s: np.ndarray
     """float64 [m], seconds of an onload; 0 without offload."""
     offload_s: np.ndarray
@@ -51,7 +51,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class ChosenPlaces:
-    """The place that each row of options has, as an index into a stage's places."""
+    """The place of each row of options, as an index into a stage's places."""
 
     places: Places
     index: np.ndarray
@@ -66,17 +66,17 @@ class ChosenPlaces:
 
 
 Blocks = tuple[tuple[int, ...], ...]
-"""Numbers of stages; those of one block share their devices, blocks share none."""
+"""Indices of stages; stages of one block share their devices, different blocks share none."""
 
 
 def combinations(options: Sequence[Places]) -> list[ChosenPlaces]:
-    """Every place of the first with every place of the others."""
+    """Every combination of places."""
     grid = np.indices([len(places.num_instances) for places in options]).reshape(len(options), -1)
     return [ChosenPlaces(places, index) for places, index in zip(options, grid, strict=True)]
 
 
 def partitions(count: int) -> Iterator[Blocks]:
-    """Every way to let so many stages share devices."""
+    """Every partition of this many stages into blocks that share devices."""
 
     def extend(i: int, blocks: Blocks) -> Iterator[Blocks]:
         if i == count:
@@ -90,7 +90,8 @@ def partitions(count: int) -> Iterator[Blocks]:
 
 
 def may_share(chosen: Sequence[ChosenPlaces], blocks: Blocks) -> np.ndarray:
-    """bool [rows]: whether the stages of each block have equal numbers of devices of one pool, or are alone."""
+    """bool [rows]: whether the stages of each block have equal numbers of devices of one pool, or the block is one
+    stage."""
     result = np.ones(len(chosen[0].index), dtype=bool)
     for first, *others in blocks:
         for other in others:

@@ -1,7 +1,7 @@
-"""The simulated step of many plans of one problem, without their timelines.
+"""Simulated step times of many plans of one problem, without their timelines.
 
-What the plans have in common is lowered once, and what a stage's place means once for each place; the event core is the
-one that `simulate` runs, so the times are the same.
+What the plans share is lowered once, and each placement of a stage once; the event core is the one that `simulate`
+runs, so the times are the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PlanTimer:
     def __init__(
         self, problem: Problem, any_placements: Placements, *, seed: int | None = None, num_steps: int = 1
     ) -> None:
-        from rlinf_sched import _C  # the package imports without it
+        from rlinf_sched import _C  # imported lazily: the package imports without it
 
         self._problem = problem
         self._places: dict[tuple[int, StagePlacement], int | None] = {}
@@ -61,8 +61,8 @@ class PlanTimer:
         )
 
     def step_s(self, placements: Placements, most_s: float = math.inf) -> float:
-        """Seconds of a step as `simulate` finds them; infinity for what is no plan or stands still, and for some or all
-        plans whose steps take more than `most_s`, which need not be executed to the end."""
+        """Step time in seconds, as in `simulate`; infinity for invalid or deadlocking plans, and possibly for plans
+        whose steps take longer than `most_s`, which need not be simulated to the end."""
         numbers = []
         for place in enumerate(placements):
             if place not in self._places:

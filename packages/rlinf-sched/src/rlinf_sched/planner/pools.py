@@ -1,4 +1,4 @@
-"""Pools of equal devices, and how many of them are worth trying."""
+"""Pools of equal devices, and the numbers of instances to try in each."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from rlinf_sched.cluster import Cluster
 
 ALL_COUNTS_UP_TO = 64
-"""Every number of instances is tried in a pool that holds no more than this; beyond it, those that the profile lists,
-those at which the rounds of hand-overs drop, powers of two, and the largest."""
+"""Every number of instances is tried in a pool of at most this size; in larger ones, those that the profile lists,
+those at which the number of rounds of hand-overs drops, powers of two, and the largest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Devices that cannot be told apart."""
+    """Indistinguishable devices."""
 
     name: str
     is_default: bool
-    """Whether stages go there that name no device."""
+    """Whether stages that name no device may go there."""
     devices: tuple[int, ...]
     memory_bytes: int
 
@@ -26,12 +26,12 @@ class Pool:
         return len(self.devices)
 
     def takes(self, device_name: str) -> bool:
-        """Whether a profile for that device ("" for any) speaks of this pool."""
+        """Whether a profile for that device ("" for any) applies to this pool."""
         return self.is_default if not device_name else self.name == device_name
 
 
 def pools_of(cluster: Cluster) -> list[Pool]:
-    """The cluster's devices by kind, product and memory; slots of one CPU count as one product."""
+    """Groups the cluster's devices by kind, product and memory; slots of one CPU count as one product."""
     default = set(cluster.compute_devices)
     groups: dict[tuple[str, str, int], list[int]] = {}
     for device in cluster.devices:
@@ -52,14 +52,14 @@ def device_counts(
     """Numbers of instances to try, ascending.
 
     Args:
-        available: the most that the pool holds.
-        sizes: granularities; with a finer one more instances can work at once.
+        available: maximum number that the pool can hold.
+        sizes: granularities; with a finer one more instances can work concurrently.
         most: the profile's own limit, 0 for none.
-        num_parts: only its divisors, 0 for any number.
-        exactly: only this many, 0 for any; yields nothing where it is no whole number.
-        listed: tried in any case, where they fit: those that the profile names.
+        num_parts: only its divisors; 0: any number.
+        exactly: only this many, 0: any; yields nothing if it is not an integer.
+        listed: the profile's numbers, always tried if they fit.
     """
-    limit = min(available, most or available)  # more than there are hand-overs still share what is sharded
+    limit = min(available, most or available)  # more instances than hand-overs still divide sharded state
     if exactly:
         if exactly == int(exactly) and exactly <= limit and not (num_parts and num_parts % exactly):
             yield int(exactly)
@@ -81,8 +81,8 @@ def device_counts(
 
 
 def host_instances(most: int, num_items: int, num_parts: int = 0) -> Iterator[int]:
-    """One, two, four, ... processes on the host, up to the profile's limit (0: one for each item), or the divisors of
-    `num_parts` up to there."""
+    """One, two, four, ... host processes, up to the profile's limit (0: one per item), or the divisors of `num_parts`
+    up to there."""
     count, limit = 1, min(most or num_items, num_items)
     if num_parts:
         yield from (count for count in range(1, limit + 1) if num_parts % count == 0)

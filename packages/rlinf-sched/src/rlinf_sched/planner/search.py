@@ -1,13 +1,13 @@
-"""The search: every way to take a flow apart, in time and in space, down to single turns.
+"""The search: every way to decompose a flow, in time and in space, down to single turns.
 
-A part of the flow is a set of turns. It is cut into a part that needs nothing of the rest (a down-set) and the rest;
-the two run in turn on the same devices, interleaved on them, or side by side on devices of their own. Every cut of
-every part is tried, and for each part only candidates are kept that no other equals in devices, times and memory at
-once. As a whole gets no better by a worse part, none of the best plans is lost.
+A part of the flow is a set of turns. It is cut into a part that depends on nothing in the rest (a down-set) and the
+rest; the two run one after the other on the same devices, interleaved on them, or side by side on separate devices.
+Every cut of every part is tried, and for each part only Pareto-optimal candidates in devices, times and memory are
+kept. Because a whole never gets better by a worse part, none of the best plans is lost.
 
 The temporal and spatial composition is that of arXiv:2509.15965. Differences: cuts are all down-sets, not the prefixes
-of one order; a part is described by when its items come out and by what it holds, not by one time; numbers of devices
-are a column to minimise, not an axis of the table, so that the work does not grow with the cluster.
+of one order; a part is described by when its items are finished and by its memory, not by one time; numbers of devices
+are a column to minimize, not an axis of the table, so that the work does not grow with the cluster.
 """
 
 import functools
@@ -28,25 +28,25 @@ from rlinf_sched.problem import Problem
 _LEVELS = (0.1, 0.03, 0.01, 0.003)
 _NUM_SHAPES = 4
 _PAIRS = 4_000_000
-"""Pairs of rows that a pass may join: it bounds the rows of a part, beyond which times and numbers of devices that are
-ever further apart count as equal there."""
+"""Maximum number of row pairs per pass. It bounds the rows of a part; beyond it, times and numbers of devices in that
+part count as equal at growing distances."""
 _LEAST_ROWS, _MOST_ROWS = 40, 400
 _SHARE_OF_DEVICES = 0.25
-"""Numbers of devices count as equal within this part of a tolerance, which is one of time."""
+"""Numbers of devices count as equal within this fraction of the tolerance, which is for times."""
 _RUNNER_UP = 1.5
-"""Plans of another mode are looked for up to this multiple of the best one's step."""
+"""Plans of another mode are searched up to this multiple of the best one's step."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The candidates worth keeping for a part of the flow, and what their rows were joined from."""
+    """The candidates to keep for a part of the flow, and the rows they were joined from."""
 
     front: _C.Front
     options: Options | None = None
     halves: dict[int, tuple["_Part", "_Part"]] = field(default_factory=dict)
 
     def was_thinned(self) -> bool:
-        """Whether the part or one that it was joined from has too many rows to be kept."""
+        """Whether the part, or one that it was joined from, exceeds the limit of rows."""
         parts = (part for halves in self.halves.values() for part in halves)
         return self.front.was_thinned or any(part.was_thinned() for part in parts)
 
@@ -66,7 +66,7 @@ class Search:
 
     Args:
         pools: the cluster's devices.
-        tolerance: times that differ by less than this part of a step count as equal. With 0 the result is exact.
+        tolerance: times that differ by less than this fraction of a step count as equal. With 0 the result is exact.
     """
 
     def __init__(self, problem: Problem, pools: Sequence[Pool], *, tolerance: float = 1e-3) -> None:
@@ -100,7 +100,7 @@ class Search:
             for reader in flow.readers(channel)
         ]
         self.turn_options = [self._makes.of_turn(names) for names in self._turns]
-        """The options of each turn, whether their memory fits or not."""
+        """The options of each turn, whether they fit in memory or not."""
         c = self._columns
         self._most_resident, self._most_peak = [], []
         for options in self.turn_options:
@@ -109,18 +109,18 @@ class Search:
         areas = [self._least_area_of(options.rows, np.inf) for options in self.turn_options if len(options.rows)]
         least_s = max(1e-9, sum(areas) / sum(self._num_devices))
         self._load = [float(options.instance_s.min(initial=np.inf)) / least_s for options in self.turn_options]
-        """How many instances of each turn compute on devices at a moment, on average, if the step is short."""
+        """Average number of instances of each turn that compute on devices at once, if the step is short."""
         self._parts: dict[int, _Part] = {}
         self._joins_of: dict[int, list[tuple[int, list[_C.Join]]]] = {}
         self.most_rows = self._affordable_rows() if tolerance else 0
-        """Rows that a part may have; 0: no limit."""
+        """Maximum rows of a part; 0: no limit."""
         self.was_thinned = False
-        """Whether a part had more in a pass."""
+        """Whether a part exceeded that limit in a pass."""
         self._least_area = [0.0] * len(self._turns)
         self._bound_s, self._tolerance_s, self._tolerance_share, self._may_mix = np.inf, 0.0, 0.0, True
 
     def best(self, modes: Sequence[Mode], num_each: int = 1) -> list[Candidate]:
-        """The best candidates of each mode, at most `num_each` of one, best first."""
+        """The best candidates of each mode, at most `num_each` per mode, best first."""
         if not all(len(options.rows) for options in self.turn_options):
             return []
         chain = self._collocated
@@ -144,19 +144,19 @@ class Search:
     def _refined(
         self, modes: Sequence[Mode], rivals: Sequence[Candidate], guess_s: float, may_mix: bool, num_each: int
     ) -> list[Candidate]:
-        """Passes of ever smaller tolerance, each with the best plan so far as its bound, down to the one asked for.
-        Where a pass has more rows than it may keep, only the best shapes found are searched on.
+        """Passes of decreasing tolerance, each bounded by the best plan so far, down to the requested one. If a pass
+        exceeds the limit of rows, the search continues only from the best tree shapes found.
 
         Args:
-            modes: plans of others are no bound.
-            guess_s: bound to begin with, if a plan of the mode that is looked for keeps it.
+            modes: only plans of these modes serve as bounds.
+            guess_s: initial bound, used if a plan of the sought mode satisfies it.
         """
         sought: Mode = "hybrid" if may_mix else "disaggregated"
         plans: list[Candidate] = []
         for tolerance in [*(level for level in _LEVELS if level > self._tolerance), self._tolerance]:
             best_s = min((one.step_s for one in [*rivals, *plans] if one.mode in modes), default=np.inf)
             bounds_s = [best_s]
-            if not plans and not any(one.mode == sought for one in rivals):  # there is to be one to compare others with
+            if not plans and not any(one.mode == sought for one in rivals):  # there must be one to compare others with
                 bounds_s = [min(best_s, guess_s), _RUNNER_UP * min(best_s, guess_s), _RUNNER_UP * best_s]
             for bound_s in dict.fromkeys(bounds_s):
                 plans += self._roots(bound_s, tolerance, may_mix, max(num_each, _NUM_SHAPES))
@@ -169,7 +169,8 @@ class Search:
         return plans
 
     def _improved(self, plans: Sequence[Candidate], passed: float, may_mix: bool, num_each: int) -> list[Candidate]:
-        """What is better than all candidates, found at the tolerance `passed`, and cut as one of the best of them."""
+        """Better candidates with the tree shapes of the best ones; all candidates were found with the tolerance
+        `passed`."""
         shapes: dict[object, Candidate] = {}
         for candidate in sorted(plans, key=lambda candidate: candidate.step_s):
             shapes.setdefault(shape(candidate.tree), candidate)
@@ -188,7 +189,7 @@ class Search:
         return result
 
     def _shaped(self, tree: Tree) -> _Part:
-        """The candidates of a part that is cut as the tree is."""
+        """The candidates of a part that is cut like the tree."""
         mask = sum({1 << self._turn_of[leaf.stage] for leaf in leaves(tree)})
         front = self._new_front(mask)
         if not isinstance(tree, Join):
@@ -254,13 +255,13 @@ class Search:
         front.offer(options.rows[members], signatures, np.full(len(members), mixes), members)
 
     def _cut_joins(self, mask: int) -> list[tuple[int, list[_C.Join]]]:
-        """Every cut of a part with every kind of join of its halves."""
+        """Every cut of a part with every kind of join."""
         if mask not in self._joins_of:
             self._joins_of[mask] = [(before, list(self._joins(before, mask & ~before))) for before in self._cuts(mask)]
         return self._joins_of[mask]
 
     def _affordable_rows(self) -> int:
-        """How many rows each part may have, so that a pass ends soon."""
+        """The limit of rows per part, so that a pass ends soon."""
         masks, num_joins = [self._all], 1
         seen = set(masks)
         for mask in masks:  # which grows
@@ -272,7 +273,7 @@ class Search:
         return int(min(max((_PAIRS / num_joins) ** 0.5, _LEAST_ROWS), _MOST_ROWS))
 
     def _cuts(self, mask: int) -> Iterator[int]:
-        """The down-sets of a part, but for none and all of it."""
+        """The down-sets of a part, except the empty one and the part itself."""
         sub = (mask - 1) & mask
         while sub:
             rest = mask & ~sub
@@ -284,16 +285,16 @@ class Search:
         return any(self._needs[i] & before for i in _bits(after))
 
     def _complete(self, mask: int) -> list[bool]:
-        """Whether all stages of a group are in the part, so that none outside must agree; for each group of several."""
+        """For each group with several stages: whether all of them are in the part, so that none outside must match."""
         return [group & mask == group for group in self._group_masks]
 
     # -- numbers -----------------------------------------------------------------------------------------------------
 
     def _joins(self, before: int, after: int) -> Iterator[_C.Join]:
-        """Every kind of join that two parts can have.
+        """All kinds of join of two parts.
 
-        A stage whose items lie ready keeps its devices until it is done, so it cannot be interleaved. Two independent
-        parts are tried side by side once, and a join side by side may not tear a worker group apart.
+        A stage whose items are ready keeps its devices until it is done, so it cannot be interleaved. Two independent
+        parts are tried side by side once, and a side-by-side join must not separate a worker group.
         """
         yield self._join(before, after, "in turn")
         if self._feeds(before, after) and all(self._needs[i] for i in _bits(before)):
@@ -303,8 +304,8 @@ class Search:
             yield self._join(before, after, "side by side")
 
     def _join(self, before: int, after: int, kind: JoinKind) -> _C.Join:
-        """Weight edges that the cut divides cost a sync, in which each device of the target receives its part; items
-        that cross it wait for one hand-over's way."""
+        """Weight edges across the cut cost a sync, in which each device of the target receives its shard; items that
+        cross it wait for the latency of one hand-over."""
         links = self._problem.cluster.links
         far = kind == "side by side" and self._has_network
         rate = links.network_bytes_per_s if far else links.node_bytes_per_s
@@ -332,9 +333,9 @@ class Search:
         )
 
     def _waits(self, before: int, after: int) -> float:
-        """The share of the part after that still waits when the part before, fed bit by bit, is done: what came in its
-        last busy period, as it lets go of the devices when all of its instances are idle at once. The mean busy period
-        of a queue in which nobody waits, in arrivals: L. Takacs, "Introduction to the theory of queues", 1962."""
+        """The fraction of the second part's work that is left when the first part, which feeds it gradually, is done:
+        what arrived in its last busy period, because it releases the devices when all of its instances are idle at
+        once. The mean busy period of a queue, in arrivals: L. Takacs, "Introduction to the theory of queues", 1962."""
         if not any(self._load[i] for i in _bits(after)):
             return 0.0
         load = min(sum(self._load[i] for i in _bits(before)), np.log(self._problem.num_items + 1))
@@ -360,7 +361,7 @@ class Search:
         )
 
     def _least_area_of(self, rows: np.ndarray, bound_s: float) -> float:
-        """Device-seconds that a turn takes at least, in a plan that keeps the bound."""
+        """Minimum device-seconds of a turn in a plan that satisfies the bound."""
         c = self._columns
         quick = rows[rows[:, c.period] <= bound_s * (1 + 1e-9)]
         return float((quick[:, c.devices].sum(axis=1) * quick[:, c.period]).min(initial=np.inf))
@@ -374,8 +375,8 @@ class Search:
 
     @functools.cached_property
     def _collocated(self) -> list[Candidate]:
-        """The best plan in which every stage has the same devices, if any: for each number of devices that all turns
-        can have, all turns one after the other, with host stages beside them where that is better."""
+        """The best plan in which every stage has the same devices, if any: for each possible number of devices, all
+        turns one after the other, with host stages beside them if that is better."""
         c = self._columns
         self._set_bound(np.inf, 0.0, True)
         counts = [
@@ -391,7 +392,8 @@ class Search:
         return [best] if best else []
 
     def _least_chain_s(self, devices: np.ndarray) -> float:
-        """No chain on so many devices of each pool is shorter: the sum of what its turns with devices take at least."""
+        """Lower bound for all turns on this many devices of each pool: the sum of the minimum times of its turns with
+        devices."""
         c, total = self._columns, 0.0
         for options in self.turn_options:
             rows = options.rows[np.all(options.rows[:, c.devices] == devices, axis=1) & options.shares_everything]
@@ -399,7 +401,7 @@ class Search:
         return total
 
     def _chain(self, devices: np.ndarray) -> Candidate | None:
-        """All turns one after the other on so many devices of each pool."""
+        """All turns one after the other on this many devices of each pool."""
         c = self._columns
         chain, done, beside = None, 0, True
         for turn, options in enumerate(self.turn_options):

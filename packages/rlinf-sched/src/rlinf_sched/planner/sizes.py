@@ -1,4 +1,4 @@
-"""How many items stages hand over at a time and how many processes they have on the host: what local search tries."""
+"""Granularities and numbers of host processes that local search tries."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from rlinf_sched.planner.pools import host_instances
 from rlinf_sched.problem import Problem
 
 _MOST_PARTS = 16
-"""Hand-overs into which what an instance has of a step is divided evenly."""
+"""Maximum number of equal hand-overs into which an instance's share of a step is divided."""
 
 
 class Sizes:
-    """Of stages by their index in the flow; sizes of hand-overs are those that all of several stages may have.
+    """For stages by their index in the flow; a granularity for several stages must be allowed for all of them.
 
-    An instance hands over no more than its share of a step. `num_items` says that it waits for the whole batch before,
-    but in a cycle, where that never comes.
+    A hand-over has at most an instance's share of a step. `num_items` means that the instance waits for the whole
+    previous batch, except in a cycle, where the batch never ends.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -26,7 +26,7 @@ class Sizes:
         self._in_cycle = {name for cycle in problem.flow.cycles() for name in cycle}
 
     def listed(self, stages: Sequence[int], num_ranks: int) -> list[int]:
-        """What the flow lists, or else the powers of two, ascending; one of those that are an instance's share."""
+        """The flow's list, or else the powers of two, ascending; one of them is an instance's share."""
         sizes = sorted(frozenset.intersection(*(self._listed[s] for s in stages)))
         return [
             size
@@ -35,15 +35,15 @@ class Sizes:
         ]
 
     def near(self, stages: Sequence[int], num_ranks: int, now: int) -> list[int]:
-        """Of those listed two smaller ones, two larger ones and the largest."""
+        """From that list: two smaller ones, two larger ones and the largest."""
         sizes = self.listed(stages, num_ranks)
         if now * num_ranks >= self._num_items and not self._is_whole(now, stages):
             now = next((size for size in sizes if size * num_ranks >= self._num_items), now)
         return [*[size for size in sizes if size < now][-2:], *[size for size in sizes if size > now][:2], *sizes[-1:]]
 
     def between(self, stages: Sequence[int], num_ranks: int, now: int) -> list[int]:
-        """Others, where the flow leaves them open: even parts of what each of so many instances has of a step, and some
-        more or fewer than now; ascending."""
+        """Further ones if the flow allows any: equal fractions of an instance's share of a step, and slightly smaller
+        and larger ones; ascending."""
         of = [self._stages[s] for s in stages]
         if any(stage.whole_batch or stage.granularities for stage in of):
             return []
@@ -55,11 +55,11 @@ class Sizes:
         return sorted(size for size in sizes if 0 < size <= most and not any(size % one.item_multiple for one in of))
 
     def near_and_far(self, stages: Sequence[int], num_ranks: int, now: int) -> list[int]:
-        """All those listed, and those between."""
+        """All listed ones and those between."""
         return [*self.listed(stages, num_ranks), *self.between(stages, num_ranks, now)]
 
     def share(self, stage: int, num_ranks: int, num_parts: int = 1) -> int:
-        """What each of so many instances has of a step, or a part of it, or the next size above."""
+        """Each instance's share of a step, or a fraction of it, or the next larger allowed size."""
         record, count = self._stages[stage], num_ranks * num_parts
         even = _round_up(-(-self._num_items // count), record.item_multiple)
         if record.granularities or even > self._num_items:
@@ -68,16 +68,16 @@ class Sizes:
         return even
 
     def granularity(self, stage: int, size: int) -> int:
-        """As plans have it: 0 for the whole batch."""
+        """As stored in plans: 0 for the whole batch."""
         return 0 if self._is_whole(size, [stage]) else size
 
     def on_host(self, stage: int) -> list[int]:
-        """Numbers of processes: powers of two and the most, or divisors of the stage's parts."""
+        """Numbers of processes: powers of two and the maximum, or divisors of the stage's parts."""
         record = self._stages[stage]
         return list(host_instances(self._problem.most_on_host(record.name), self._num_items, record.num_parts))
 
     def between_on_host(self, stage: int, now: int) -> list[int]:
-        """Others, where any number will do."""
+        """Further numbers, if any number is allowed."""
         if self._stages[stage].num_parts:
             return []
         most = self.on_host(stage)[-1]

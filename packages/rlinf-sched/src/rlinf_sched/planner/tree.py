@@ -1,4 +1,4 @@
-"""What a candidate stands for: stages on devices, one after the other or side by side."""
+"""The structure of a candidate: stages on devices, one after the other or side by side."""
 
 import operator
 from collections.abc import Iterator, Mapping
@@ -15,19 +15,19 @@ class Leaf:
 
     stage: str
     choice: int
-    """Index of the parallel choice in the `instances` of the stage's profile."""
+    """Index of the parallelism in the `instances` of the stage's profile."""
     pool: int
-    """Which pool its devices come from; -1: it runs on the host."""
+    """Index of the pool of its devices; -1: it runs on the host."""
     num_instances: int
     num_devices: int
     granularity: int
-    """Items per hand-over of one instance; the whole batch is given as the step's number of items, not as 0."""
+    """Items per hand-over of one instance; the whole batch is the step's number of items, not 0."""
     offload: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """The stages of a cycle, each with its place: those of one block share its devices, blocks share none."""
+    """The placed stages of a cycle: those of one block share devices, different blocks share none."""
 
     leaves: tuple[Leaf, ...]
     blocks: tuple[tuple[int, ...], ...]
@@ -36,16 +36,16 @@ class Cycle:
 
 JoinKind = Literal["in turn", "side by side", "interleaved"]
 JOINS: tuple[JoinKind, ...] = get_args(JoinKind)
-"""The kinds of join; the native part knows each by its index here."""
+"""The kinds of join; the native code identifies each by its index here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Two parts of a flow; `before` needs nothing of `after`."""
+    """Two parts of a flow; `before` does not depend on `after`."""
 
     kind: JoinKind
-    """in turn: on the same devices, one after the other. side by side: on devices of their own, pipelined. interleaved:
-    on the same devices, whichever has work; nothing offloads."""
+    """in turn: on the same devices, one after the other. side by side: on separate devices, pipelined. interleaved: on
+    the same devices, whichever has work; nothing offloads."""
     before: "Tree"
     after: "Tree"
 
@@ -55,7 +55,7 @@ Tree = Leaf | Cycle | Join
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A whole plan that the search found."""
+    """A complete plan found by the search."""
 
     step_s: float
     sync_s: float
@@ -75,7 +75,7 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
 
 
 def num_devices(tree: Tree, num_pools: int) -> tuple[int, ...]:
-    """Devices that the tree takes of each pool."""
+    """Number of devices of each pool in the tree."""
     if isinstance(tree, Leaf):
         return tuple(tree.num_devices if pool == tree.pool else 0 for pool in range(num_pools))
     if isinstance(tree, Cycle):
@@ -90,11 +90,11 @@ def num_devices(tree: Tree, num_pools: int) -> tuple[int, ...]:
 
 
 def place(tree: Tree, pools: list[list[int]], workers: Mapping[str, str]) -> dict[str, tuple[int, ...]] | None:
-    """Stage -> devices, from the pools' lists of devices in order.
+    """Assigns devices to stages, from the pools' device lists in order.
 
-    Parts side by side get consecutive ranges, the part with the widest instances first, so that instances of 2, 4 or 8
-    devices never straddle a node. The stages of a worker group are where the first of them came to be; None: they
-    cannot all be there.
+    Side-by-side parts get consecutive ranges, the part with the widest instances first, so that instances of 2, 4 or 8
+    devices never straddle a node. The stages of a worker group go to the devices of the first of them; None: not
+    possible for all of them.
 
     Args:
         workers: stage -> worker group.
@@ -141,20 +141,20 @@ def _put(
 
 
 def _side_by_side(tree: Cycle | Join) -> list[tuple[list[Tree], list[Leaf]]]:
-    """The parts that have devices of their own: for each its trees, which share them, and their leaves."""
+    """The parts on separate devices: for each its trees, which share the devices, and their leaves."""
     if isinstance(tree, Join):
         return [([part], list(leaves(part))) for part in (tree.before, tree.after)]
     return [([tree.leaves[i] for i in block], [tree.leaves[i] for i in block]) for block in tree.blocks]
 
 
 def _counts(trees: list[Tree], num_pools: int) -> list[int]:
-    """Devices of each pool that trees need which share them."""
+    """Devices of each pool for trees that share them."""
     each = [num_devices(tree, num_pools) for tree in trees]
     return [max(counts) for counts in zip(*each, strict=True)]
 
 
 def shares_everything(tree: Tree) -> bool:
-    """No two stages with devices lie side by side."""
+    """Whether all stages with devices share them."""
     if isinstance(tree, Leaf):
         return True
     if isinstance(tree, Join):
@@ -165,7 +165,7 @@ def shares_everything(tree: Tree) -> bool:
 
 
 def mode_of(tree: Tree, flow: FlowGraph) -> Mode:
-    """Which of the three names is true of the plan."""
+    """The mode of the plan."""
     places = {(leaf.pool, leaf.num_devices) for leaf in leaves(tree) if leaf.num_devices}
     if len(places) <= 1 and shares_everything(tree):
         return "collocated"
@@ -184,8 +184,8 @@ def _is_mixed(tree: Tree, training: set[str], flow: FlowGraph) -> bool:
 
 
 def shape(tree: Tree) -> object:
-    """Who shares devices with whom and how, whatever their numbers: equal for trees that differ in the order of cuts or
-    in where host stages are. None: nothing is on devices."""
+    """The sharing of devices, without numbers: equal for trees that differ in the order of cuts or in the places of
+    host stages. None: nothing is on devices."""
     if not isinstance(tree, Join):
         return tuple(leaf.stage for leaf in leaves(tree)) if any(leaf.num_devices for leaf in leaves(tree)) else None
     parts: list[object] = []

@@ -1,7 +1,7 @@
-"""The simulator: executes a plan event by event and says when what happens on which device.
+"""The simulator: executes a plan event by event and records what happens when on which device.
 
 `simulate` lowers a problem and a plan to flat arrays (`lowering`), the native core (csrc/sched/simulator) runs them,
-and a `Timeline` answers what one may ask of the spans that come back.
+and a `Timeline` provides queries over the resulting spans.
 """
 
 from rlinf_sched.simulator.simulation import simulate

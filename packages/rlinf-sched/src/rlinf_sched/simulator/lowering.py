@@ -1,4 +1,4 @@
-"""Turns names and records into the flat arrays that the event core reads (csrc/sched/simulator/model.h)."""
+"""Lowers names and records to the flat arrays that the event core reads (csrc/sched/simulator/model.h)."""
 
 import functools
 import itertools
@@ -14,41 +14,42 @@ from rlinf_sched.profile import InstanceProfile, ItemCosts, seconds_table
 from rlinf_sched.stage_time import hand_over_size, handed_over
 
 STAYS = -1.0
-"""Stands in place of the seconds of an onload where the state never leaves the device."""
+"""Replaces the onload time if the state never leaves the device."""
 _BATCHINGS = ("sum", "longest", "continuous")
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """What the core reads, and what of the profiles only the memory needs."""
+    """The arrays for the core, and those for computing memory."""
 
     stages: tuple[str, ...]
     arrays: dict[str, np.ndarray]
     num_steps: int
     resident_bytes: np.ndarray
-    """int64 [stages]: on each device while the stage is there; counted once for a worker group that stays."""
+    """int64 [stages]: bytes on each device while the stage's state is there; counted once for a worker group that
+    stays."""
     leaving: np.ndarray
-    """bool [stages]: offloads between its turns."""
+    """bool [stages]: whether it offloads between its turns."""
     work_bytes: np.ndarray
     item_work_bytes: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedStage:
-    """A stage with its plan and the profile that the plan's instances have."""
+    """A stage with its plan and the profile of the plan's instances."""
 
     stage: Stage
     plan: StagePlan
     profile: InstanceProfile
     hand_over: int
     room: int
-    """Most items in an engine: its even share of the step, or the profile's limit."""
+    """Maximum items in an engine: its even share of the step, or the profile's limit."""
     onload_s: float
     offload_s: float
 
 
 def num_steps_of(max_staleness: int) -> int:
-    """Steps that are executed at least: where they overlap, as many as a steady state needs."""
+    """Minimum number of executed steps: if steps overlap, enough for a steady state."""
     return 12 * (max_staleness + 1) if max_staleness else 1
 
 
@@ -111,7 +112,7 @@ def _ints(values: object) -> np.ndarray:
 
 
 def lower_stage(problem: Problem, stage: Stage, stage_plan: StagePlan) -> PlacedStage:
-    """What a stage's place means for the core; raises as `lower` does."""
+    """A stage's placement in the form of the core; raises like `lower`."""
     profile = problem.profile(stage.name)
     num_devices, num_ranks = len(stage_plan.devices), stage_plan.num_ranks
     instance = problem.instance(stage_plan)
@@ -177,7 +178,7 @@ def _turns(problem: Problem, placed: list[PlacedStage]) -> dict[str, np.ndarray]
 
 
 def _edges(problem: Problem, placed: list[PlacedStage]) -> dict[str, np.ndarray]:
-    """One edge for each pair of stages joined by channels, with the time that a hand-over takes on it."""
+    """One edge per pair of stages joined by channels, with its hand-over time."""
     flow, links = problem.flow, problem.cluster.links
     index = {stage.name: s for s, stage in enumerate(flow.stages)}
     turn_of = {name: names for names in flow.turns() for name in names}
@@ -206,8 +207,8 @@ def _edges(problem: Problem, placed: list[PlacedStage]) -> dict[str, np.ndarray]
 
 
 def _order_of_cycle(flow: FlowGraph, names: tuple[str, ...]) -> dict[str, int]:
-    """Order of the stages in a round: the first one that items enter from outside, then in order of declaration, round
-    and round. A cycle that nothing enters begins with its first stage."""
+    """Order of the stages in a round: starts with the first one that receives items from outside, then in order of
+    declaration, cyclically. A cycle without outside input starts with its first stage."""
 
     def enters(name: str) -> bool:
         reads = flow.stage(name).reads
@@ -219,13 +220,13 @@ def _order_of_cycle(flow: FlowGraph, names: tuple[str, ...]) -> dict[str, int]:
 
 
 def _rate(problem: Problem, devices: set[int]) -> float:
-    """Bytes per second of the link between these devices: the network's if they lie in several nodes."""
+    """Bytes per second between these devices: the network's if they are on several nodes."""
     links, nodes = problem.cluster.links, {problem.cluster.devices[device].node for device in devices}
     return links.network_bytes_per_s if len(nodes) > 1 else links.node_bytes_per_s
 
 
 def _instance_devices(placed: list[PlacedStage]) -> dict[str, np.ndarray]:
-    """The devices of each instance: the next several of its stage, or the one that it shares with other ranks."""
+    """The devices of each instance: the next ones of its stage, or the one that it shares with other ranks."""
     counts, devices = [], []
     for p in placed:
         mine, num_ranks = np.array(p.plan.devices, dtype=np.int32), p.plan.num_ranks
@@ -242,8 +243,8 @@ def _instance_devices(placed: list[PlacedStage]) -> dict[str, np.ndarray]:
 
 
 def _cores(problem: Problem, placed: list[PlacedStage]) -> dict[str, np.ndarray]:
-    """What each stage wants of the cores of its instances' nodes; processes without a device are on the driver's, the
-    first."""
+    """The demand of each stage for cores of its instances' nodes; processes without a device are on the first node, the
+    driver's."""
     nodes = []
     for p in placed:
         firsts = p.plan.devices[:: max(1, len(p.plan.devices) // p.plan.num_ranks)]
@@ -257,7 +258,7 @@ def _cores(problem: Problem, placed: list[PlacedStage]) -> dict[str, np.ndarray]
 
 
 def _syncs(problem: Problem, plan: Plan) -> dict[str, np.ndarray]:
-    """One for each weight edge: each device of the target receives its part of an instance's weights."""
+    """One per weight edge: each device of the target receives its shard of an instance's weights."""
     flow, links = problem.flow, problem.cluster.links
     index = {stage.name: s for s, stage in enumerate(flow.stages)}
     seconds, sources = [], []

@@ -1,4 +1,4 @@
-"""Turns a problem and a plan into the timeline that the plan would have."""
+"""Simulates a plan for a problem."""
 
 from rlinf_sched.errors import SchedError
 from rlinf_sched.plan import Plan
@@ -12,11 +12,11 @@ def simulate(problem: Problem, plan: Plan, *, seed: int | None = None, num_steps
 
     Args:
         problem: flow, profiles, cluster and items of a step.
-        plan: for that flow; its prediction is not looked at.
-        seed: None gives every stage its typical costs, the same in each step. A number draws them: an item's costs lie
-            at the same quantile in all stages (a long answer is long for whoever reads it), another in each step. At
-            least 0.
-        num_steps: at least 1. With `max_staleness` k at least 12 (k + 1) are run, for a steady state to set in.
+        plan: a plan for that flow; its prediction is ignored.
+        seed: None gives every stage its typical costs, the same in each step. A number draws them: an item's costs are
+            at the same quantile in all stages (a long completion is long for all readers), with new draws in each step.
+            At least 0.
+        num_steps: at least 1. With `max_staleness` k at least 12 (k + 1) are run, to reach a steady state.
 
     Returns:
         the timeline; equal inputs give equal timelines, bit for bit.
@@ -24,8 +24,8 @@ def simulate(problem: Problem, plan: Plan, *, seed: int | None = None, num_steps
     Raises:
         ProblemError, FlowError, PlanError: the problem or the plan is invalid, or a stage has no profile for the number
             of devices that the plan gives its instances.
-        SchedError: `num_steps` or `seed` is too low, or nothing can go on before the step is over, with who waits for
-            what.
+        SchedError: `num_steps` or `seed` is too low, or the simulation deadlocks; the message shows what waits for
+        what.
     """
     if num_steps < 1:
         raise SchedError(f"num_steps={num_steps} must be at least 1")
@@ -42,7 +42,7 @@ def execute(problem: Problem, plan: Plan, *, seed: int | None = None, num_steps:
 
 
 def execute_lowered(problem: Problem, lowered: Lowered) -> Timeline:
-    """Executes what was lowered of a plan, perhaps with other times."""
+    """Executes a lowered plan, possibly with other times."""
     from rlinf_sched import _C  # the package imports without it
 
     try:

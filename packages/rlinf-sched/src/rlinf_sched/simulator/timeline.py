@@ -1,4 +1,4 @@
-"""What a simulation says: spans, and the answers that are drawn from them when they are asked for."""
+"""The result of a simulation: spans, and queries over them that are computed on request."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,7 @@ COMPUTE, ONLOAD, OFFLOAD, SYNC, TRANSFER, STEP = range(6)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryCurve:
-    """Bytes on a device: `num_bytes[i]` from `times_s[i]` until the next, the last one until the end."""
+    """Bytes on a device: `num_bytes[i]` from `times_s[i]` until the next time, the last one until the end."""
 
     times_s: np.ndarray
     num_bytes: np.ndarray
@@ -28,7 +28,7 @@ class MemoryCurve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PathSegment:
-    """A piece of the critical path: from its start to its end nothing else would have helped."""
+    """A piece of the critical path: during it, only a shorter duration of this piece would have helped."""
 
     span: int
     stage: str
@@ -39,11 +39,11 @@ class PathSegment:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Timeline:
-    """Everything that happened, as arrays of equal length, one entry a span, in the order in which the spans began.
+    """All spans, as arrays of equal length, in the order in which the spans began.
 
     Times are seconds from the beginning of the first step. A span of kind "compute" is one hand-over on one instance;
-    with continuous batching it is an engine's time from its first item until it runs dry, or until it takes in the
-    first item of a later step, beside which what is left of this one goes on.
+    with continuous batching it is the time of an engine from its first item until it is empty, or until it accepts the
+    first item of a later step, while the rest of this one continues.
     """
 
     stages: tuple[str, ...]
@@ -61,41 +61,41 @@ class Timeline:
     step: np.ndarray
     num_items: np.ndarray
     width: np.ndarray
-    """Items at once: `num_items`, or the most that were in the engine."""
+    """Concurrent items: `num_items`, or the maximum in the engine."""
     cause: np.ndarray
-    """The span whose end this one's start waited for last; -1: the beginning."""
+    """The span whose end this one waited for last; -1: the beginning."""
     start_s: np.ndarray
     end_s: np.ndarray
     step_end_s: np.ndarray
-    """[steps]: when each step ends, its weight syncs included."""
+    """[steps]: end of each step, including its weight syncs."""
     step_cause: np.ndarray
-    """[steps]: the span that the step's end waited for."""
+    """[steps]: the span that the end of the step waited for."""
     num_events: int
     """Starts and ends of hand-overs, items that left an engine, lease changes."""
     device_start: np.ndarray
-    """[instances + 1]: where the devices of each instance (of all stages, by rank) begin in `device`."""
+    """[instances + 1]: offsets in `device` of the devices of each instance (of all stages, by rank)."""
     device: np.ndarray
     resident_bytes: np.ndarray
     """[stages]: bytes of the stage's state on each of its devices."""
     leaving: np.ndarray
-    """bool [stages]: whether the state leaves the devices between the stage's turns."""
+    """bool [stages]: whether the state is offloaded between the stage's turns."""
     work_bytes: np.ndarray
     item_work_bytes: np.ndarray
 
     @property
     def first_settled(self) -> int:
-        """The first step that counts as settled: step 0, or with `max_staleness` the one in the middle."""
+        """The first step of the steady state: step 0, or with `max_staleness` the one in the middle."""
         return self.num_steps // 2 if self.max_staleness else 0
 
     @property
     def step_s(self) -> float:
-        """Seconds from the end of one step to the end of the next, the mean over the steps that have settled."""
+        """Mean seconds between the ends of consecutive steps in the steady state."""
         begins_s = float(self.step_end_s[self.first_settled - 1]) if self.first_settled else 0.0
         return (float(self.step_end_s[-1]) - begins_s) / (self.num_steps - self.first_settled)
 
     @property
     def total_s(self) -> float:
-        """Seconds until everything has ended; with staleness an offload may outlast the last step."""
+        """Seconds until everything has ended; with staleness an offload may end after the last step."""
         return float(max(self.step_end_s[-1], self.end_s.max()))
 
     def of(self, stage: str, kind: SpanKind = "compute") -> np.ndarray:
@@ -109,7 +109,7 @@ class Timeline:
         return np.flatnonzero((self.stage == self.stages.index(stage)) & (self.kind == SPAN_KINDS.index(kind)))
 
     def busiest_s(self, stage: str, *kinds: SpanKind) -> float:
-        """Seconds that the stage's busiest instance spends on such spans in a step, the mean over the settled steps."""
+        """Mean seconds per steady-state step that the stage's busiest instance spends in such spans."""
         spans = np.concatenate([self.of(stage, kind) for kind in kinds])
         spans = spans[self.step[spans] >= self.first_settled]
         spent_s = np.zeros((self.num_steps - self.first_settled, self.num_instances[self.stages.index(stage)]))
@@ -123,7 +123,8 @@ class Timeline:
         return tuple(int(device) for device in self.device[self.device_start[i] : self.device_start[i + 1]])
 
     def memory(self, device: int) -> MemoryCurve:
-        """Bytes on that device over time: each stage's state while it is there, and its work while it computes."""
+        """Bytes on that device over time: the state of each stage while it is there, plus work memory while it
+        computes."""
         instances = np.repeat(np.arange(len(self.device_start) - 1), np.diff(self.device_start))
         here = instances[self.device == device]
         stage_of = np.repeat(np.arange(len(self.stages)), self.num_instances)
@@ -145,9 +146,10 @@ class Timeline:
 
     @cached_property
     def critical_path(self) -> tuple[PathSegment, ...]:
-        """The chain of spans, each of which waited for the one before, that ends with the last step; in order of time.
+        """The chain of spans, each of which waited for the one before, up to the end of the last step; in order of
+        time.
 
-        A span is on the path up to the moment at which it let the next one begin.
+        A span is on the path until it lets the next one begin.
         """
         segments, until, span = [], float(self.step_end_s[-1]), int(self.step_cause[-1])
         while span >= 0:

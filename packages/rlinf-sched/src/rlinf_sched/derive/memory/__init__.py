@@ -1,12 +1,12 @@
-"""What a rank holds on its device, by kind, before any process starts: what all backends and engines are counted with.
+"""Memory of a rank by kind, before any process starts: the common parts for all backends and engines.
 
-    adapters.py     what is trained where the model stays
-    job.py          what a step asks of its ranks
+    adapters.py     trained weights of low-rank adapters
+    job.py          JobShape, the sizes of a step
     rank.py         RankMemory, the bytes of one rank
-    activations.py  what a pass through the model keeps, and what its head takes
-    forward.py      ranks that only read, and ranks that generate whole batches
+    activations.py  activations of a pass through the model, and the memory of its head
+    forward.py      ranks that only run forward passes, and ranks that generate whole batches
 
-Every count is at the longest sequences that a recipe allows. How a training backend or an engine is counted stands
+All numbers are for the longest sequences that a recipe allows. The memory of a training backend or an engine is defined
 with it (`rlinf_workers.trainers`, `rlinf_workers.engines`).
 """
 

@@ -1,4 +1,5 @@
-"""What a pass through a decoder of the Llama family keeps for its backward pass, and what the head takes."""
+"""Activations that a pass through a decoder of the Llama family keeps for its backward pass, and the memory of the
+head."""
 
 from dataclasses import dataclass, replace
 
@@ -18,17 +19,17 @@ GPU_TILE_BYTES, CPU_TILE_BYTES = 640 << 20, 160 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
-    """What a call of the model has before it: rows of new tokens, each after tokens that have keys and values."""
+    """The shape of a model call: rows of new tokens, each after tokens with cached keys and values."""
 
     num_rows: int
     num_tokens: int
     """New tokens of a row."""
     num_before: int = 0
-    """Tokens of a row whose keys and values are there."""
+    """Tokens of a row with cached keys and values."""
     recomputes: bool = False
-    """The feed-forward half of each layer is computed again in the backward pass."""
+    """Recompute the feed-forward half of each layer in the backward pass."""
     is_packed: bool = False
-    """The rows lie in one without padding, and no mask goes with them."""
+    """The rows are packed into one without padding, and there is no mask."""
 
     @property
     def all_tokens(self) -> int:

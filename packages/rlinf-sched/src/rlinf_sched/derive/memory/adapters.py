@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685): how many weights are trained where the model itself stays."""
+"""Low-rank adapters (LoRA, arXiv:2106.09685): the number of trained weights when the model itself is frozen."""
 
 from dataclasses import dataclass, replace
 
@@ -29,10 +29,10 @@ class Adapter:
         return frozenset(target.rpartition(".")[2] for target in self.targets)
 
     def added_to(self, whole: RankMemory, model: ModelShape, copy: int, num_models: int) -> RankMemory:
-        """What a rank holds that trains the adapter of its first model and the others whole.
+        """Memory of a rank that trains the adapter of its first model and the others whole.
 
         Args:
-            whole: what it holds where it trains all of them.
+            whole: its memory if it trained all of them whole.
             copy: bytes of one model.
         """
         trained = FLOAT_BYTES * self.num_parameters(model) / (num_models * copy)

@@ -1,4 +1,4 @@
-"""Ranks whose weights no gradient changes: those that generate, and those that read what was generated."""
+"""Ranks with frozen weights: those that generate, and those that score completions."""
 
 from dataclasses import replace
 

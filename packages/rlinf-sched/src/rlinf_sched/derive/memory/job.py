@@ -1,4 +1,4 @@
-"""What a step asks of the ranks that hold models."""
+"""The sizes of a step for the ranks that hold models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ from rlinf_sched.errors import ProfileError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobShape:
-    """What a step of a recipe asks of its ranks. `lengths.prompt_tokens` is the longest prompt."""
+    """The sizes of a recipe's step. `lengths.prompt_tokens` is the longest prompt."""
 
     lengths: Lengths
     num_groups: int
@@ -20,36 +20,37 @@ class JobShape:
     served_bytes: int | None = None
     """Bytes of each number in the weights that generate and in their cache; None: dtype_bytes."""
     num_shards: int = 1
-    """Parts of a batch, dealt out to the ranks of the trainer."""
+    """Shards of a batch, distributed over the ranks of the trainer."""
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the training backend, which counts them."""
+    """Options of the training backend, which computes its own memory."""
     micro_batch_groups: int = 1
     """Groups of one forward and backward pass, padded to one length."""
     max_tokens_per_micro_batch: int | None = None
-    """Tokens of one forward and backward pass, packed without padding; None: as `micro_batch_groups` says."""
+    """Tokens of one forward and backward pass, packed without padding; None: `micro_batch_groups` decides."""
     num_updates: int = 1
     """Optimizer steps of a batch."""
     adapter: Adapter | None = None
-    """What is trained of the policy; None: all of it."""
+    """The trained adapter of the policy; None: the policy is trained whole."""
     has_critic: bool = False
     """A second model of the same shape in the trainer's processes."""
     sft_warm_up_sequences: int = 0
-    """Whole sequences of one forward and backward pass of an SFT warm-up, whose moments stay; 0: there is
-    none."""
+    """Whole sequences of one forward and backward pass of an SFT warm-up, whose moments stay allocated; 0: no
+    warm-up."""
     on_gpu: bool = True
     """Where the ranks are; torch works in larger pieces there."""
     max_sequences: int = 512
-    """Most sequences that a rank generates at once, in engines that are bounded by a number of them."""
+    """Maximum number of concurrent sequences of a rank, in engines limited by their number."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the engine that generates, which counts them."""
+    """Options of the engine, which computes its own memory."""
     tensor_parallel: int = 1
-    """Devices over which an engine cuts the model."""
+    """Devices over which an engine shards the model."""
     device_bytes: int = 0
-    """Memory of a device on which the engine runs; read by those that take a share of it."""
+    """Memory of the engine's device; read by engines that take a share of it."""
     host_bytes: int = 0
-    """Memory of the machine whose CPU slots the devices are; read where device_bytes is, by those that share it."""
+    """Memory of the machine whose CPU slots the devices are; read by engines that share it, together with
+    device_bytes."""
     under_way: int | None = None
-    """Sequences that a rank has under way at most, where no number of them bounds it; None: those of all groups."""
+    """Maximum number of sequences in flight on a rank without another limit; None: those of all groups."""
 
     def __post_init__(self) -> None:
         for key in ("num_groups", "dtype_bytes", "num_shards", "micro_batch_groups", "num_updates", "max_sequences"):

@@ -1,4 +1,4 @@
-"""The bytes of one rank, by what they are for."""
+"""The bytes of one rank, by purpose."""
 
 from dataclasses import dataclass
 
@@ -13,52 +13,50 @@ MEMORY_KINDS = (
     "optimizer's step",
     "weight sync",
 )
-"""What bytes may be for, in the order of `RankMemory.parts`."""
+"""The purposes of bytes, in the order of `RankMemory.parts`."""
 NUM_MOMENTS = 2
 """Running averages that AdamW keeps for each trained weight."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankMemory:
-    """Bytes on the device of one rank, by what they are for.
+    """Bytes on the device of one rank, by purpose.
 
-    The first four and the KV pool stay between the rank's turns.
-    The others come and go while it works: those of a pass add up, and the
-    optimizer's step and the sync of weights come at other times.
+    The first four and the KV pool stay allocated between the rank's turns. The others are temporary: those of a pass
+    add up, and the optimizer's step and the weight sync happen at other times.
     """
 
     weights: int
-    """What is computed with."""
+    """Weights in the compute dtype."""
     masters: int = 0
     """A copy of trained weights in a wider type, which the optimizer steps."""
     gradients: int = 0
     optimizer: int = 0
     """The optimizer's moments."""
     activations: int = 0
-    """What a pass keeps and works with, logits and held-back gradients included."""
+    """Memory of a pass, including logits and held-back gradients."""
     gathered: int = 0
-    """Weights of other ranks that a pass has gathered, and their gradients before they are shared out."""
+    """Gathered weights of other ranks in a pass, and their gradients before they are reduce-scattered."""
     kv_cache: int = 0
-    """Keys and values, whatever the number of items."""
+    """Keys and values, independent of the number of items."""
     kv_pool: int = 0
-    """Room for keys and values that is taken once and stays between turns."""
+    """Preallocated memory for keys and values, which stays allocated between turns."""
     activations_of_item: int = 0
     """Further activations for each item that is worked on at once."""
     kv_cache_of_item: int = 0
     """Keys and values for each item that is worked on at once."""
     step: int = 0
-    """What the optimizer's step works with: the norm of the gradient, the denominators of AdamW."""
+    """Temporary memory of the optimizer's step: the norm of the gradient, the denominators of AdamW."""
     sync: int = 0
     """What a weight sync adds at its peak."""
     host_start: int = 0
-    """Bytes of host memory that the rank needs beside its state while it is made or loads a checkpoint."""
+    """Host bytes that the rank needs besides its state while it is created or loads a checkpoint."""
     host_copy: int = 0
-    """Bytes of host memory that the copy of a checkpoint takes at its peak; it stays while the files are written, and
-    training goes on."""
+    """Peak host bytes of the copy for a checkpoint; it stays while the files are written, during training."""
 
     @property
     def state(self) -> int:
-        """Bytes that stay between the rank's turns."""
+        """Bytes that stay allocated between the rank's turns."""
         return self.weights + self.masters + self.gradients + self.optimizer + self.kv_pool
 
     def work(self, num_items: int = 1) -> int:
