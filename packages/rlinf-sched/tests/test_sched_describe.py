@@ -4,32 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlinf_sched import Cluster, FlowError, FlowGraph, PlanError, Stage, describe_plan, flow_diagram, plan_for_mode
-
-
-def test_describe_plan(grpo):
-    cluster = Cluster.cpu_slots(4, memory_bytes=1 << 30)
-    plan = plan_for_mode(grpo, cluster, "hybrid", devices={"rollout": [0, 1, 3]})
-    assert describe_plan(plan, grpo, cluster) == (
-        "flow grpo, mode hybrid\n"
-        "cluster: 1 node, 4 devices: 4 x CPU slot (cpu, 1.0 GiB)\n"
-        "reason: rule for hybrid: generation spread over the devices and pipelined, then training on all of them; "
-        "chosen by the user: devices.rollout=[0, 1, 3]\n"
-        "\n"
-        "stage      worker     devices  ranks  granularity  offload  turn\n"
-        "----------------------------------------------------------------\n"
-        "rollout    rollout    0-1, 3   3      1            yes      0\n"
-        "reference  reference  2-3      2      1            yes      1\n"
-        "reward     reward     host     1      1            no       2\n"
-        "actor      actor      0-3      4      whole batch  yes      3\n"
-    )
-
-
-def test_describe_plan_refuses_a_plan_that_does_not_fit(grpo):
-    cluster = Cluster.cpu_slots(4, memory_bytes=1 << 30)
-    plan = plan_for_mode(grpo, cluster, "hybrid")
-    with pytest.raises(PlanError, match="does not exist"):
-        describe_plan(plan, grpo, Cluster.cpu_slots(2, memory_bytes=1))
+from rlinf_sched import FlowError, FlowGraph, Stage, flow_diagram
 
 
 def test_diagram(embodied):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from rlinf_sched import Cluster, FlowGraph, Plan, PlanError, Stage, describe_plan, flow_diagram, plan_for_mode
+from rlinf_sched import Cluster, FlowGraph, Plan, PlanError, Stage, flow_diagram, plan_for_mode
 
 
 def cluster(num_devices):
@@ -212,7 +212,6 @@ def test_every_mode_plans_every_flow(graph, num_devices, mode):
     used = {d for s in plan.stages for d in s.devices}
     if graph.training_groups or mode == "collocated":
         assert used in (set(), set(range(num_devices)))
-    assert describe_plan(plan, graph, cluster(num_devices)).count("\n") == 6 + len(graph.stages)
     assert flow_diagram(graph).startswith("flowchart LR\n")
 
 

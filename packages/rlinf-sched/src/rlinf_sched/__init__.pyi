@@ -4,7 +4,6 @@ from .cluster import (
     Links as Links,
 )
 from .describe import (
-    describe_plan as describe_plan,
     flow_diagram as flow_diagram,
     index_ranges as index_ranges,
 )

@@ -1,47 +1,8 @@
-"""Displays plans and flows: a text table of a plan, a Mermaid flowchart of a flow."""
+"""Draws flows as Mermaid flowcharts."""
 
 from collections.abc import Sequence
 
-from rlinf_sched.cluster import Cluster
 from rlinf_sched.flow_graph import FlowGraph
-from rlinf_sched.plan import Plan
-
-
-def describe_plan(plan: Plan, graph: FlowGraph, cluster: Cluster) -> str:
-    """The plan as a small text table, one line per stage in plan order, under the mode, the cluster and the reason.
-
-    Raises:
-        PlanError: the plan does not fit the graph or the cluster.
-    """
-    plan.validate(graph, cluster)
-    header = ("stage", "worker", "devices", "ranks", "granularity", "offload", "turn")
-    rows = [
-        (
-            stage_plan.stage,
-            graph.stage(stage_plan.stage).worker,
-            index_ranges(stage_plan.devices) or "host",
-            str(stage_plan.num_ranks),
-            str(stage_plan.granularity or "whole batch"),
-            "yes" if stage_plan.offload else "no",
-            str(stage_plan.turn),
-        )
-        for stage_plan in plan.stages
-    ]
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    title = "  ".join(cell.ljust(width) for cell, width in zip(header, widths, strict=True)).rstrip()
-    return "\n".join(
-        [
-            f"flow {plan.flow}, mode {plan.mode}",
-            f"cluster: {cluster.describe()}",
-            f"reason: {plan.reason}",
-            "",
-            title,
-            "-" * len(title),
-            *lines,
-            "",
-        ]
-    )
 
 
 def flow_diagram(graph: FlowGraph) -> str:
