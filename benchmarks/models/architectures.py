@@ -13,8 +13,7 @@ from pathlib import Path
 
 import torch
 import transformers
-
-from rlinf_workers.testing.every_architecture import ArchitectureResult, model_types, verdict_on
+from benchmarks.models.every_architecture import ArchitectureResult, model_types, verdict_on
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "architectures.json"

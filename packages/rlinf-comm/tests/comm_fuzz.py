@@ -27,10 +27,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from comm_mutations import mutated
 
 from rlinf_comm import DecodeError, codec, record
 from rlinf_comm.errors import TornStream
-from rlinf_comm.testing.mutations import mutated
 from rlinf_comm.weights.stream.delta import DeltaEncoder, apply_delta
 from rlinf_comm.wire import values as frames
 

@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from comm_channel_checks import CHANNEL_CHECKS
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
@@ -25,7 +26,7 @@ from rlinf_comm import (
     pack,
     unpack,
 )
-from rlinf_comm.testing import CHANNEL_CHECKS, assert_bitwise_equal
+from rlinf_comm.testing import assert_bitwise_equal
 
 
 def open_twice(name, **options):

@@ -9,12 +9,12 @@ import time
 
 import pytest
 import torch
+from comm_host_device import HostDevice
 
 from rlinf_comm import LayoutError, PeerLost, WeightMismatchError, WeightTimeout
 from rlinf_comm.copies import DigestTable, StridedBox
 from rlinf_comm.cuda import CudaDigestProgram
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_comm.testing.host_device import HostDevice
 from rlinf_comm.weights import Layout, StoreSender, WeightStore, execute, reshard_plan, specs_of
 from rlinf_comm.weights.device import (
     DeviceWeightReceiver,

@@ -6,13 +6,13 @@ import pathlib
 import signal
 
 import pytest
+from comm_fake_driver import FakeDriver
 
 from rlinf_comm import _C, pack, unpack
 from rlinf_comm.errors import IpcError
 from rlinf_comm.ipc.arena import ArenaHandle, IpcArena
 from rlinf_comm.ipc.driver import load_driver
 from rlinf_comm.ipc.opened import OpenedArenas
-from rlinf_comm.testing.fake_driver import FakeDriver
 
 SPAWN = multiprocessing.get_context("spawn")
 

@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch  # noqa: F401 - it grows by 120 MB where a changed value says that it is a tensor
+from comm_callers import Called, disturb, nothing_grows
+from comm_mutations import mutated
 
 from rlinf_comm import Channel, ChannelServer, CommError, DecodeError, PeerLost, codec
 from rlinf_comm.channel import native_of
@@ -24,8 +26,6 @@ from rlinf_comm.peers.negotiation import ChosenMessage
 from rlinf_comm.peers.transports.base import TransportOffer
 from rlinf_comm.remote import server
 from rlinf_comm.remote.messages import Flush, Put, Room, Stats, Take, compose
-from rlinf_comm.testing.listeners import Called, disturb, nothing_grows
-from rlinf_comm.testing.mutations import mutated
 from rlinf_comm.wire import listener
 from rlinf_comm.wire.deadline import Deadline
 from rlinf_comm.wire.handshake import Hello, encode_hello

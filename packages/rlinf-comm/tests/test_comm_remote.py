@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from comm_channel_checks import CHANNEL_CHECKS
 from comm_properties import holds_for
 from hypothesis import strategies as st
 
@@ -34,7 +35,7 @@ from rlinf_comm import (
 )
 from rlinf_comm._carried import Carried, carried
 from rlinf_comm.remote.messages import Put, Take, compose
-from rlinf_comm.testing import CHANNEL_CHECKS, assert_bitwise_equal
+from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.wire import handshake, secret
 from rlinf_comm.wire.connection import Connection
 from rlinf_comm.wire.deadline import Deadline

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from comm_host_device import HostDevice
 from comm_links import HANG_S, Net, together
 from comm_references import megatron_rank, merged_rank
 
 from rlinf_comm import DecodeError, PeerLost, WeightMismatchError, WeightTimeout, kept_pages, pack
 from rlinf_comm.peers import Peer
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_comm.testing.host_device import HostDevice
 from rlinf_comm.weights import (
     Block,
     Box,

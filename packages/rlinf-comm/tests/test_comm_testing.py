@@ -2,17 +2,14 @@
 
 import dataclasses
 
+import comm_channel_checks
 import numpy as np
 import pytest
 import torch
+from comm_channel_checks import CHANNEL_CHECKS, check_hoarding, check_order, check_privacy
 
 from rlinf_comm import Channel, LayoutError
-from rlinf_comm.testing import (
-    CHANNEL_CHECKS,
-    LAYOUT_CHECKS,
-    assert_bitwise_equal,
-)
-from rlinf_comm.testing.channels import check_hoarding, check_order, check_privacy
+from rlinf_comm.testing import LAYOUT_CHECKS, assert_bitwise_equal
 from rlinf_comm.weights import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec
 
 
@@ -104,9 +101,7 @@ def test_checks_notice_a_wrong_channel(check, channel):
 
 
 def test_all_checks_are_listed():
-    import rlinf_comm.testing.channels
-
-    names = [name for name in vars(rlinf_comm.testing.channels) if name.startswith("check_")]
+    names = [name for name in vars(comm_channel_checks) if name.startswith("check_")]
     assert [check.__name__ for check in CHANNEL_CHECKS] == names
 
 

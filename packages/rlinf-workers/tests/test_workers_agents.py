@@ -8,9 +8,9 @@ import threading
 from dataclasses import replace
 
 import pytest
+from comm_callers import Called, disturb, nothing_grows
 from workers_agents import GPUS, ProcessAgents
 
-from rlinf_comm.testing import Called, disturb, nothing_grows
 from rlinf_comm.wire import Connection, encode_hello, listener, this_host
 from rlinf_workers import WorkerLost, WorkersError
 from rlinf_workers.errors import InterpreterRefused

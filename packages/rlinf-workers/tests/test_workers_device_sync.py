@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from comm_host_device import HostDevice
 
 from rlinf_comm import IpcError
-from rlinf_comm.testing import HostDevice
 from rlinf_comm.weights import reshard_plan
 from rlinf_comm.weights.device.memory import read_handle
 from rlinf_sched import Cluster, plan_for_mode

@@ -16,6 +16,7 @@ from workers_plain_openvla import (
     published_tensors,
     write_checkpoint,
 )
+from workers_rounding import additions_of_transformer, rounding_bound
 
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.errors import WeightFilesError
@@ -25,7 +26,6 @@ from rlinf_workers.policies.openvla.pixels import resized
 from rlinf_workers.policies.openvla.policy import OpenVLA
 from rlinf_workers.roles.records.embodied import text_tensor
 from rlinf_workers.testing.policies import check_policy, random_fields
-from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 
 FIELDS = {
     "image.front": FieldSpec(shape=(21, 21, 3), dtype="uint8"),

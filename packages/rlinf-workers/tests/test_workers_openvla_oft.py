@@ -19,6 +19,7 @@ from workers_plain_openvla_oft import (
     plain_token_logprobs,
     write_oft_checkpoint,
 )
+from workers_rounding import additions_of_transformer, rounding_bound
 
 from rlinf_algos import preset
 from rlinf_envs import ActionSpec, FieldSpec
@@ -32,7 +33,6 @@ from rlinf_workers.roles.embodied.actor import EmbodiedActor, EmbodiedActorSetti
 from rlinf_workers.roles.embodied.rollout import EmbodiedRollout
 from rlinf_workers.roles.records.embodied import GroupObservation, Trajectory, text_tensor
 from rlinf_workers.testing.policies import check_policy, random_fields
-from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 PICTURE = FieldSpec(shape=(21, 21, 3), dtype="uint8")

@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
+from workers_rounding import additions_of_transformer, rounding_bound
 
 from rlinf_workers.models import head, packed
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.packed import num_computed_tokens, pack_without_padding, packed_logits
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
-from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 
 VOCAB_SIZE, NUM_TOKENS, TEMPERATURE = 97, 24, 0.7
 SHAPE = {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from workers_openpi_files import NUM_TOKENS, plain_tensors, published_tensors, write_checkpoint, write_layout
 from workers_plain_pi import plain_predict
+from workers_rounding import additions_of_transformer, rounding_bound
 
 from rlinf_algos import preset
 from rlinf_envs import ActionSpec, FieldSpec
@@ -24,7 +25,6 @@ from rlinf_workers.roles.embodied.actor import EmbodiedActor, EmbodiedActorSetti
 from rlinf_workers.roles.embodied.rollout import EmbodiedRollout
 from rlinf_workers.roles.records.embodied import GroupObservation, text_tensor
 from rlinf_workers.testing.policies import check_policy, random_fields
-from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 pytest.importorskip("transformers", minversion="5.17")

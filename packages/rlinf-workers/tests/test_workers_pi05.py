@@ -7,6 +7,7 @@ import pytest
 import torch
 from workers_openpi_files import plain_tensors, published_tensors, write_checkpoint, write_layout
 from workers_plain_pi import plain_predict
+from workers_rounding import additions_of_transformer, rounding_bound
 
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import PolicyError
@@ -15,7 +16,6 @@ from rlinf_workers.policies.pi05.policy import Pi05
 from rlinf_workers.policies.pi05.prompts import StatePrompts, state_bins
 from rlinf_workers.roles.records.embodied import text_tensor
 from rlinf_workers.testing.policies import check_policy, random_fields
-from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 
 pytest.importorskip("transformers", minversion="5.17")
 

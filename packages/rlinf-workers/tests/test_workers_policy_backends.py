@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from workers_rounding import additions_of_transformer, rounding_bound
 
 from rlinf_algos import preset
 from rlinf_comm.testing import assert_bitwise_equal
@@ -20,7 +21,6 @@ from rlinf_workers.roles.embodied.actor import EmbodiedActorSettings, _Demonstra
 from rlinf_workers.testing.backends import trial_worker
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.policies import random_fields
-from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 from rlinf_workers.testing.weight_sync import parts_of
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 from rlinf_workers.trainers.checkpoint import CheckpointFiles

@@ -1,12 +1,12 @@
 """Engine and actor against a plain forward, architecture by architecture, beyond every window."""
 
 import pytest
+from benchmarks.models.every_architecture import model_types, verdict_on
 from transformers import AutoConfig
 
 from rlinf_workers.engines.huggingface import engine as huggingface, masks
 from rlinf_workers.models.small_copy import NoSmallCopy, small_config, small_model
 from rlinf_workers.roles.language.probe import BOUND, WAYS, probe_architecture, probe_refusal
-from rlinf_workers.testing.every_architecture import model_types, verdict_on
 
 EVERY_WAY = frozenset(WAYS)
 REFILLED = EVERY_WAY - {"packed"}

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from workers_rounding import additions_of_transformer, rounding_bound
 
 from rlinf_algos import token_logprobs
 from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.sequences import completion_logits, pack_groups
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
-from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 
 GROUP_SIZE, NUM_TOKENS, TEMPERATURE = 3, 5, 0.7
 ROUNDING = rounding_bound(additions_of_transformer(num_layers=2, width=32, inner_width=64, num_tokens=11))

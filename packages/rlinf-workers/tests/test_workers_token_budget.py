@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from workers_rounding import additions_of_transformer, rounding_bound
 
 from rlinf_algos import preset
 from rlinf_comm.testing import assert_bitwise_equal
@@ -18,7 +19,6 @@ from rlinf_workers.roles.language.micro_batches import bins_within, filled_up, n
 from rlinf_workers.roles.language.reference import Reference
 from rlinf_workers.roles.records.language import Prompt, SampleGroup, ScoredGroup
 from rlinf_workers.testing.launchers import launched, start
-from rlinf_workers.testing.rounding import additions_of_transformer, rounding_bound
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 from rlinf_workers.worker import StepContext, Worker
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from comm_host_device import HostDevice
 
 from rlinf_comm import LayoutError, WeightTimeout
-from rlinf_comm.testing import HostDevice
 from rlinf_comm.weights import reshard_plan
 from rlinf_workers.addresses import own_address
 from rlinf_workers.testing.weight_sync import (

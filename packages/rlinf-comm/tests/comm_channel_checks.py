@@ -1,4 +1,4 @@
-"""What any channel must fulfil."""
+"""What a channel must fulfil, in shared memory or through a server."""
 
 from __future__ import annotations
 

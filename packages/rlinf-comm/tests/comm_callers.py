@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rlinf_comm.testing.mutations import mutated
+from comm_mutations import mutated
+
 from rlinf_comm.wire.connection import Connection
 from rlinf_comm.wire.deadline import Deadline
 from rlinf_comm.wire.handshake import GREETING, MAGIC, PROOF_BYTES, Stranger, new_greeting, proof

@@ -7,12 +7,13 @@ import ctypes
 import functools
 from typing import TYPE_CHECKING
 
+from comm_fake_driver import FakeDriver
+
 from rlinf_comm import _C, cuda
 from rlinf_comm.copies import CopyTable, DigestTable, Int64s
 from rlinf_comm.ipc.arena import IpcArena
 from rlinf_comm.ipc.driver import Driver
 from rlinf_comm.ipc.opened import OpenedArenas
-from rlinf_comm.testing.fake_driver import FakeDriver
 
 if TYPE_CHECKING:
     import torch
