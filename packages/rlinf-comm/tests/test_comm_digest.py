@@ -1,11 +1,12 @@
-"""rlinf_comm.weights.digest: what changes a digest, what does not, and an independent computation of it."""
+"""Digests of boxes (digest.h): what changes a digest, what does not, and an independent computation of it."""
 
 import pytest
 import torch
+from comm_digests import tensor_digest
 from hypothesis import given, settings, strategies as st
 
 from rlinf_comm import LayoutError
-from rlinf_comm.weights import DIGEST_MODULUS, Box, TensorSpec, specs_of, tensor_digest
+from rlinf_comm.weights import DIGEST_MODULUS, Box, TensorSpec, specs_of
 
 M64 = 2**64
 DTYPES = ["float32", "bfloat16", "float64", "uint8", "complex128", "bool"]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from comm_casts import cast_by_torch
+from comm_digests import tensor_digest
 from hypothesis import given, settings, strategies as st
 
 from rlinf_comm import _C
@@ -19,7 +20,7 @@ from rlinf_comm.copies import (
     StridedCopy,
     addresses_of,
 )
-from rlinf_comm.weights import DIGEST_MODULUS, Box, TensorSpec, tensor_digest
+from rlinf_comm.weights import DIGEST_MODULUS, Box, TensorSpec
 
 SETS = ["scalar", "avx2", "avx512"]
 AVAILABLE_SETS = SETS[: SETS.index(_C.best_instruction_set()) + 1]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from comm_digests import tensor_digest
 
 from rlinf_comm import LayoutError, WeightMismatchError, pack, unpack
 from rlinf_comm.weights import (
@@ -17,7 +18,6 @@ from rlinf_comm.weights import (
     manifest_of,
     merge_manifests,
     reshard_plan,
-    tensor_digest,
     verify,
 )
 from rlinf_comm.weights.layouts import TransformerShape, huggingface_layout, megatron_layout, merged_layout

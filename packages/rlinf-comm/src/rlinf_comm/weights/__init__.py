@@ -4,27 +4,25 @@
     plan.py     the intersection of two layouts: which box goes where (sharing.py, coalesce.py)
     by_node.py  a plan in two: to each node once, and there to its ranks
     executor.py runs a plan within one process, also on tensors that others share
-    digest.py   additive digests of shards
     manifest.py digests of all that a rank holds, and their comparison
     store/      the shared-memory executor
     stream/     the same over any link, dense or as deltas
 
 A sync in six lines, the two halves in different processes:
 
-    reshard = plan(Layout.sharded(specs, 2), Layout.replicated(specs, 3))
+    reshard = reshard_plan(Layout.sharded(specs, 2), Layout.replicated(specs, 3))
     store = WeightStore.create(reshard, name="actor-to-rollout")            # anywhere; send store.address to the others
-    WeightSender(store, reshard, src_rank=0).publish(shard, policy_version=7)
+    StoreSender(store, reshard, src_rank=0).publish(shard, policy_version=7)
     ...
-    WeightReceiver(WeightStore.open(address), reshard, dst_rank=2).receive(parameters, policy_version=7)
+    StoreReceiver(WeightStore.open(address), reshard, dst_rank=2).receive(parameters, policy_version=7)
 """
 
 from __future__ import annotations
 
 from rlinf_comm.weights.by_node import crossing_plan, spread_plan
-from rlinf_comm.weights.digest import DIGEST_MODULUS, tensor_digest
 from rlinf_comm.weights.executor import ReshardExecutor, execute
 from rlinf_comm.weights.layout import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec, specs_of
-from rlinf_comm.weights.manifest import BoxDigest, WeightManifest, manifest_of, merge_manifests, verify
+from rlinf_comm.weights.manifest import DIGEST_MODULUS, BoxDigest, WeightManifest, manifest_of, merge_manifests, verify
 from rlinf_comm.weights.plan import Move, MoveTable, Piece, ReshardPlan, reshard_plan
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import WeightStore, WeightStoreAddress
@@ -53,7 +51,6 @@ __all__ = [
     "spread_plan",
     "ReshardExecutor",
     "execute",
-    "tensor_digest",
     "WeightManifest",
     "BoxDigest",
     "manifest_of",

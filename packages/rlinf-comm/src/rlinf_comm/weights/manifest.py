@@ -26,7 +26,6 @@ import numpy as np
 from rlinf_comm.copies import CODE_BYTES, COPY_DTYPES, DigestProgram, DigestTable, addresses_of
 from rlinf_comm.errors import LayoutError, WeightMismatchError
 from rlinf_comm.records import record
-from rlinf_comm.weights.digest import DIGEST_MODULUS
 from rlinf_comm.weights.layout import Layout
 from rlinf_comm.weights.region import check_tensor
 from rlinf_comm.weights.table import CASTABLE
@@ -34,6 +33,9 @@ from rlinf_comm.weights.unlisted import check_used, checked_patterns, left_out, 
 
 if TYPE_CHECKING:
     import torch
+
+DIGEST_MODULUS = 1 << 128
+"""Digests of disjoint boxes add up modulo this: digest(w[:3]) + digest(w[3:]) is digest(w)."""
 
 
 @record
@@ -44,7 +46,7 @@ class BoxDigest:
     start: tuple[int, ...]
     shape: tuple[int, ...]
     digest: int
-    """128 bits, in the dtype that the manifest says; see weights/digest.py."""
+    """128 bits, in the dtype that the manifest says; see csrc/include/rlinf/comm/digest.h."""
     dtype: str
     """Dtype in which the digest was computed; the elements are cast to it."""
     stored_dtype: str
