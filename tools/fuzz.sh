@@ -29,7 +29,7 @@ runtime="$(clang++ -print-file-name=libclang_rt.asan-x86_64.so)"
 # would lead to the module without sanitizers.
 exec env LD_PRELOAD="$runtime" PYTHONMALLOC=malloc OMP_NUM_THREADS=1 \
   ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1 \
-  UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH="$build/package" \
+  UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH="$build/package:packages/rlinf-comm/tests" \
   "$python" -c '
 import runpy, sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"]
