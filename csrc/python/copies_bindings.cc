@@ -117,8 +117,6 @@ void bind_copies(py::module_& module) {
            py::arg("lengths"), py::arg("columns"))
       .def("run", &run_program, py::arg("src_pointers"), py::arg("dst_pointers"), py::arg("num_threads"),
            py::arg("wants_digests"), py::arg("instructions"), py::arg("stores") = py::none())
-      .def_property_readonly("num_src_buffers", &CopyProgram::num_src_buffers)
-      .def_property_readonly("num_dst_buffers", &CopyProgram::num_dst_buffers)
       .def_property_readonly("num_steps", &CopyProgram::num_steps)
       .def_property_readonly("num_rows", &CopyProgram::num_rows)
       .def_property_readonly("num_tasks", &CopyProgram::num_tasks)

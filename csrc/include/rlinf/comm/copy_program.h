@@ -112,8 +112,6 @@ class CopyProgram {
   void run(const std::vector<uint64_t>& src_pointers, const std::vector<uint64_t>& dst_pointers, int num_threads,
            Digest* digests, InstructionSet instructions, Stores stores = stores_of_environment()) const;
 
-  int64_t num_src_buffers() const { return static_cast<int64_t>(is_src_used_.size()); }
-  int64_t num_dst_buffers() const { return static_cast<int64_t>(is_dst_used_.size()); }
   int64_t num_digests() const { return num_digests_; }
   int64_t num_steps() const { return static_cast<int64_t>(steps_.size()); }
   int64_t num_rows() const { return num_rows_; }
