@@ -1,4 +1,4 @@
-"""How a process of another host finds a channel."""
+"""The address of a channel for processes of other hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from rlinf_comm.wire.address import PeerAddress
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerAddress:
-    """How a process of the job opens a channel from anywhere. Valid while its ChannelServer lives. No secret."""
+    """The address with which a process of the job opens a channel from anywhere. Valid while its ChannelServer lives.
+    No secret."""
 
     server: PeerAddress
     """The process that serves it; its name is the channel's."""
@@ -24,5 +25,5 @@ class ServerAddress:
 
     @property
     def creator_pid(self) -> int:
-        """The process that the channel lives in, as its host counts them."""
+        """The pid of the process that holds the channel, on its host."""
         return self.server.pid

@@ -1,4 +1,4 @@
-"""Helpers for tests: bitwise comparison, and checks that any layout, or transport between peers, must pass.
+"""Helpers for tests: bitwise comparison, and conformance suites for layouts, and for transports between peers.
 
 assert_bitwise_equal(served, trained)
 

@@ -1,4 +1,4 @@
-"""What one synchronization of weights did."""
+"""The report of one weight sync."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlinf_comm.records import record
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncReport:
-    """What one publish() or receive() did, on one rank."""
+    """The report of one publish() or receive() on one rank."""
 
     policy_version: int
     num_bytes: int

@@ -1,8 +1,7 @@
-"""Tensors of one process that others read where they lie.
+"""Tensors of one process that others read by reference.
 
-torch moves the storages under the tensors into shared memory, in place: whatever else is a view of them stays one, and
-their values do not change. Other processes of the same user map that memory through the descriptors of the process that
-has it, and cannot write it.
+torch moves the storages of the tensors into shared memory, in place: other views of them stay views, and values do not
+change. Other processes of the same user map that memory read-only, through the descriptors of the owner.
 """
 
 from __future__ import annotations
@@ -24,37 +23,36 @@ if TYPE_CHECKING:
     from torch.multiprocessing.reductions import StorageWeakRef
 
 EMPTY_FD = -1
-"""In the place of a tensor without elements."""
+"""Stands for a tensor without elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPlace:
-    """Where a tensor begins."""
+    """The place of a tensor."""
 
     fd: int
-    """A descriptor of the process that shares."""
+    """A descriptor of the owner."""
     inode: int
-    """Tells the file from another one that was given the same descriptor later."""
+    """Distinguishes the file from another one that later got the same descriptor."""
     offset_bytes: int
 
 
 class SharedTensors:
-    """Tensors that are lent again and again: what is made anew each time would be moved each time."""
+    """Tensors that are published by reference repeatedly; new tensors would have to be moved every time."""
 
     def __init__(self) -> None:
         self._storages: list[int] = []
         self._references: list[StorageWeakRef] = []
         self._pointers: list[int] = []
         self._places: list[SharedPlace] | None = None
-        """Where the tensors with those pointers are."""
+        """The places of the tensors with those pointers."""
 
     def places_of(self, tensors: Sequence[torch.Tensor]) -> list[SharedPlace] | None:
-        """Where others find the tensors, whose memory moves there at most once.
+        """The places of the tensors, whose memory is moved at most once.
 
         Returns:
-            None where they cannot be lent: they have not the memory of those that were asked for the last time, one is
-            not contiguous or pinned for a GPU, half of the descriptors that this process may open are taken, or
-            /dev/shm has no room.
+            None if they cannot be shared: their memory differs from the last call's, one is not contiguous or pinned
+            for a GPU, half of the descriptors that this process may open are used, or /dev/shm has not enough space.
         """
         are_known = self._are_known(tensors)
         pointers = [tensor.data_ptr() for tensor in tensors]
@@ -67,12 +65,12 @@ class SharedTensors:
         return self._places
 
     def _are_known(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the storages are those of the last time, and have been there since."""
+        """Whether the storages are those of the last call, and have existed since."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
         storages = [tensor.untyped_storage() for tensor in tensors]
         identities = [storage._cdata for storage in storages]
-        # Where one has gone, another may have its identity.
+        # If one was freed, another may have its id.
         if identities == self._storages and not any(reference.expired() for reference in self._references):
             return True
         self._storages, self._references = identities, [StorageWeakRef(storage) for storage in storages]
@@ -80,8 +78,8 @@ class SharedTensors:
 
 
 def _share(tensors: Sequence[torch.Tensor]) -> list[SharedPlace] | None:
-    """Moves what is not in shared memory yet. Where that ends early, some tensors have moved, which changes nothing for
-    who uses them."""
+    """Moves tensors that are not in shared memory yet. If it fails midway, some tensors have moved, which does not
+    affect their users."""
     if any(tensor.is_pinned() or not tensor.is_contiguous() for tensor in tensors):
         return None
     new = {tensor.untyped_storage()._cdata for tensor in tensors if not tensor.is_shared()}
@@ -110,13 +108,13 @@ def _place_of(tensor: torch.Tensor) -> SharedPlace:
 
 
 class Mappings:
-    """Memory that one other process shares, mapped for reading; of each file once."""
+    """Memory shared by one other process, mapped for reading; each file once."""
 
     def __init__(self) -> None:
         self._mapped: dict[tuple[int, int, int], tuple[mmap.mmap, np.ndarray]] = {}
 
     def addresses_of(self, pid: int, places: Iterable[SharedPlace]) -> np.ndarray:
-        """[places] int64; 0 for a tensor without elements. What was mapped before and is not asked for is given up.
+        """[places] int64; 0 for a tensor without elements. Unmaps earlier files that are not requested again.
 
         Raises: PeerLost where the process, or what it shared, is gone.
         """
