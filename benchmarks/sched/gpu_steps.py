@@ -30,8 +30,8 @@ from rlinf.config.devices import resolve_for_devices
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
+from rlinf.jobs.reasoning.flow import job_shape
 from rlinf.jobs.reasoning.planning import recipe_profiles
-from rlinf.jobs.reasoning.shapes import job_shape
 from rlinf.planning.plans import make_plans
 from rlinf.planning.problems import problem_of_recipe
 from rlinf.tasks.language import character_tokenizer

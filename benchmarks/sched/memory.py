@@ -26,8 +26,7 @@ from rlinf import jobs
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ArchitectureConfig, ReasoningConfig
-from rlinf.jobs.reasoning.memory import loads_of, stored_bytes
-from rlinf.jobs.reasoning.shapes import shape_of
+from rlinf.jobs.reasoning.memory import loads_of, shape_of, stored_bytes
 from rlinf.planning.plans import plans_by_rule
 from rlinf.tasks import make_task
 from rlinf.tasks.language import character_tokenizer

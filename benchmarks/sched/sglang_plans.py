@@ -15,8 +15,9 @@ from typing import Any
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
-from rlinf.jobs.plugins import job_spec
-from rlinf.jobs.reasoning.shapes import job_shape, named_shape
+from rlinf.jobs.reasoning.flow import job_shape
+from rlinf.jobs.reasoning.memory import named_shape
+from rlinf.jobs.spec import job_spec
 from rlinf.planning.problems import problem_of_recipe
 from rlinf_sched.derive import find_gpu
 from rlinf_sched.explain import explain_problem

@@ -37,8 +37,8 @@ from benchmarks.harness import compare, interleave, mean_seconds, report
 from benchmarks.throughput import trl_task
 
 from rlinf.config.common import ClusterConfig
+from rlinf.config.devices import make_cluster
 from rlinf.machine import this_machine
-from rlinf.planning.cluster import make_cluster
 from rlinf.processes.env_vars import worker_env_vars
 from rlinf.tasks.language import character_tokenizer
 from rlinf_algos import preset

@@ -6,14 +6,21 @@ import pytest
 from pydantic import ValidationError
 
 from rlinf.config.common import ClusterConfig
-from rlinf.config.devices import check_devices, device_kind, device_notes, devices_per_node, resolve_for_devices
+from rlinf.config.devices import (
+    check_cluster,
+    check_placement,
+    device_kind,
+    device_notes,
+    devices_per_node,
+    make_cluster,
+    resolve_for_devices,
+)
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ModelConfig
 from rlinf.errors import UserError
 from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.machine import InstalledGpu, Machine
-from rlinf.planning.cluster import make_cluster
 from rlinf.planning.plans import make_plans
 
 
@@ -209,7 +216,10 @@ def machine(num_cpus: int = 4, num_gpus: int = 0, **more: Any) -> Machine:
 
 def check(line: str, *, num_cpus: int = 4, num_gpus: int = 0, **more: Any) -> int:
     config = load_config("sort-grpo", parse_overrides(line.split()))
-    return check_devices(config, machine(num_cpus, num_gpus, **more))
+    has = machine(num_cpus, num_gpus, **more)
+    num_devices = check_cluster(config.cluster, has)
+    check_placement(config, has, num_devices)
+    return num_devices
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 
 from rlinf.config.common import ClusterConfig
 from rlinf.errors import ProcessesLost, RunFailed, UserError
+from rlinf.machine import machine_of
 from rlinf.plugin_checks import named_class
 from rlinf.processes.env_vars import as_in_workers, worker_env_vars
 from rlinf.processes.executor import check_plugins, make_executor, run_failed
-from rlinf.processes.machines import machine_of
 from rlinf_algos import Registry
 from rlinf_sched import Cluster
 from rlinf_workers import ClusterRefused, NodeLost, RemoteError, WorkerLost

@@ -8,7 +8,7 @@ import pytest
 
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
-from rlinf.jobs.plugins import job_spec
+from rlinf.jobs.spec import job_spec
 from rlinf.processes import fork_server
 from rlinf_workers.plugins import ENGINES
 

@@ -11,8 +11,8 @@ import torch
 from rlinf.config.inputs import check_model_folder
 from rlinf.errors import UserError
 from rlinf.evaluation.model import load_model
-from rlinf.jobs.lora import with_base
-from rlinf.jobs.reasoning.shapes import named_shape
+from rlinf.jobs.reasoning.memory import named_shape
+from rlinf.jobs.training import with_base
 from rlinf.run_folder.adapters import base_digest
 from rlinf.run_folder.checksums import write_checksums
 from rlinf.run_folder.export import export

@@ -15,8 +15,8 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
-from rlinf.jobs.reasoning.memory import all_fit_at_once, check_memory, loads_of, rank_memory
-from rlinf.jobs.reasoning.shapes import job_shape, reference_shape, shape_of
+from rlinf.jobs.reasoning.flow import job_shape
+from rlinf.jobs.reasoning.memory import ReasoningMemory, loads_of, rank_memory, reference_shape, shape_of
 from rlinf.machine import Machine
 from rlinf.planning.memory import Load
 from rlinf_algos import token_logprobs
@@ -331,16 +331,11 @@ def test_a_cache_of_free_memory_takes_no_more_than_its_share() -> None:
     cluster = Cluster.cpu_slots(1, memory_bytes=1 << 30)
     greedy = config_of(*flags, "--rollout.engine_options={refill: true, cache_share: 0.9}")
     with pytest.raises(UserError) as error:
-        check_memory(greedy, shape, plan, cluster, 4 << 30)
+        ReasoningMemory(greedy, shape, cluster, 4 << 30).check(plan)
     assert "KV cache 3.6" in str(error.value)
     (share,) = re.findall(r"--rollout.engine_options.cache_share ([\d.]+)", error.value.hint or "")
-    check_memory(
-        config_of(*flags, f"--rollout.engine_options={{refill: true, cache_share: {share}}}"),
-        shape,
-        plan,
-        cluster,
-        4 << 30,
-    )
+    modest = config_of(*flags, f"--rollout.engine_options={{refill: true, cache_share: {share}}}")
+    ReasoningMemory(modest, shape, cluster, 4 << 30).check(plan)
 
 
 @pytest.mark.parametrize(
@@ -451,7 +446,7 @@ def test_settings_that_a_refusal_names_fit() -> None:
     def refusal(memory_bytes: int, *overrides: str) -> str:
         cluster = Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=memory_bytes)
         try:
-            check_memory(config_of(*flags, *overrides), shape, plan, cluster, 1 << 40)
+            ReasoningMemory(config_of(*flags, *overrides), shape, cluster, 1 << 40).check(plan)
         except UserError as error:
             return str(error)
         return ""
@@ -484,7 +479,7 @@ def test_a_refusal_names_larger_cuts_of_megatron_that_the_model_allows() -> None
     needed = {load.group: load.peak for load in loads_of(config_of(*flags), shape, plan)}
     cluster = Cluster.cuda_nodes(1, 4, name="fake", memory_bytes=round(0.6 * needed["actor"]))
     with pytest.raises(UserError) as caught:
-        check_memory(config_of(*flags), shape, plan, cluster, 1 << 40)
+        ReasoningMemory(config_of(*flags), shape, cluster, 1 << 40).check(plan)
     lines = [line.strip() for line in str(caught.value).splitlines() if "tensor_parallel" in line]
     assert lines and lines[0].startswith("--actor.backend_options.tensor_parallel 2:")
     assert needed["rollout"] < 0.6 * needed["actor"], "the actor is what does not fit"
@@ -504,7 +499,8 @@ def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
             for turn, name in enumerate(("rollout", "actor"))
         )
         cluster = Cluster.cuda_nodes(1, 1, name="fake", memory_bytes=memory_bytes)
-        check_memory(config, shape, Plan(flow="grpo", mode="collocated", stages=stages, reason=""), cluster, 1 << 40)
+        plan = Plan(flow="grpo", mode="collocated", stages=stages, reason="")
+        ReasoningMemory(config, shape, cluster, 1 << 40).check(plan)
 
     check(max(rollout, actor), offload=True)
     with pytest.raises(UserError, match=r"a device needs about .* and fake \(device 0\) has"):
@@ -537,7 +533,8 @@ def test_state_stays_on_a_gpu_that_has_room_for_all() -> None:
     peaks = sum(load.peak for load in loads_of(config, shape, plan))
 
     def fits(memory_bytes: int, plan: Plan = plan) -> bool:
-        return all_fit_at_once(config, shape, plan, Cluster.cuda_nodes(1, 1, name="fake", memory_bytes=memory_bytes))
+        cluster = Cluster.cuda_nodes(1, 1, name="fake", memory_bytes=memory_bytes)
+        return ReasoningMemory(config, shape, cluster, 0).all_fit_at_once(plan)
 
     mailbox = 4 * shape.num_parameters
     assert not fits(peaks + mailbox)

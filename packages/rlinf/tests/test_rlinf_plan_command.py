@@ -177,7 +177,7 @@ def test_a_refusal_of_megatron_tries_its_own_options(plan):
 
 def test_flows_are_declared_without_torch_and_lead_to_workers():
     for recipe, overrides, flow in (
-        ("add-grpo", ["--algorithm.kl_coef=0.1"], lambda config: reasoning_flow(config, granularities=(0,))),
+        ("add-grpo", ["--algorithm.kl_coef=0.1"], lambda config: reasoning_flow(config)),
         ("pushcube-ppo", [], lambda config: embodied_flow(config, on_host=True)),
     ):
         declared = flow(load_config(recipe, parse_overrides(overrides)))

@@ -8,8 +8,7 @@ import torch
 from rlinf.config.common import TrainerConfig
 from rlinf.config.lora import LoraConfig
 from rlinf.errors import UserError
-from rlinf.jobs.lora import policy_digest, policy_lora
-from rlinf.jobs.training import check_policy_module
+from rlinf.jobs.training import check_policy_module, policy_digest, policy_lora
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies import PolicySettings
 

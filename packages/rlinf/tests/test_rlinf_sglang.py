@@ -14,8 +14,8 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.jobs import generation
 from rlinf.jobs.generation import engine_options
-from rlinf.jobs.reasoning.memory import all_fit_at_once, loads_of
-from rlinf.jobs.reasoning.shapes import job_shape
+from rlinf.jobs.reasoning.flow import job_shape
+from rlinf.jobs.reasoning.memory import ReasoningMemory, loads_of
 from rlinf.planning.problems import problem_of_recipe
 from rlinf_sched import Cluster, Plan, StagePlan
 from rlinf_sched.derive import find_model
@@ -247,7 +247,8 @@ def test_on_a_gpu_an_engine_leaves_room_for_others():
     assert share * H100_BYTES - TOKEN_BYTES < held <= share * H100_BYTES
     small = replace(MODEL, num_layers=2, vocab_size=1000)
     cluster = Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=H100_BYTES)
-    assert not all_fit_at_once(config, small, plan_of(), cluster), "a pool is taken again after each of its turns"
+    memory = ReasoningMemory(config, small, cluster, 0)
+    assert not memory.all_fit_at_once(plan_of()), "a pool is taken again after each of its turns"
 
 
 def recipe_problem(*overrides: str):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rlinf.config.common import JobConfig
 from rlinf.finding import Finding
-from rlinf.jobs.plugins import job_spec
+from rlinf.jobs.spec import job_spec
 from rlinf.machine import this_machine
 from rlinf.run_folder.manifest import installed_packages, processor_name
 from rlinf_envs import KINDS, KindSpec, kind_spec

@@ -1,4 +1,4 @@
-"""Detects CPUs, memory and GPUs of a machine, with torch and the system.
+"""Detects CPUs, memory and GPUs of a machine, with torch and the system, or asks the launcher for those of its nodes.
 
 A GPU counts only if torch can use it. Torch has two counts of GPUs that may differ: the driver's list, and the CUDA
 runtime's, which does not work with an old driver. Both are needed, because the first alone may list unusable GPUs.
@@ -10,6 +10,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from rlinf.config.common import ClusterConfig
+from rlinf.errors import UserError
+from rlinf_workers import ClusterRefused
+from rlinf_workers.launchers import Node
 
 NVIDIA_DEVICE = Path("/dev/nvidia0")
 
@@ -53,6 +58,32 @@ class Machine:
             torch_has_cuda=any(node.torch_has_cuda for node in nodes),
             nodes=tuple(nodes),
         )
+
+
+def machine_of(config: ClusterConfig) -> Machine:
+    """Returns the resources of the config's launcher; may import torch.
+
+    Raises: UserError for a cluster that does not exist or is too small.
+    """
+    spec = config.launcher_spec
+    if not spec.has_nodes:
+        return this_machine()
+    try:
+        return Machine.of_nodes([_of_node(node) for node in spec.nodes(config.launcher_options)])
+    except (ClusterRefused, ModuleNotFoundError) as error:  # no cluster, or a package of the launcher is missing
+        raise UserError(str(error)) from error
+
+
+def _of_node(node: Node) -> Machine:
+    gpus = tuple(InstalledGpu(name=name, memory_bytes=memory_bytes) for name, memory_bytes in node.gpus)
+    lacks = f"{node}, of which torch finds {len(gpus)} there" if len(gpus) < node.num_gpus else ""
+    return Machine(
+        num_cpus=node.num_cpus,
+        memory_bytes=node.memory_bytes,
+        gpus=() if lacks else gpus,
+        unusable_gpus=lacks,
+        torch_has_cuda=node.num_gpus > 0,
+    )
 
 
 def this_machine() -> Machine:

@@ -14,7 +14,7 @@ from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs.checks import run_checks
-from rlinf.jobs.plugins import job_spec
+from rlinf.jobs.spec import job_spec
 
 if TYPE_CHECKING:
     from rlinf.jobs.reasoning.job import ReasoningJob

@@ -17,7 +17,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import Override, parse_overrides
 from rlinf.config.yaml_source import parse_file
 from rlinf.errors import UserError
-from rlinf.jobs.plugins import job_spec
+from rlinf.jobs.spec import job_spec
 
 if TYPE_CHECKING:
     from rlinf.config.common import JobConfig
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(explanation_text(explanation, width=text_width()), end="")
     if loads:
-        from rlinf.planning.memory_table import memory_text
+        from rlinf.planning.memory import memory_text
 
         print(f"\n{memory_text(loads)}")
     print(f"\npage: {page}" if page else "\nfor the page with the timeline, add --output FOLDER")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from rlinf.config.base import Conflict, InputPath, Section, Seed
-from rlinf.config.venvs import VENVS, Python, venv_conflicts
 from rlinf.plugin_checks import spec_of
+from rlinf_algos import did_you_mean
 from rlinf_workers.plugins import LAUNCHERS, TRAINERS
 from rlinf_workers.trainers import TrainerSpec
 
@@ -32,6 +33,29 @@ def _strings(value: Any) -> Any:
 
 
 Strings = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_strings)]
+
+VENVS = (
+    "Role -> venv of its workers: a name created by rlinf venv create, or the path of an interpreter, with a slash in "
+    "it (docs/venvs.md). Other roles run in the driver's venv."
+)
+
+
+def _absolute_path(python: str) -> str:
+    """Makes a path absolute, so that a run can be resumed from another folder. Keeps symlinks, because a venv's
+    `python` is one."""
+    return os.path.abspath(os.path.expanduser(python)) if "/" in python else python
+
+
+Python = Annotated[str, Field(min_length=1), AfterValidator(_absolute_path)]
+
+
+def venv_conflicts(venvs: Mapping[str, str], roles: Sequence[str]) -> Iterator[Conflict]:
+    """Yields the names in `venvs` that are not roles of the job."""
+    for role, python in venvs.items():
+        if role not in roles:
+            text = f"={python}: no worker of this job has the role {role!r}; {did_you_mean(role, roles)}"
+            yield Conflict(keys=(f"venvs.{role}",), text=text)
+
 
 Mode = Literal["auto", "collocated", "disaggregated", "hybrid"]
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, TypeVar
 
 from rlinf.config.common import ClusterConfig, JobConfig
 from rlinf.errors import UserError
-from rlinf.jobs.plugins import job_spec
+from rlinf.jobs.spec import job_spec
 from rlinf.machine import Machine
 from rlinf.plugin_checks import spec_of
+from rlinf_sched import Cluster, Device
 from rlinf_workers.plugins import WEIGHT_SYNCS
 
 DeviceKind = Literal["cuda", "cpu"]
@@ -97,13 +99,36 @@ def _rooms(cluster: ClusterConfig, machine: Machine, kind: DeviceKind) -> list[i
     return [min(most, node.num_cpus) for node in nodes]
 
 
-def check_devices(config: JobConfig, machine: Machine) -> int:
-    """Does `check_cluster`, checks that mode and placement fit the devices, and returns the number of devices."""
-    num_devices = check_cluster(config.cluster, machine)
+def make_cluster(config: ClusterConfig, machine: Machine) -> Cluster:
+    """The devices that the config takes of the machine, or of each node. Raises: as `check_cluster`."""
+    kind, counts = device_kind(config, machine), devices_per_node(config, machine)
+    devices = (
+        (node, *device)
+        for node, (one, count) in enumerate(zip(machine.nodes or (machine,), counts, strict=True))
+        for device in _devices(one, kind, count)
+    )
+    return Cluster(
+        devices=tuple(
+            Device(index=index, kind=kind, node=node, name=name or f"cpu:{index}", memory_bytes=memory_bytes)
+            for index, (node, name, memory_bytes) in enumerate(devices)
+        )
+    )
+
+
+def _devices(machine: Machine, kind: DeviceKind, count: int) -> Iterator[tuple[str, int]]:
+    """(name, bytes) of the first so many of one machine; slots share its memory and are named by their number in the
+    cluster."""
+    if kind == "cuda":
+        yield from ((gpu.name, gpu.memory_bytes) for gpu in machine.gpus[:count])
+    else:
+        yield from [("", machine.memory_bytes // count)] * count if count else []
+
+
+def check_placement(config: JobConfig, machine: Machine, num_devices: int) -> None:
+    """Raises: UserError if mode or placement do not fit the devices."""
     for conflict in config.placement_conflicts(num_devices):
         has = _machine(machine, device_kind(config.cluster, machine))
         raise UserError(str(conflict), hint=f"{has}; use another mode, or see cluster.num_devices and oversubscribe")
-    return num_devices
 
 
 def resolve_for_devices(config: Job, num_devices: int) -> Job:

@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import Conflict, DataPath, ModelPath, Section, Seed
-from rlinf.config.common import MIN_P, STOP, TOP_K, TOP_P, ClusterConfig, Strings
+from rlinf.config.common import MIN_P, STOP, TOP_K, TOP_P, VENVS, ClusterConfig, Python, Strings, venv_conflicts
 from rlinf.config.engine import EngineConfig
 from rlinf.config.rewards import MAX_JUDGE_FAILURES
 from rlinf.config.tasks import chat_conflicts, template_conflicts
-from rlinf.config.venvs import VENVS, Python, venv_conflicts
 
 RESUMABLE = ("cluster", "max_batch_sequences", "max_judge_failures", "worker_timeout_s", "timeout_s")
 """Keys that may change when an evaluation is resumed; they do not affect the numbers."""

@@ -22,7 +22,7 @@ from rlinf.config.suites import RESUMABLE as SUITE_RESUMABLE, SuiteEvalConfig
 from rlinf.config.yaml_source import Tree, describe, dump, read_file
 from rlinf.errors import UserError
 from rlinf.hub import public_name
-from rlinf.jobs.plugins import job_spec, named_job
+from rlinf.jobs.spec import job_spec, named_job
 
 RESUMABLE = ("run", "mode", "plan", "cluster", "venvs")
 """Keys that may change when a run is resumed, besides those in its job's spec: length, placement (which changes no

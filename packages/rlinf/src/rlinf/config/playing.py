@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from rlinf.config.base import Conflict, Section, Seed
-from rlinf.config.common import ClusterConfig
+from rlinf.config.common import VENVS, ClusterConfig, Python, venv_conflicts
 from rlinf.config.embodied import EnvConfig, PolicyConfig
-from rlinf.config.venvs import VENVS, Python, venv_conflicts
 
 ROLES = ("env", "policy")
 """Roles of a run that are used."""

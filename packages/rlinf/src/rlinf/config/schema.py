@@ -7,7 +7,7 @@ from typing import Annotated, Any, Union
 from pydantic import Field, TypeAdapter
 
 from rlinf.config.common import JobConfig
-from rlinf.jobs.plugins import JOBS
+from rlinf.jobs.spec import JOBS
 
 SHIPPED: tuple[type[JobConfig], ...] = tuple(spec.config_model() for spec in JOBS.specs())
 """The config models of the shipped jobs."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlinf.config.devices import make_cluster
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.inputs import is_adapter
 from rlinf.config.load import to_yaml
@@ -28,10 +29,9 @@ from rlinf.evaluation.run_prompt import prompted_as_in_run
 from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
 from rlinf.jobs.generation import PromptMaker, check_engine, check_installed, engine_options, sampling_settings
 from rlinf.jobs.models import check_architecture, engine_ways
-from rlinf.planning.cluster import make_cluster
+from rlinf.machine import machine_of
 from rlinf.processes.env_vars import as_in_workers
 from rlinf.processes.executor import check_plugins, make_executor, run_failed
-from rlinf.processes.machines import machine_of
 from rlinf.processes.venvs import describe_venvs, examine_venvs
 from rlinf.tasks import TaskProblem
 from rlinf.tasks.prompts import PromptEncoder

@@ -14,7 +14,7 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.evaluation.model import EvaluatedModel, run_folder
-from rlinf.jobs.plugins import job_spec
+from rlinf.jobs.spec import job_spec
 from rlinf.tasks.prompts import is_chat
 from rlinf.tasks.published import published_set
 

@@ -26,17 +26,18 @@ def prepare(config: JobConfig, machine: Machine | None = None) -> Job:
     """
     from rlinf.config.devices import check_cluster, resolve_for_devices
     from rlinf.jobs.checks import run_checks
-    from rlinf.jobs.plugins import job_spec
+    from rlinf.jobs.spec import job_spec
+    from rlinf.machine import machine_of
     from rlinf.processes.env_vars import as_in_workers
-    from rlinf.processes.machines import machine_of
     from rlinf.processes.venvs import examine_venvs
     from rlinf.run_folder.fingerprints import code_fingerprints
 
     run_checks("driver", config)
     venvs = examine_venvs(config.venvs)
     machine = machine or machine_of(config.cluster)
-    run_checks("machine", config, machine)
-    config = resolve_for_devices(config, check_cluster(config.cluster, machine))
+    num_devices = check_cluster(config.cluster, machine)
+    run_checks("machine", config, machine, num_devices)
+    config = resolve_for_devices(config, num_devices)
     with as_in_workers(config.cluster):
         job = job_spec(config).make(config, machine, venvs)
         job.venvs = venvs
@@ -90,7 +91,7 @@ def _where_machines_are_left(job: Job) -> tuple[Job, str]:
     """The job on what its launcher has now, and what to tell of that."""
     from rlinf.config.common import PlanConfig
     from rlinf.errors import UserError
-    from rlinf.processes.machines import machine_of
+    from rlinf.machine import machine_of
 
     cluster = job.config.cluster
     if not cluster.launcher_spec.has_nodes:

@@ -80,11 +80,6 @@ class Job:
         """Seconds that rewards may take in a step or an evaluation where every completion comes to their limits."""
         return 0.0
 
-    @property
-    def pythons(self) -> dict[str, str]:
-        """Worker group -> path of that interpreter."""
-        return {role: interpreter.path for role, interpreter in self.venvs.items()}
-
     def chunks(self, plan: Plan) -> Mapping[str, int]:
         """Stage -> granularity where the user has not chosen and the mode's rule is not the best for this job."""
         return {}

@@ -18,7 +18,7 @@ from rlinf.config.inputs import check_model_folder
 from rlinf.config.playing import TrainedConfig
 from rlinf.errors import UserError
 from rlinf.hub import hub_name
-from rlinf.jobs.plugins import job_spec
+from rlinf.jobs.spec import job_spec
 from rlinf.tasks.row_files import matching
 from rlinf.venvs import python_of
 from rlinf_algos import AlgosError, Registry
@@ -71,11 +71,11 @@ def processes(config: JobConfig) -> None:
     check_plugins(config.cluster)
 
 
-def devices(config: JobConfig, machine: Machine) -> None:
-    """The machine has the devices, and mode and placement fit them."""
-    from rlinf.config.devices import check_devices
+def placement(config: JobConfig, machine: Machine, num_devices: int) -> None:
+    """Mode and placement fit the devices."""
+    from rlinf.config.devices import check_placement
 
-    check_devices(config, machine)
+    check_placement(config, machine, num_devices)
 
 
 def inputs(job: Job) -> list[str]:
@@ -107,13 +107,14 @@ CHECKS: tuple[tuple[Subject, Callable[..., Sequence[str] | None]], ...] = (
     ("config", files),
     ("driver", wandb),
     ("driver", processes),
-    ("machine", devices),
+    ("machine", placement),
     ("job", inputs),
     ("job", score_to_stop_at),
     ("job", plan),
 )
-"""By subject: checks of `config` and `driver` take the config, those of `machine` the config and the machine, those of
-`job` the job. `rlinf.jobs.prepare` examines the venvs and detects the machine after the checks of `driver`."""
+"""By subject: checks of `config` and `driver` take the config, those of `machine` also the machine and its number of
+devices, those of `job` the job. `rlinf.jobs.prepare` examines the venvs, detects the machine and counts its devices
+after the checks of `driver`."""
 
 
 # -- what configs name -------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""What is known of a job before any process starts, without torch: its config, its plan, what its recipes name."""
+"""What is known of a job before any process starts, without torch: its config, its plan, what its recipes name; and the
+jobs that a recipe may name."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf.config.common import JobConfig
 from rlinf.errors import UserError
-from rlinf_workers.plugins import Spec, imported
+from rlinf.plugin_checks import spec_of
+from rlinf_workers.plugins import Plugins, Spec, imported
 
 if TYPE_CHECKING:
     from rlinf.jobs.base import Job
@@ -96,3 +98,23 @@ class JobSpec(Spec):
             environments: role -> the interpreter of its own, where it has one.
         """
         return self.load()(config, machine)
+
+
+JOBS: Plugins[JobSpec] = Plugins(
+    "job",
+    {
+        "reasoning": "rlinf.jobs.reasoning.spec:SPEC",
+        "embodied": "rlinf.jobs.embodied.spec:SPEC",
+    },
+    base="rlinf.jobs.spec:JobSpec",
+)
+
+
+def job_spec(config: JobConfig) -> JobSpec:
+    """The spec of a config's job. Raises: UserError."""
+    return named_job(config.job)
+
+
+def named_job(name: str) -> JobSpec:
+    """The spec of a job by its name or import path. Raises: UserError."""
+    return spec_of(JOBS, name, at="job")

@@ -1,16 +1,26 @@
-"""What both jobs tell the roles that hold a model: the backend and the optimizer."""
+"""Settings of the roles that hold a model, the same for both jobs: the backend, the optimizer, and the adapter
+(`actor.lora`), all checked before any process starts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from rlinf.config.base import either
 from rlinf.config.common import OptimizerConfig, TrainerConfig
+from rlinf.config.lora import LoraConfig
 from rlinf.errors import UserError
 from rlinf.plugin_checks import named_class
+from rlinf.run_folder.adapters import base_digest, check_peft, check_same_base
+from rlinf.run_folder.checkpoints import CHECKPOINTS, MODEL, checkpoint_steps
+from rlinf_workers.models import ALL_LINEAR, LoraSettings, find_targets, policy_targets
 from rlinf_workers.plugins import POLICIES, TRAINERS
 from rlinf_workers.policies import PolicySettings, make_policy, outline_policy
 from rlinf_workers.trainers import BackendSettings, OptimizerSettings
@@ -46,3 +56,87 @@ def optimizer_settings(section: OptimizerConfig, **others: Any) -> OptimizerSett
     """What a section of the config says of the optimizer, and what it leaves open."""
     names = {field.name for field in fields(OptimizerSettings)} & type(section).model_fields.keys()
     return OptimizerSettings(**{name: getattr(section, name) for name in names}, **others)
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------
+
+
+def lora_settings(lora: LoraConfig | None, backend: str, base: Path | None) -> LoraSettings | None:
+    """Returns the adapter of a language model, without the digest of its base, which takes reading it; None: the whole
+    model is trained.
+
+    Raises: UserError where peft is not there, the backend cannot train adapters, or a target means no layer.
+    """
+    if lora is None:
+        return None
+    assert base is not None, "the config was checked: an adapter has a base"
+    _check_trains(backend)
+    return _settings(lora, partial(find_targets, str(base)))
+
+
+def policy_lora(lora: LoraConfig | None, backend: str, policy: PolicySettings) -> LoraSettings | None:
+    """The same of a policy, which was asked what it needs; its base is a checkpoint or its first weights.
+
+    Raises: UserError, also for a policy that takes no adapter.
+    """
+    if lora is None:
+        return None
+    backbone = POLICIES.spec(policy.name).adapted_modules
+    if not backbone:
+        adaptable = ", ".join(spec.name for spec in POLICIES.specs() if spec.adapted_modules)
+        raise UserError(
+            f"actor.lora: policy.name={policy.name} has no backbone whose weights could stay; it is trained whole",
+            hint=f"leave actor.lora out, or use one of {adaptable}; docs/plugins/policy.md says how a policy "
+            "can take one",
+        )
+    _check_trains(backend)
+    outline = outline_policy(policy)
+    return replace(_settings(lora, partial(policy_targets, outline, backbone)), backbone=backbone)
+
+
+def policy_digest(policy: PolicySettings) -> str:
+    """Of what decides the policy's first weights: the files of its folder, or its options and seed."""
+    text = json.dumps([policy.name, policy.options, policy.seed], sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode())
+    if (folder := policy.options.get("folder")) is not None:
+        digest.update(base_digest(Path(folder)).encode())
+    return digest.hexdigest()
+
+
+def _check_trains(backend: str) -> None:
+    check_peft("actor.lora ")
+    if not TRAINERS.spec(backend).trains_adapters:
+        others = either(TRAINERS, lambda spec: spec.trains_adapters)
+        raise UserError(
+            f"actor.lora: actor.backend={backend} cannot train adapters",
+            hint=f"use {others}, or leave actor.lora out; docs/plugins/backend.md says how a backend can",
+        )
+
+
+def _settings(lora: LoraConfig, find: Callable[[tuple[str, ...]], tuple[tuple[str, ...], object]]) -> LoraSettings:
+    try:
+        targets, _ = find((ALL_LINEAR,) if lora.targets == ALL_LINEAR else tuple(lora.targets))
+    except ValueError as error:
+        raise UserError(f"actor.lora.targets: {error}") from error
+    return LoraSettings(rank=lora.rank, alpha=lora.alpha, targets=targets, base_digest="")
+
+
+def with_base(
+    lora: LoraSettings | None, base: Path, run: Path, *, digest: str | None = None, key: str = "model.path"
+) -> LoraSettings | None:
+    """The settings with the digest of the base, which is read for it.
+
+    Args:
+        run: its folder, which need not exist.
+        digest: known already.
+        key: what the config calls the base.
+
+    Raises: UserError where the run's newest checkpoint was trained on another base.
+    """
+    if lora is None:
+        return None
+    digest = digest or base_digest(base)
+    newest = [path / MODEL for _, path in checkpoint_steps(run / CHECKPOINTS)][-1:]
+    for folder in newest:
+        check_same_base(folder, digest, base, key=key)
+    return replace(lora, base_digest=digest)

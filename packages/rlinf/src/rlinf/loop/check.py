@@ -91,7 +91,7 @@ def check(job: ReasoningJob, folder: RunFolder) -> Check:
         log_folder=folder.path / "logs",
         worker_timeout_s=config.run.worker_timeout_s,
         forks=forks,
-        pythons=job.pythons,
+        venvs=job.venvs,
     )
     session = Session(job, flows, executor, folder, Progress(total=len(ROUNDS)), Deadlines(config.run.step_timeout_s))
     with executor:

@@ -7,18 +7,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from rlinf.console.progress import Progress
-from rlinf.jobs.base import Job, Score
+from rlinf.jobs.base import Score
 from rlinf.loop.clock import RunClock
 from rlinf.run_folder import RunFolder
 from rlinf_workers import COMPUTE_SPAN, SYNC_SPAN, FlowRun
 
 
 class RunRecorder:
-    """Writes to the run's folder and to the terminal."""
+    """Writes to the run's folder and to the terminal; `scores` are the job's, the one that counts first."""
 
-    def __init__(self, job: Job, folder: RunFolder, progress: Progress) -> None:
+    def __init__(self, folder: RunFolder, progress: Progress, scores: Sequence[Score]) -> None:
         self._folder, self._progress = folder, progress
-        self._score, self._all_scores = job.score, (job.score, *job.other_scores)
+        self._score, self._all_scores = scores[0], scores
 
     def step(self, run: FlowRun, checkpoint_times: Mapping[str, float], clock: RunClock) -> None:
         """Records training step `clock.step`."""

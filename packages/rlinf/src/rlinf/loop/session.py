@@ -112,6 +112,10 @@ class Session:
         self._run_folder.note(verdict.summary)
         self._progress.warning(verdict.text)
 
+    def train(self, step: int, *, predicted_s: float | None) -> FlowRun:
+        """Runs a training step; `step` counts the steps done before it. Raises: as `run_flow`."""
+        return self.run_flow(self._flows.train, step=step, feeds=self._job.feeds(step), predicted_s=predicted_s)
+
     def evaluate(self, step: int) -> dict[str, float]:
         """Scores the present weights on held-out problems or seeds; `step` counts the training steps done."""
         run = self.run_flow(self._flows.evaluate, step=step, feeds=self._job.evaluation_feeds(), phase="evaluate")

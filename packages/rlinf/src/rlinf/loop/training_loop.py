@@ -25,7 +25,7 @@ from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
 from rlinf.loop.watch import RunWatch
 from rlinf.planning.auto_mode import AutoMode, moves
-from rlinf.planning.memory_table import memory_lines
+from rlinf.planning.memory import memory_lines
 from rlinf.planning.plans import RunPlans, make_plans, placements_to_measure
 from rlinf.processes import fork_server
 from rlinf.processes.executor import make_executor, run_failed
@@ -56,7 +56,7 @@ class TrainingLoop:
         on_slots = device_kind(job.config.cluster, job.machine) == "cpu"
         self._forks = on_slots and fork_server.start(job.config)
         self.progress = Progress(total=job.config.run.num_steps)
-        self._recorder = RunRecorder(job, folder, self.progress)
+        self._recorder = RunRecorder(folder, self.progress, (job.score, *job.other_scores))
 
     def run(self) -> str:
         """Returns the table of scores and times, and where the report is.
@@ -106,7 +106,7 @@ class TrainingLoop:
             log_folder=self._folder.path / "logs",
             worker_timeout_s=self._config.run.worker_timeout_s,
             forks=self._forks,
-            pythons=self._job.pythons,
+            venvs=self._job.venvs,
         )
         self._session = Session(self._job, self._flows, executor, self._folder, self.progress, self._deadlines)
         watch = RunWatch(
@@ -226,8 +226,7 @@ class TrainingLoop:
             step = self._clock.step
             if self._auto.probes:
                 self._session.executor.replan(self._flows.train, self._auto.probes[0])
-            feeds, predicted_s = self._job.feeds(step), self._history.present.predicted_s
-            flow_run = self._session.run_flow(self._flows.train, step=step, feeds=feeds, predicted_s=predicted_s)
+            flow_run = self._session.train(step, predicted_s=self._history.present.predicted_s)
             self._job.trained(flow_run)
             busy_s = busy_seconds(flow_run)
             self._history.present.add(flow_run, busy_s)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from rlinf.planning.memory import Load
-from rlinf.planning.memory_table import memory_rows
+from rlinf.planning.memory import Load, memory_rows
 from rlinf.report import html
 from rlinf.report.axes import percent
 from rlinf_sched import index_ranges

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.config.common import JobConfig, PlanConfig
-from rlinf.config.devices import device_notes
+from rlinf.config.devices import device_notes, make_cluster
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
-from rlinf.planning.cluster import make_cluster
 from rlinf.run_folder.folder import PROBLEM
 from rlinf_sched import (
     Cluster,

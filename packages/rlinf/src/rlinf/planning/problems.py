@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlinf.config.common import JobConfig
 from rlinf.errors import UserError
-from rlinf.jobs.plugins import job_spec
+from rlinf.jobs.spec import job_spec
 from rlinf_sched import Problem
 
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlinf.config.devices import make_cluster
 from rlinf.config.inputs import is_adapter
 from rlinf.errors import UserError
 from rlinf.jobs.acting import (
@@ -21,11 +22,10 @@ from rlinf.jobs.acting import (
 from rlinf.jobs.embodied.flow import join_env_and_policy
 from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.jobs.films import collect, fps
-from rlinf.jobs.lora import policy_digest
-from rlinf.planning.cluster import make_cluster
+from rlinf.jobs.training import policy_digest
+from rlinf.machine import machine_of
 from rlinf.playing.checkpoint import TrainedPolicy
 from rlinf.processes.executor import make_executor, run_failed
-from rlinf.processes.machines import machine_of
 from rlinf.processes.venvs import examine_venvs
 from rlinf.run_folder.adapters import check_same_base
 from rlinf_envs import EnvSpec, EpisodeEnd, FieldSpec, RecordedEpisode

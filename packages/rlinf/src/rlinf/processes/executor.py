@@ -24,9 +24,10 @@ from rlinf_workers import (
     WorkerLost,
     WorkersError,
 )
+from rlinf_workers.launchers import Interpreter
 from rlinf_workers.plugins import LAUNCHERS, WEIGHT_SYNCS
 
-NONE: Mapping[str, str] = MappingProxyType({})
+NONE: Mapping[str, Interpreter] = MappingProxyType({})
 
 
 def check_plugins(config: ClusterConfig) -> None:
@@ -52,7 +53,7 @@ def make_executor(
     log_folder: Path,
     worker_timeout_s: float,
     forks: bool = False,
-    pythons: Mapping[str, str] = NONE,
+    venvs: Mapping[str, Interpreter] = NONE,
 ) -> Executor:
     """Yields an executor on the devices of `cluster`; on exit, all its processes end.
 
@@ -60,7 +61,7 @@ def make_executor(
         config: already checked by `check_plugins`.
         worker_timeout_s: heartbeat timeout in seconds.
         forks: workers are forked from the fork server.
-        pythons: worker group -> interpreter of its venv; its workers are not forked.
+        venvs: worker group -> interpreter of its venv; its workers are not forked.
 
     Raises: UserError if nodes of the cluster are missing or have no free capacity; ProcessesLost if a node was lost
         meanwhile.
@@ -78,7 +79,7 @@ def make_executor(
         launcher=launcher,
         log_folder=log_folder,
         env_vars=worker_env_vars(config),
-        pythons=pythons,
+        pythons={role: interpreter.path for role, interpreter in venvs.items()},
         weight_sync=config.weight_sync,
         weight_sync_options=config.weight_sync_options,
         attest_weights=config.attest_weights,

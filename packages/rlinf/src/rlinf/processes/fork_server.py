@@ -14,7 +14,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 from rlinf.config.common import JobConfig
-from rlinf.jobs.plugins import job_spec
+from rlinf.jobs.spec import job_spec
 from rlinf.machine import NVIDIA_DEVICE
 from rlinf.processes.env_vars import worker_env_vars
 from rlinf_workers.launchers import worker_variables

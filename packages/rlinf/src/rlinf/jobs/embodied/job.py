@@ -26,8 +26,14 @@ from rlinf.jobs.embodied.flow import join_env_and_policy, training_flow
 from rlinf.jobs.embodied.running_episodes import RunningEpisodes
 from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.jobs.films import check_draws, check_video, write_film
-from rlinf.jobs.lora import policy_digest, policy_lora, with_base
-from rlinf.jobs.training import backend_settings, check_policy_module, optimizer_settings
+from rlinf.jobs.training import (
+    backend_settings,
+    check_policy_module,
+    optimizer_settings,
+    policy_digest,
+    policy_lora,
+    with_base,
+)
 from rlinf.machine import Machine
 from rlinf.run_folder.fingerprints import path_fingerprint
 from rlinf_sched import Plan

@@ -14,7 +14,7 @@ from rlinf.errors import UserError
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.generation import check_engine, check_installed
 from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, engine_ways, trainer_ways
-from rlinf.jobs.reasoning.smaller import cut_refusal
+from rlinf.jobs.reasoning.memory import cut_refusal
 from rlinf.jobs.rewards import check_reward
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks.files import FileProblems

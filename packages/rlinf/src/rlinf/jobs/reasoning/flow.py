@@ -1,16 +1,21 @@
-"""The flows of the reasoning job, declared once for the run and for the planner; nothing here imports torch.
+"""The flows of the reasoning job, declared once for the run and for the planner, and the numbers of a step.
+
+Nothing here imports torch.
 
 prompts -> rollout -> [reference] -> reward -> actor -> weights -> rollout
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from rlinf.config.reasoning import ReasoningConfig
+from rlinf_sched.derive import MEAN_SHARE_OF_LIMIT, Adapter, JobShape, Lengths
 from rlinf_workers import Flow
+from rlinf_workers.trainers import DTYPE_BYTES
 
 WORKERS = {
     "rollout": "rlinf_workers.roles:Rollout",
@@ -21,15 +26,12 @@ WORKERS = {
 NONE: Mapping[str, Sequence[Any]] = MappingProxyType({})
 
 
-def training_flow(
-    config: ReasoningConfig, arguments: Mapping[str, Sequence[Any]] = NONE, *, granularities: tuple[int, ...]
-) -> Flow:
+def training_flow(config: ReasoningConfig, arguments: Mapping[str, Sequence[Any]] = NONE) -> Flow:
     """A step of training.
 
     Args:
         config: resolved, see `rlinf.config.devices.resolve_for_devices`.
         arguments: worker group -> arguments of its class; a plan needs none.
-        granularities: hand-overs that make sense for the actor.
     """
     flow = Flow(config.algorithm.name.rpartition(":")[2])
     for role in ("rollout", *(("reference",) if config.has_reference_worker else ()), "reward", "actor"):
@@ -47,7 +49,7 @@ def training_flow(
         dispatch="key",
         ordered=config.actor.group_order == "index",
         trains=True,
-        granularities=granularities,
+        granularities=actor_granularities(config),
         num_parts=config.actor.resolved_shards,
     )
     return flow.weights("actor", to="rollout")
@@ -91,3 +93,54 @@ def add_generation(flow: Flow, config: ReasoningConfig) -> None:
     """The stage that samples."""
     span = config.rollout.devices_per_rank
     flow.stage("rollout", "generate", reads="prompts", writes="samples", devices_per_rank=span)
+
+
+def num_sampled_prompts(config: ReasoningConfig) -> int:
+    """Prompts that are sampled in a step."""
+    return math.ceil(config.rollout.num_prompts * config.algorithm.oversampling)
+
+
+def actor_granularities(config: ReasoningConfig) -> tuple[int, ...]:
+    """Hand-overs that make sense for the actor, which computes once a micro-batch of every shard is there."""
+    actor = config.actor
+    if config.gathers_whole_step or actor.balance_shards:
+        return (0,)
+    size = actor.micro_batch_groups
+    if actor.max_tokens_per_micro_batch is not None:
+        size = max(1, int(actor.max_tokens_per_micro_batch / job_shape(config).lengths.packed_group_tokens))
+    unit = size * actor.resolved_shards
+    return (*range(unit, num_sampled_prompts(config), unit), 0)
+
+
+def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int = 0) -> JobShape:
+    """What a step of the recipe asks of its ranks; `actor.num_shards` is settled.
+
+    Args:
+        device_bytes: memory of a device, for an engine that takes a share of it.
+    """
+    rollout, algorithm, lora = config.rollout, config.algorithm, config.actor.lora
+    return JobShape(
+        on_gpu=on_gpu,
+        adapter=lora and Adapter(rank=lora.rank, targets=None if lora.targets == "all-linear" else lora.targets),
+        trainer_options=config.actor.backend_options,
+        lengths=Lengths(
+            mean_tokens=max(1.0, rollout.max_new_tokens * MEAN_SHARE_OF_LIMIT),
+            limit_tokens=rollout.max_new_tokens,
+            prompt_tokens=rollout.max_prompt_tokens,
+            group_size=config.algorithm.group_size,
+        ),
+        num_groups=rollout.num_prompts,
+        dtype_bytes=DTYPE_BYTES[config.model.dtype],
+        served_bytes=DTYPE_BYTES[config.served_dtype],
+        num_shards=config.actor.resolved_shards,
+        micro_batch_groups=config.actor.micro_batch_groups,
+        max_tokens_per_micro_batch=config.actor.max_tokens_per_micro_batch,
+        num_updates=algorithm.num_updates,
+        has_critic=algorithm.has_critic,
+        sft_warm_up_sequences=config.sft_warm_up.batch_size // config.actor.resolved_shards
+        if config.sft_warm_up
+        else 0,
+        engine_options=rollout.engine_options,
+        tensor_parallel=rollout.tensor_parallel_size,
+        device_bytes=device_bytes,
+    )

@@ -7,39 +7,46 @@ rollout
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlinf.config.devices import device_kind
+import torch
+
+from rlinf.config.devices import device_kind, make_cluster
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.jobs.agreement import Arithmetic, MismatchVerdict, arithmetic_of, judge_step
 from rlinf.jobs.base import Flows, Job, Score
-from rlinf.jobs.lora import lora_settings
 from rlinf.jobs.reasoning.checks import CHECKS
-from rlinf.jobs.reasoning.evaluation import evaluation_metrics, scores_of
-from rlinf.jobs.reasoning.flow import check_flow, evaluation_flow, sft_warm_up_flow, training_flow
-from rlinf.jobs.reasoning.memory import ReasoningMemory
-from rlinf.jobs.reasoning.planning import actor_granularities, num_sampled_prompts
+from rlinf.jobs.reasoning.flow import (
+    actor_granularities,
+    check_flow,
+    evaluation_flow,
+    job_shape,
+    num_sampled_prompts,
+    sft_warm_up_flow,
+    training_flow,
+)
+from rlinf.jobs.reasoning.memory import ReasoningMemory, shape_of
 from rlinf.jobs.reasoning.prompts import PromptSource
 from rlinf.jobs.reasoning.reference import follow_policy, restore_reference, save_first_reference
 from rlinf.jobs.reasoning.sft_warm_up import prepare_sft_warm_up
-from rlinf.jobs.reasoning.shapes import job_shape, shape_of
 from rlinf.jobs.reasoning.workers import MODEL_FOLDER, WorkerSettings
-from rlinf.jobs.rewards import judging_s, reward_folders
-from rlinf.jobs.training import backend_settings
+from rlinf.jobs.rewards import JUDGES, judging_s, reward_folders
+from rlinf.jobs.training import backend_settings, lora_settings
 from rlinf.machine import Machine
-from rlinf.planning.cluster import make_cluster
 from rlinf.run_folder.fingerprints import model_fingerprint
+from rlinf.tasks import TaskProblem
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import write_model_folder
 from rlinf_sched import Plan
 from rlinf_sched.derive import ModelShape
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.models import LoraSettings
-from rlinf_workers.roles import RolloutSettings
+from rlinf_workers.roles import RolloutSettings, ScoredGroup
 from rlinf_workers.trainers import BackendSettings
 
 if TYPE_CHECKING:
@@ -49,6 +56,7 @@ NUM_CHUNKS = 8
 """Pieces in which a batch of prompts goes through a pipelined plan."""
 NUM_CHECKED_COMPLETIONS, NUM_CHECKED_TOKENS = 2, 64
 """Completions of a prompt that a check compares, and the longest of them."""
+ACCURACY = "accuracy"
 
 
 class ReasoningJob(Job):
@@ -107,7 +115,7 @@ class ReasoningJob(Job):
 
     @cached_property
     def lora(self) -> LoraSettings | None:
-        return lora_settings(self.config)
+        return lora_settings(self.config.actor.lora, self.config.actor.backend, self.config.model.path)
 
     @cached_property
     def shape(self) -> ModelShape | None:
@@ -161,7 +169,7 @@ class ReasoningJob(Job):
             judges_answers=self.prompts.tried_reward.judges,
         )
         arguments = settings.arguments(folder)
-        train = training_flow(self.config, arguments, granularities=actor_granularities(self.config))
+        train = training_flow(self.config, arguments)
         evaluate = evaluation_flow(train, self.config)
         if self.config.sft_warm_up is None:
             return Flows(train=train, evaluate=evaluate)
@@ -217,3 +225,41 @@ class ReasoningJob(Job):
 
     def stepped(self, session: Session, step: int) -> None:
         follow_policy(session, self.config.reference, step)
+
+
+def scores_of(config: ReasoningConfig, *, judges: bool) -> tuple[Score, ...]:
+    """Returns the score first, then the scores shown beside it: the reward, unless it is the accuracy itself.
+
+    Args:
+        judges: whether the reward decides if an answer is right.
+    """
+    evaluation = config.evaluation
+    how = "of greedy answers to" if evaluation.temperature == 0 else f"(avg@{evaluation.num_samples}) on"
+    reward = Score(name="reward", text=f"mean reward {how} held-out problems", is_share=False)
+    if not judges:
+        return (reward,)
+    kind = "greedy accuracy" if evaluation.temperature == 0 else f"accuracy (avg@{evaluation.num_samples})"
+    is_accuracy = config.reward.kind in JUDGES and not getattr(config.reward, "partial", False)
+    return Score(name=ACCURACY, text=f"{kind} on held-out problems"), *(() if is_accuracy else (reward,))
+
+
+def evaluation_metrics(
+    scored: Sequence[ScoredGroup], held_out: Mapping[str, Sequence[TaskProblem]], *, judges: bool
+) -> dict[str, float]:
+    """Returns `reward` for the held-out problems and `reward/NAME` for each further set, and the same for `accuracy` if
+    the reward judges answers: avg@k, with its standard error over problems if there are several."""
+    metrics: dict[str, float] = {}
+    start = 0
+    for set_name, problems in held_out.items():
+        name = f"/{set_name}" if set_name else ""
+        groups, start = scored[start : start + len(problems)], start + len(problems)
+        measured = {"reward": [float(group.rewards.double().mean()) for group in groups]}
+        if judges:
+            measured[ACCURACY] = [group.outcomes.count("right") / len(group.outcomes) for group in groups]
+        for metric, means in measured.items():
+            values = torch.tensor(means, dtype=torch.float64)
+            metrics[f"{metric}{name}"] = float(values.mean())
+            if len(values) > 1:
+                metrics[f"{metric}_error{name}"] = float(values.std()) / math.sqrt(len(values))
+        metrics[f"num_problems{name}"] = float(len(groups))
+    return metrics

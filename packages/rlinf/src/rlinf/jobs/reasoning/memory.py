@@ -1,4 +1,5 @@
-"""Whether a reasoning recipe's model fits: what each rank of its workers will hold, before any of them starts.
+"""Whether a reasoning recipe's model fits: its shapes, what each rank of its workers will hold, and which smaller
+settings would fit, before any process starts.
 
 `rlinf_sched.derive.memory` has the formulas, and the spec of each training backend and engine says how it is counted.
 `rlinf plan` plans with these numbers and `rlinf train` refuses by them.
@@ -7,24 +8,96 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from rlinf.config.reasoning import ReasoningConfig
-from rlinf.jobs.reasoning.shapes import job_shape, reference_shape
-from rlinf.jobs.reasoning.smaller import check_fits
+from rlinf.errors import UserError
+from rlinf.hub import fetch_model, hub_name
+from rlinf.jobs.reasoning.flow import job_shape
+from rlinf.planning.fitting import Key, KeyChange, fitting_changes
 from rlinf.planning.memory import ALLOCATED_SHARE, CONTEXT_BYTES, Load, MemoryPool, PlanMemory, device_place
 from rlinf.plugin_checks import spec_of
-from rlinf_sched import Cluster, Plan, StagePlan
-from rlinf_sched.derive import Gpu, JobShape, ModelShape, RankMemory, forward_memory
-from rlinf_workers.plugins import WEIGHT_SYNCS
+from rlinf_sched import Cluster, Plan, ProfileError, StagePlan
+from rlinf_sched.derive import (
+    JobShape,
+    ModelShape,
+    RankMemory,
+    forward_memory,
+    resolve_model,
+)
+from rlinf_workers.plugins import TRAINERS, WEIGHT_SYNCS
 from rlinf_workers.trainers import DTYPE_BYTES
 from rlinf_workers.weight_sync import EdgeEnds, suitable_weight_syncs
 
 NUM_STORED = 2
 """Copies of the weights that the host's store between trainer and engines takes at most: the version that is served,
 and the next."""
+NOTHING_FITS = (
+    "no other number of groups, precision or backend fits: use a smaller model, shorter sequences "
+    "(rollout.max_new_tokens, rollout.max_prompt_tokens), stages for more ranks "
+    "(actor.backend_options.pipeline_parallel of megatron), or devices with more memory"
+)
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+
+
+def shape_of(config: ReasoningConfig, num_words: int) -> ModelShape | None:
+    """The shape of the recipe's model; None for an architecture whose parts we cannot count.
+
+    Args:
+        num_words: size of the tokenizer's vocabulary, for a model that is made from scratch.
+    """
+    architecture = config.model.architecture
+    if architecture is not None:
+        sizes = architecture.model_dump(exclude={"family", "max_positions"})
+        width = architecture.hidden_size // architecture.num_heads
+        return ModelShape(name=architecture.family, head_dim=width, vocab_size=num_words, qkv_bias=True, **sizes)
+    assert config.model.path is not None, "a config has a path or an architecture"
+    try:
+        return named_shape(config.model.path)
+    except ProfileError:
+        return None
+
+
+def named_shape(path: Path) -> ModelShape:
+    """The shape of the model in a folder or on the Hub; a few public models are known without a network.
+
+    Raises: ProfileError, and UserError for a name on the Hub that cannot be read.
+    """
+    name = hub_name(path)
+    if name is None:
+        return resolve_model(path if path.is_dir() else path.name)
+    try:
+        return resolve_model(name.repo.partition("/")[2])
+    except ProfileError:
+        return resolve_model(fetch_model(name, "model.path", config_only=True))
+
+
+def reference_shape(config: ReasoningConfig, shape: ModelShape) -> ModelShape | None:
+    """The shape of the reference's model: the teacher's, or the actor's own. None where the recipe has no reference, or
+    where we cannot count the teacher's parts.
+
+    Args:
+        shape: the shape of the actor's model.
+
+    Raises: UserError for a teacher that is neither a folder nor a public model.
+    """
+    if not config.has_reference_worker or config.reference.path is None:
+        return shape if config.has_reference_worker else None
+    try:
+        return named_shape(config.reference.path)
+    except ProfileError as error:
+        if not config.reference.path.exists():
+            raise UserError(f"reference.path: {error}") from error
+        return None
+
+
+# -- what the ranks hold -----------------------------------------------------------------------------------------------
 
 
 def rank_memory(
@@ -92,127 +165,6 @@ def _most_at_once(config: ReasoningConfig, job: JobShape, stage: StagePlan) -> i
     return most
 
 
-def fullest_place(
-    config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster, memory_bytes: int
-) -> MemoryPool:
-    """The device that has least to spare; the host where the devices are CPU slots, on which offloading leaves
-    everything where it is."""
-    on_gpu = cluster.devices[0].kind == "cuda"
-    device_bytes = cluster.devices[0].memory_bytes
-    loads = loads_of(config, shape, plan, on_gpu=on_gpu, device_bytes=device_bytes, host_bytes=memory_bytes)
-    if not on_gpu:
-        needed = sum(load.process for load in loads) + stored_bytes(shape, config)
-        who = f"the {len(loads)} processes need"
-        return MemoryPool(
-            name="this machine", has_bytes=memory_bytes, needed_bytes=needed, loads=tuple(loads), needs=who
-        )
-    mailbox = mailbox_bytes(config, shape, plan, cluster)
-    places = [
-        device_place(
-            f"{device.name} (device {index})", device.memory_bytes, [x for x in loads if index in x.devices], mailbox
-        )
-        for index, device in enumerate(cluster.devices)
-    ]
-    return max(places, key=lambda place: place.missing_bytes)
-
-
-def mailbox_bytes(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster) -> int:
-    """What a rank of the actor keeps on its GPU of a published version until the servers have taken it: its share of
-    what is served or, between machines, of what it trains. 0 where weights go another way than through device memory.
-    """
-    name, num_ranks = config.cluster.weight_sync, plan.stage("actor").num_ranks
-    nodes = sorted({cluster.devices[index].node for stage in plan.stages for index in stage.devices})
-    ends = EdgeEnds(sources=nodes, targets=nodes, on_gpus=True)
-    spec = suitable_weight_syncs(ends)[0] if name == "auto" else spec_of(WEIGHT_SYNCS, name, at="cluster.weight_sync")
-    return spec.gpu_bytes(
-        trained_bytes=DTYPE_BYTES["float32"] * shape.num_parameters // num_ranks,
-        served_bytes=DTYPE_BYTES[config.served_dtype] * shape.num_parameters // num_ranks,
-        options=config.cluster.weight_sync_options,
-    )
-
-
-def all_fit_at_once(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster) -> bool:
-    """Whether every device has room for the peaks of all its ranks together, so that no state has to leave it. False
-    where a role is not counted: a teacher of a kind that we do not know."""
-    loads = loads_of(config, shape, plan, device_bytes=cluster.devices[0].memory_bytes)
-    is_counted = {load.group for load in loads} >= {stage.stage for stage in plan.stages if stage.devices}
-    mailbox = mailbox_bytes(config, shape, plan, cluster)
-    return is_counted and all(
-        sum(ALLOCATED_SHARE * load.peak + CONTEXT_BYTES for load in loads if index in load.devices) + mailbox
-        <= device.memory_bytes
-        for index, device in enumerate(cluster.devices)
-    )
-
-
-def check_memory(config: ReasoningConfig, shape: ModelShape, plan: Plan, cluster: Cluster, memory_bytes: int) -> None:
-    """Whether the plan's ranks fit their devices, or all of them the host where the devices are CPU slots.
-
-    Raises: UserError with what each needs, what there is, and which settings would fit.
-    """
-    actor, rollout = plan.stage("actor"), plan.stage("rollout")
-    device = cluster.devices[0]
-    room = min(len(actor.devices), config.rollout.num_prompts // config.algorithm.num_minibatches)
-    most_ranks = max((count for count in range(1, room + 1) if len(actor.devices) % count == 0), default=1)
-
-    def place_of(changed: ReasoningConfig) -> MemoryPool:
-        num_ranks, size = actor.num_ranks, changed.replica_sizes.get("actor", 1)
-        if size != config.replica_sizes.get("actor", 1):
-            num_ranks = _ranks_in_replicas(changed, size, len(actor.devices))
-        elif changed.actor.resolved_shards > config.actor.resolved_shards:
-            num_ranks = changed.actor.resolved_shards
-        trains = replace(actor, num_ranks=num_ranks, num_ranks_per_replica=size)
-        span, before = changed.rollout.tensor_parallel_size, config.rollout.tensor_parallel_size
-        generates = rollout if span == before else replace(rollout, num_ranks=len(rollout.devices) // span)
-        stages = (trains if stage is actor else generates if stage is rollout else stage for stage in plan.stages)
-        return fullest_place(changed, shape, replace(plan, stages=tuple(stages)), cluster, memory_bytes)
-
-    check_fits(
-        config,
-        shape,
-        place_of,
-        partial(job_shape, on_gpu=device.kind == "cuda", device_bytes=device.memory_bytes),
-        num_ranks=actor.num_ranks,
-        most_ranks=max(actor.num_ranks, most_ranks),
-        num_devices=len(actor.devices),
-        num_engine_devices=len(rollout.devices),
-    )
-
-
-def check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices: int) -> None:
-    """Whether each worker group alone fits GPUs that need not be there, spread over all. Raises: as `check_memory`."""
-    job_of = partial(job_shape, device_bytes=gpu.memory_bytes)
-
-    def place_of(changed: ReasoningConfig) -> MemoryPool:
-        job = job_of(changed)
-        size = changed.actor.trainer_spec.num_ranks_of_replica(job)
-        ranks = {"actor": _ranks_in_replicas(changed, size, num_devices)}
-        memory_of = rank_memory(changed, shape, job, ranks)
-        alone = [Load(group=group, memory=memory, num_items=1, offload=True) for group, memory in memory_of.items()]
-        places = [device_place(gpu.name, gpu.memory_bytes, [load]) for load in alone]
-        return max(places, key=lambda place: place.missing_bytes)
-
-    check_fits(
-        config,
-        shape,
-        place_of,
-        job_of,
-        num_ranks=math.gcd(config.actor.resolved_shards, num_devices),
-        most_ranks=num_devices,
-        num_devices=num_devices,
-        num_engine_devices=num_devices,
-    )
-
-
-def _ranks_in_replicas(config: ReasoningConfig, size: int, num_devices: int) -> int:
-    """Ranks of an actor whose replicas have so many: as many replicas as devices and shards allow."""
-    return math.gcd(config.actor.resolved_shards, max(1, num_devices // size)) * size
-
-
-def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
-    """Bytes of the store of weights between trainer and engines, which the processes share."""
-    return NUM_STORED * DTYPE_BYTES[config.served_dtype] * shape.num_parameters
-
-
 @dataclass(frozen=True)
 class ReasoningMemory(PlanMemory):
     """Memory use of a reasoning run on its devices."""
@@ -222,12 +174,223 @@ class ReasoningMemory(PlanMemory):
     cluster: Cluster
     host_bytes: int
 
+    @property
+    def is_on_gpu(self) -> bool:
+        return self.cluster.devices[0].kind == "cuda"
+
     def check(self, plan: Plan) -> None:
-        check_memory(self.config, self.shape, plan, self.cluster, self.host_bytes)
+        """Whether the plan's ranks fit their devices, or all of them the host where the devices are CPU slots.
+
+        Raises: UserError with what each needs, what there is, and which settings would fit.
+        """
+        config, actor, rollout = self.config, plan.stage("actor"), plan.stage("rollout")
+        room = min(len(actor.devices), config.rollout.num_prompts // config.algorithm.num_minibatches)
+        most_ranks = max((count for count in range(1, room + 1) if len(actor.devices) % count == 0), default=1)
+
+        def place_of(changed: ReasoningConfig) -> MemoryPool:
+            num_ranks, size = actor.num_ranks, changed.replica_sizes.get("actor", 1)
+            if size != config.replica_sizes.get("actor", 1):
+                num_ranks = ranks_in_replicas(changed, size, len(actor.devices))
+            elif changed.actor.resolved_shards > config.actor.resolved_shards:
+                num_ranks = changed.actor.resolved_shards
+            trains = replace(actor, num_ranks=num_ranks, num_ranks_per_replica=size)
+            span, before = changed.rollout.tensor_parallel_size, config.rollout.tensor_parallel_size
+            generates = rollout if span == before else replace(rollout, num_ranks=len(rollout.devices) // span)
+            stages = (trains if stage is actor else generates if stage is rollout else stage for stage in plan.stages)
+            return replace(self, config=changed).fullest_place(replace(plan, stages=tuple(stages)))
+
+        check_fits(
+            config,
+            self.shape,
+            place_of,
+            partial(job_shape, on_gpu=self.is_on_gpu, device_bytes=self.cluster.devices[0].memory_bytes),
+            num_ranks=actor.num_ranks,
+            most_ranks=max(actor.num_ranks, most_ranks),
+            num_devices=len(actor.devices),
+            num_engine_devices=len(rollout.devices),
+        )
 
     def all_fit_at_once(self, plan: Plan) -> bool:
-        is_gpu = self.cluster.devices[0].kind == "cuda"
-        return is_gpu and all_fit_at_once(self.config, self.shape, plan, self.cluster)
+        """Whether every device is a GPU with room for the peaks of all its ranks together, so that no state has to
+        leave it. False where a role is not counted: a teacher of a kind that we do not know."""
+        if not self.is_on_gpu:
+            return False
+        loads, mailbox = self._loads(plan), self._mailbox_bytes(plan)
+        is_counted = {load.group for load in loads} >= {stage.stage for stage in plan.stages if stage.devices}
+        return is_counted and all(
+            sum(ALLOCATED_SHARE * load.peak + CONTEXT_BYTES for load in loads if index in load.devices) + mailbox
+            <= device.memory_bytes
+            for index, device in enumerate(self.cluster.devices)
+        )
 
     def fullest_place(self, plan: Plan) -> MemoryPool:
-        return fullest_place(self.config, self.shape, plan, self.cluster, self.host_bytes)
+        """The device that has least to spare; the host where the devices are CPU slots, on which offloading leaves
+        everything where it is."""
+        loads = self._loads(plan)
+        if not self.is_on_gpu:
+            needed = sum(load.process for load in loads) + stored_bytes(self.shape, self.config)
+            who = f"the {len(loads)} processes need"
+            return MemoryPool(
+                name="this machine", has_bytes=self.host_bytes, needed_bytes=needed, loads=tuple(loads), needs=who
+            )
+        mailbox = self._mailbox_bytes(plan)
+        places = [
+            device_place(
+                f"{device.name} (device {index})",
+                device.memory_bytes,
+                [x for x in loads if index in x.devices],
+                mailbox,
+            )
+            for index, device in enumerate(self.cluster.devices)
+        ]
+        return max(places, key=lambda place: place.missing_bytes)
+
+    def _loads(self, plan: Plan) -> list[Load]:
+        device_bytes = self.cluster.devices[0].memory_bytes
+        on_gpu, host_bytes = self.is_on_gpu, self.host_bytes
+        return loads_of(self.config, self.shape, plan, on_gpu=on_gpu, device_bytes=device_bytes, host_bytes=host_bytes)
+
+    def _mailbox_bytes(self, plan: Plan) -> int:
+        """What a rank of the actor keeps on its GPU of a published version until the servers have taken it: its share
+        of what is served or, between machines, of what it trains. 0 where weights go another way than through device
+        memory."""
+        config, num_parameters = self.config, self.shape.num_parameters
+        name, num_ranks = config.cluster.weight_sync, plan.stage("actor").num_ranks
+        nodes = sorted({self.cluster.devices[index].node for stage in plan.stages for index in stage.devices})
+        ends = EdgeEnds(sources=nodes, targets=nodes, on_gpus=True)
+        spec = (
+            suitable_weight_syncs(ends)[0] if name == "auto" else spec_of(WEIGHT_SYNCS, name, at="cluster.weight_sync")
+        )
+        return spec.gpu_bytes(
+            trained_bytes=DTYPE_BYTES["float32"] * num_parameters // num_ranks,
+            served_bytes=DTYPE_BYTES[config.served_dtype] * num_parameters // num_ranks,
+            options=config.cluster.weight_sync_options,
+        )
+
+
+def ranks_in_replicas(config: ReasoningConfig, size: int, num_devices: int) -> int:
+    """Ranks of an actor whose replicas have so many: as many replicas as devices and shards allow."""
+    return math.gcd(config.actor.resolved_shards, max(1, num_devices // size)) * size
+
+
+def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
+    """Bytes of the store of weights between trainer and engines, which the processes share."""
+    return NUM_STORED * DTYPE_BYTES[config.served_dtype] * shape.num_parameters
+
+
+# -- settings that fit -------------------------------------------------------------------------------------------------
+
+
+def check_fits(
+    config: ReasoningConfig,
+    shape: ModelShape,
+    place_of: Callable[[ReasoningConfig], MemoryPool],
+    job_of: Callable[[ReasoningConfig], JobShape],
+    *,
+    num_ranks: int,
+    most_ranks: int,
+    num_devices: int,
+    num_engine_devices: int,
+) -> None:
+    """Checks that a config has enough memory.
+
+    Args:
+        place_of: returns the fullest device, or the host, for a config.
+        job_of: returns the planner's job shape for a config on these devices.
+        num_ranks: ranks of the actor; `most_ranks` could be, on `num_devices`.
+        num_engine_devices: devices of the rollout.
+
+    Raises: UserError with the nearest settings that fit.
+    """
+
+    def shortage_of(changed: ReasoningConfig) -> str | None:
+        """Why an engine's KV pool is too small for the longest sequence."""
+        text = changed.rollout.engine_spec.shortage(shape, job_of(changed))
+        return text and f"rollout.engine={changed.rollout.engine}: {text}"
+
+    def fitting(changed: ReasoningConfig) -> int | None:
+        cut = cut_refusal(changed, shape, num_devices)
+        if cut or num_engine_devices % changed.rollout.tensor_parallel_size or shortage_of(changed):
+            return None
+        place = place_of(changed)
+        return None if place.missing_bytes > 0 else place.needed_bytes
+
+    shortage = shortage_of(config)
+    place = None if shortage else place_of(config)
+    if place is not None and place.missing_bytes <= 0:
+        return
+    fits = fitting_changes(config, list(_axes(config, num_ranks, most_ranks, num_devices)), fitting)
+    hint = "any of these fits:\n" + "\n".join(f"  {fit.text}" for fit in fits) if fits else NOTHING_FITS
+    if place is None:
+        raise UserError(shortage or "", hint=hint)
+    lines = {f"{load.group} {load.peak / 2**30:.2f} ({load.memory.describe(load.num_items)})" for load in place.loads}
+    raise UserError(
+        f"model.path: {shape.name}, {shape.num_parameters / 1e9:.2f} billion parameters, does not fit: {place.needs} "
+        f"about {place.needed_bytes / 2**30:.1f} GiB, and {place.name} has {place.has_bytes / 2**30:.1f}\n  - "
+        + "\n  - ".join(sorted(lines)),
+        hint=hint,
+    )
+
+
+def cut_refusal(config: ReasoningConfig, shape: ModelShape, num_devices: int | None = None) -> UserError | None:
+    """Returns why engines cannot split the model across their devices, or the actor's backend across `num_devices`.
+
+    Args:
+        num_devices: of the actor; None: only engines are checked.
+    """
+    if text := config.rollout.engine_spec.cut_problem(shape, config.rollout.tensor_parallel_size):
+        return UserError(f"rollout.tensor_parallel_size{text}")
+    if num_devices is None:
+        return None
+    options, size = config.actor.backend_options, config.actor.ranks_per_replica or 1
+    if problem := config.actor.trainer_spec.model_problem(options, shape):
+        return UserError("actor.backend_options." + "".join(problem))
+    if num_devices % size:
+        return UserError(
+            f"cluster.num_devices={num_devices} is not a multiple of the {size} ranks that hold one copy of the model "
+            f"(actor.backend_options: {', '.join(f'{key}={value}' for key, value in options.items())})",
+            hint="change one of them",
+        )
+    return None
+
+
+def _axes(config: ReasoningConfig, num_ranks: int, most_ranks: int, num_devices: int) -> Iterator[list[KeyChange]]:
+    """Values of a key to try, mild ones first; the keys in the order of what they cost."""
+    actor, spec = config.actor, config.actor.trainer_spec
+    budget = actor.max_tokens_per_micro_batch  # costs time alone
+    key = ("actor", "micro_batch_groups" if budget is None else "max_tokens_per_micro_batch")
+    size = actor.micro_batch_groups if budget is None else budget
+    if size > 1:
+        yield [KeyChange(key=key, value=size >> halvings) for halvings in range(1, size.bit_length())]
+    if most_ranks > num_ranks:  # the last bits of the numbers
+        yield [KeyChange(key=("actor", "num_shards"), value=most_ranks)]
+    elif spec.sums_shards_apart and actor.resolved_shards > num_ranks:
+        yield [KeyChange(key=("actor", "num_shards"), value=num_ranks)]
+    yield from _option_axes(
+        ("actor", "backend_options"), spec.smaller(actor.backend_options, config.model.dtype, num_devices)
+    )
+    if spec.sums_shards_apart and most_ranks > 1:  # whole copies
+        sharded = next(other.name for other in TRAINERS.specs() if other.shards_state)
+        yield [KeyChange(key=("actor", "backend"), value=sharded)]
+    yield from _engine_axes(config, job_shape(config))
+    if config.model.dtype == "float32":  # precision
+        yield [KeyChange(key=("model", "dtype"), value="bfloat16")]
+
+
+def _engine_axes(config: ReasoningConfig, job: JobShape) -> Iterator[list[KeyChange]]:
+    """What an engine may have otherwise."""
+    rollout, spec = config.rollout, config.rollout.engine_spec
+    yield from _option_axes(("rollout", "engine_options"), spec.smaller(rollout.engine_options, job))
+    if not spec.cuts_models:
+        return
+    size = rollout.tensor_parallel_size  # what its devices send each other
+    yield [KeyChange(key=("rollout", "tensor_parallel_size"), value=size << doublings) for doublings in (1, 2, 3)]
+    if config.served_dtype == "float32":  # precision
+        yield [KeyChange(key=("rollout", "dtype"), value="bfloat16")]
+
+
+def _option_axes(section: Key, axes: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[list[KeyChange]]:
+    """Values of a plug-in's options."""
+    for option, values in axes:
+        if values:
+            yield [KeyChange(key=(*section, option), value=value) for value in values]

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 from rlinf.config.devices import resolve_for_devices
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
-from rlinf.jobs.reasoning.flow import training_flow
-from rlinf.jobs.reasoning.memory import check_gpu, loads_of
-from rlinf.jobs.reasoning.shapes import job_shape, named_shape, reference_shape
-from rlinf.jobs.reasoning.smaller import cut_refusal
-from rlinf.planning.memory import Load
+from rlinf.jobs.reasoning.flow import job_shape, training_flow
+from rlinf.jobs.reasoning.memory import (
+    check_fits,
+    cut_refusal,
+    loads_of,
+    named_shape,
+    rank_memory,
+    ranks_in_replicas,
+    reference_shape,
+)
+from rlinf.planning.memory import Load, MemoryPool, device_place
 from rlinf_sched import Cluster, FlowGraph, Plan, Problem, Profiles, SchedError, Stage, StageProfile
 from rlinf_sched.derive import Gpu, JobShape, ModelShape, find_gpu, gpu_cluster, rule_profile
 
@@ -43,7 +50,7 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
             raise refusal
         sheet = find_gpu(gpu)
         job = job_shape(resolved, device_bytes=sheet.memory_bytes)
-        check_gpu(resolved, model, sheet, num_devices)
+        _check_gpu(resolved, model, sheet, num_devices)
         group_bytes = TOKEN_BYTES * job.lengths.group_tokens
         flow = planned_flow(resolved, group_bytes=group_bytes)
         return Problem(
@@ -54,6 +61,32 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
         )
     except SchedError as error:
         raise UserError(str(error)) from error
+
+
+def _check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices: int) -> None:
+    """Whether each worker group alone fits GPUs that need not be there, spread over all. Raises: as
+    `check_fits`."""
+    job_of = partial(job_shape, device_bytes=gpu.memory_bytes)
+
+    def place_of(changed: ReasoningConfig) -> MemoryPool:
+        job = job_of(changed)
+        size = changed.actor.trainer_spec.num_ranks_of_replica(job)
+        ranks = {"actor": ranks_in_replicas(changed, size, num_devices)}
+        memory_of = rank_memory(changed, shape, job, ranks)
+        alone = [Load(group=group, memory=memory, num_items=1, offload=True) for group, memory in memory_of.items()]
+        places = [device_place(gpu.name, gpu.memory_bytes, [load]) for load in alone]
+        return max(places, key=lambda place: place.missing_bytes)
+
+    check_fits(
+        config,
+        shape,
+        place_of,
+        job_of,
+        num_ranks=math.gcd(config.actor.resolved_shards, num_devices),
+        most_ranks=num_devices,
+        num_devices=num_devices,
+        num_engine_devices=num_devices,
+    )
 
 
 def recipe_profiles(flow: FlowGraph, config: ReasoningConfig, model: ModelShape, gpu: Gpu, job: JobShape) -> Profiles:
@@ -88,23 +121,6 @@ def planned_flow(config: ReasoningConfig, *, group_bytes: float) -> FlowGraph:
         config: resolved, see `rlinf.config.devices.resolve_for_devices`.
         group_bytes: size of one prompt's answers on a channel.
     """
-    graph = training_flow(config, granularities=actor_granularities(config)).graph()
+    graph = training_flow(config).graph()
     inner = [channel for channel in graph.channels if channel not in graph.feeds]
     return replace(graph, name="grpo", item_bytes=dict.fromkeys(inner, round(group_bytes)))
-
-
-def num_sampled_prompts(config: ReasoningConfig) -> int:
-    """Prompts that are sampled in a step."""
-    return math.ceil(config.rollout.num_prompts * config.algorithm.oversampling)
-
-
-def actor_granularities(config: ReasoningConfig) -> tuple[int, ...]:
-    """Hand-overs that make sense for the actor, which computes once a micro-batch of every shard is there."""
-    actor = config.actor
-    if config.gathers_whole_step or actor.balance_shards:
-        return (0,)
-    size = actor.micro_batch_groups
-    if actor.max_tokens_per_micro_batch is not None:
-        size = max(1, int(actor.max_tokens_per_micro_batch / job_shape(config).lengths.packed_group_tokens))
-    unit = size * actor.resolved_shards
-    return (*range(unit, num_sampled_prompts(config), unit), 0)

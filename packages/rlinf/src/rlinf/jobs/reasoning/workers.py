@@ -9,9 +9,8 @@ from typing import Any
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.jobs.generation import engine_options, sampling_settings
-from rlinf.jobs.lora import with_base
 from rlinf.jobs.rewards import reward_spec
-from rlinf.jobs.training import optimizer_settings
+from rlinf.jobs.training import optimizer_settings, with_base
 from rlinf_sched.derive import JobShape, ModelShape
 from rlinf_workers.models import LoraSettings, ModelSettings
 from rlinf_workers.roles import ActorSettings, RewardSettings, RolloutSettings
