@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from rlinf.cli.output_folder import cannot_write, new_folder
-from rlinf.config.common import JobConfig
-from rlinf.config.downloads import with_downloads
-from rlinf.config.load import load_config, load_for_resume, to_yaml
+from rlinf.cli.output_folder import new_folder
+from rlinf.config.load import load_config, load_for_resume
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.schema import SHIPPED
-from rlinf.errors import RunFailed, UserError
-from rlinf.jobs.checks import run_checks
+from rlinf.errors import UserError
 from rlinf.loop.ending import how_to_go_on
-from rlinf.run_folder.folder import resume_command
 from rlinf.run_folder.lock import check_empty, check_free
+from rlinf.training import run_training
 
 OPTIONS = ("--output", "--resume", "--accept-changed-inputs", "--traceback", "--help")
 
@@ -61,46 +57,12 @@ def run(args: argparse.Namespace) -> int:
     elif ended := how_to_go_on(config.run, folder):
         print(ended)
         return 0
-    command = ["rlinf", *args.arguments]
-    return _train(config, folder, resume=args.resume, accept=args.accept_changed_inputs, command=command)
-
-
-def _train(config: JobConfig, path: Path, *, resume: bool, accept: bool, command: list[str]) -> int:
-    config = with_downloads(config)
-    run_checks("config", config)
-    from rlinf.processes import fork_server
-
-    fork_server.start(config)
-    from rlinf import jobs  # imports torch
-    from rlinf.run_folder import RunFolder
-
-    job = jobs.prepare(config)
-    trace_bytes = config.run.trace_megabytes << 20 if config.run.trace else 0
-    try:
-        folder = RunFolder(
-            path,
-            resume=resume,
-            config_yaml=to_yaml(job.config),
-            command=command,
-            keep_checkpoints=config.run.keep_checkpoints,
-            trace_bytes=trace_bytes,
-            inputs=job.inputs,
-            accept_changed_inputs=accept,
-        )
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    try:
-        with folder:
-            result = jobs.run(job, folder)
-    except UserError:
-        folder.discard()
-        raise
-    except KeyboardInterrupt:
-        print(f"go on with: {resume_command(path)}", file=sys.stderr)
-        raise
-    except (OSError, RunFailed):
-        if folder.latest_checkpoint() is not None:
-            print(f"go on with, once it is mended: {resume_command(path)}", file=sys.stderr)
-        raise
+    result = run_training(
+        config,
+        folder,
+        command=["rlinf", *args.arguments],
+        resume=args.resume,
+        accept_changed_inputs=args.accept_changed_inputs,
+    )
     print(f"\n{result}")
     return 0

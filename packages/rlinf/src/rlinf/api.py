@@ -1,0 +1,271 @@
+"""RLinf from Python: what the commands do, for scripts and notebooks.
+
+run = rlinf.train("sort-grpo", run={"num_steps": 50}, seed=1)
+pandas.DataFrame(run.metrics).plot(x="step", y="reward/mean")
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlinf.cli.output_folder import new_folder
+from rlinf.config import load
+from rlinf.config.common import JobConfig
+from rlinf.config.overrides import Override
+from rlinf.errors import UserError
+from rlinf.run_folder.plain_files import read_plain_json
+from rlinf.run_folder.rows import read_rows
+from rlinf.training import OnStep, run_training
+
+if TYPE_CHECKING:
+    from rlinf_sched.explain import PlanExplanation
+
+MAIN_HINT = """\
+workers are processes of their own and cannot see it: write it to a file, and name it "my_module:{name}".
+In a notebook, put this line on top of its cell: %%writefile my_module.py"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run in its folder, finished or under way; every attribute reads the folder anew."""
+
+    folder: Path
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The metrics of each training step, a row a step; `pandas.DataFrame(run.metrics)` is a table."""
+        return _table(self.folder / "metrics.jsonl")
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The metrics of each evaluation; `step` counts the training steps before it."""
+        return _table(self.folder / "evaluations.jsonl")
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """Completions that were kept for inspection; empty for robots."""
+        file = self.folder / "samples.jsonl"
+        return read_rows(file) if file.exists() else []
+
+    @property
+    def config(self) -> JobConfig:
+        """The config with all its keys. Raises: UserError for a folder that holds none."""
+        return load.load_for_resume(self.folder)
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The score before and after, and times; None while it is not finished."""
+        file = self.folder / "result.json"
+        return dict(read_plain_json(file)) if file.exists() else None
+
+    @property
+    def report(self) -> Path:
+        """The page with curves, samples and plans, written at the end of a run; `rlinf report` writes it anew."""
+        return self.folder / "report.html"
+
+    def resume(
+        self, overrides: Mapping[str, Any] | None = None, /, *, on_step: OnStep | None = None, **keys: Any
+    ) -> Run:
+        """Continues the run from its newest checkpoint, for example with `run={"num_steps": 200}`.
+
+        Raises: UserError for a key that would change what the run has computed so far.
+        """
+        config = load.load_for_resume(self.folder, _overrides(overrides, keys))
+        with _main_hidden():
+            run_training(config, self.folder, command=["rlinf.Run.resume"], resume=True, on_step=on_step)
+        return self
+
+    def evaluate(
+        self, benchmarks: Mapping[str, Any], /, *, output: str | Path | None = None, **keys: Any
+    ) -> dict[str, Any]:
+        """Evaluates the language model of the newest checkpoint as `rlinf eval` does.
+
+        Args:
+            benchmarks: name -> data file or name on the Hub, or a section with `file`, `reward` and more.
+            output: the evaluation's folder; None: a new one below runs/.
+            keys: settings of the evaluation, for example `k=8` or `temperature=1.0`.
+
+        Returns: what `result.json` of the evaluation holds.
+        Raises: UserError.
+        """
+        from rlinf import evaluation
+        from rlinf.config.downloads import with_downloads
+        from rlinf.console.eval_progress import EvalProgress
+        from rlinf.jobs.checks import check_eval_references
+
+        named = {
+            name: {"file": value} if isinstance(value, str | Path) else value for name, value in benchmarks.items()
+        }
+        overrides = _overrides({"benchmarks": named, "model": self.folder}, keys)
+        config = with_downloads(load.load_eval(None, overrides))
+        check_eval_references(config)
+        path = new_folder(f"eval-{self.folder.name}") if output is None else Path(output)
+        with _main_hidden():
+            prepared = evaluation.prepare(config)
+            prepared.run(path, resume=False, command=["rlinf.Run.evaluate"], progress=EvalProgress())
+        return dict(read_plain_json(path / "result.json"))
+
+    def export(
+        self, output: str | Path, *, checkpoint: str | None = None, dtype: str | None = None, merged: bool = False
+    ) -> Path:
+        """Writes the model of a checkpoint as a Hugging Face folder; arguments as of `rlinf export`.
+
+        Raises: UserError.
+        """
+        from rlinf.run_folder.export import export, find_checkpoint
+
+        return export(find_checkpoint(self.folder, checkpoint), Path(output), dtype, merged=merged).folder
+
+    def _repr_html_(self) -> str:
+        """A line for notebooks."""
+        rows = self.metrics
+        steps = f"{len(rows)} steps" if rows else "no step yet"
+        return f"run <code>{self.folder}</code>: {steps}, <a href='{self.report}'>report</a>"
+
+
+def load_config(recipe: str | Path, overrides: Mapping[str, Any] | None = None, /, **keys: Any) -> JobConfig:
+    """Returns the config of a recipe, checked.
+
+    Args:
+        recipe: name of a shipped recipe, or path of a YAML file.
+        overrides: values by dotted key, `{"run.num_steps": 50}`.
+        keys: values by key, `seed=1`; those of a section as a dict, `run={"num_steps": 50}`.
+
+    Raises: UserError that lists all mistakes.
+    """
+    return load.load_config(str(recipe), _overrides(overrides, keys))
+
+
+def train(
+    recipe: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    /,
+    *,
+    output: str | Path | None = None,
+    on_step: OnStep | None = None,
+    **keys: Any,
+) -> Run:
+    """Trains a recipe to its end and returns the run; progress is printed as by `rlinf train`.
+
+    A reward, a loss or another custom part is given as its import path or as the function itself, which has to be in a
+    module that workers can import.
+
+    Args:
+        recipe, overrides, keys: as of `load_config`.
+        output: the run's folder, which must be new or empty; None: a new one below runs/.
+        on_step: called after each training step with the step's number, from 0, and its metrics.
+
+    Raises: UserError for wrong inputs, before anything was written; RunFailed.
+    """
+    config = load_config(recipe, overrides, **keys)
+    folder = Path(output) if output is not None else new_folder(config.name)
+    with _main_hidden():
+        run_training(config, folder, command=["rlinf.train", str(recipe)], on_step=on_step)
+    return Run(folder)
+
+
+def plan(
+    recipe: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    /,
+    *,
+    num_devices: int,
+    gpu: str = "H100",
+    **keys: Any,
+) -> PlanExplanation:
+    """Plans a recipe for GPUs that need not be there, and returns the plan with its reasons.
+
+    Args:
+        recipe, overrides, keys: as of `load_config`.
+        num_devices: number of GPUs.
+        gpu: a product that `rlinf plan --gpu` knows.
+
+    Raises: UserError.
+    """
+    from rlinf.jobs.checks import check_names
+    from rlinf.planning.problems import problem_of_recipe
+    from rlinf_sched import SchedError
+    from rlinf_sched.explain import explain_problem
+
+    config = load_config(recipe, {**(overrides or {}), "cluster.num_devices": num_devices}, **keys)
+    check_names(config)
+    try:
+        return explain_problem(problem_of_recipe(config, gpu=gpu))
+    except SchedError as error:
+        raise UserError(str(error)) from error
+
+
+# -- values --------------------------------------------------------------------------------------------------------
+
+
+def _overrides(overrides: Mapping[str, Any] | None, keys: Mapping[str, Any]) -> Sequence[Override]:
+    """The values as on a command line."""
+    return [
+        Override(key=key, text=_text(value, ".".join(key))) for key, value in _leaves({**(overrides or {}), **keys})
+    ]
+
+
+def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in values.items():
+        key = (*above, *str(name).split("."))
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, key)
+        else:
+            yield key, value
+
+
+def _text(value: Any, key: str) -> str:
+    """A value as it is written on a command line."""
+    if callable(value):
+        value = _import_path(value, key)
+    try:
+        return json.dumps(value, default=_plain)
+    except TypeError as error:
+        raise UserError(f"{key}={value!r}: {error}", hint="give text, a number, a bool, a list or a dict") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} is no value of a recipe")
+
+
+def _import_path(value: Any, key: str) -> str:
+    """The import path of a function or class. Raises: UserError for one that no other process can import."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", repr(value))
+    if module == "__main__":
+        raise UserError(f"{key}={name} is defined in the program or notebook itself", hint=MAIN_HINT.format(name=name))
+    if module is None or "<" in name or getattr(importlib.import_module(module), name, None) is not value:
+        raise UserError(
+            f"{key}={name}: it has no name in a module", hint="give a function or class at the top level of a module"
+        )
+    return f"{module}:{name}"
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Processes that are started meanwhile do not run the caller's program a second time, so that it needs no
+    `if __name__ == "__main__"`."""
+    main = sys.modules["__main__"]
+    names = [name for name in ("__file__", "__spec__") if getattr(main, name, None) is not None]
+    before = {name: getattr(main, name) for name in names}
+    for name in names:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(main, name, value)
+
+
+def _table(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file with the metrics beside step and time."""
+    rows = read_rows(file) if file.exists() else []
+    return [{key: value for key, value in row.items() if key != "metrics"} | row["metrics"] for row in rows]
