@@ -1,10 +1,10 @@
 """The mathematics of reinforcement-learning post-training, as pure functions on tensors.
 
-From the rewards to the number to minimise: `rewards` -> `grpo_advantages` or `gae` -> `token_logprobs` ->
-`ppo_clip_loss`, `clipped_value_loss`, `kl_k3` -> `token_mean`. Masked-out elements reach nothing, NaN included; a
-non-finite number inside the mask raises `NonFiniteError` with its place. Nothing broadcasts by accident.
+From the rewards to the loss: `rewards` -> `grpo_advantages` or `gae` -> `token_logprobs` -> `ppo_clip_loss`,
+`clipped_value_loss`, `kl_k3` -> `token_mean`. Masked-out elements affect nothing, NaN included; a non-finite number
+inside the mask raises `NonFiniteError` with its place. Nothing broadcasts by accident.
 
-The names are those of `_exports`, imported at first use: `rlinf_algos.algorithm` is for programs without torch too.
+The names are those of `_exports`, imported at first use: `rlinf_algos.algorithm` also works in programs without torch.
 """
 
 import lazy_loader

@@ -1,9 +1,9 @@
-"""Aggregation of unreduced terms [B, T] to one number to minimise.
+"""Aggregation of unreduced terms [B, T] to one scalar loss.
 
 Every function divides by a total that the *caller* counts over the whole update (all micro-batches, all ranks), so the
-results of the micro-batches add up to that of the batch exactly: how a batch is split or padded does not change the
-update. `count_tokens_and_sequences` counts one micro-batch. With data parallelism, sum counts and gradients over
-ranks, or multiply the loss by the number of ranks where gradients are averaged.
+results of the micro-batches add up exactly to that of the batch: splitting and padding of a batch do not change the
+update. `count_tokens_and_sequences` counts one micro-batch. With data parallelism, sum counts and gradients over ranks,
+or multiply the loss by the number of ranks if gradients are averaged.
 
 A row [T] is a whole sequence.
 """
@@ -34,8 +34,8 @@ def token_mean(terms: Tensor, mask: Tensor | None, total_tokens: int | float | T
 
 
 def token_sum(terms: Tensor, mask: Tensor | None) -> Tensor:
-    """Sum over the tokens inside the mask, divided by nothing (verl's `token-sum`): the gradient grows with the number
-    of tokens, which an optimizer that divides by its size, as AdamW does, takes out again.
+    """Sum over the tokens inside the mask, without division (verl's `token-sum`): the gradient grows with the number of
+    tokens, which optimizers that normalise the gradient, such as AdamW, cancel out.
 
     Args, returns and raises: as `token_mean`.
     """
@@ -80,7 +80,7 @@ def constant_length_mean(
 ) -> Tensor:
     """Sum over all tokens / (total_sequences * max_completion_tokens): Dr. GRPO (arXiv:2503.20783).
 
-    A constant in place of each sequence's length, so that length and weight have nothing to do with each other.
+    A constant instead of each sequence's length, so that weights do not depend on lengths.
 
     Args:
         terms, mask, total_sequences: as `sequence_mean_token_mean`.
@@ -92,8 +92,8 @@ def constant_length_mean(
 
 
 def aggregated_sum(aggregation: str, terms: Tensor, mask: Tensor | None) -> Tensor:
-    """The numerator of the aggregation of that name, for an update whose totals are known only at its end: sums of
-    micro-batches, added up and divided by the sum of their `aggregation_divisor`, are the aggregation of the batch.
+    """The numerator of the named aggregation, for an update whose totals are only known at its end: sums of
+    micro-batches, added up and divided by the sum of their `aggregation_divisor`, equal the aggregation of the batch.
 
     Args, raises: as `sequence_mean_token_mean`.
 
@@ -107,8 +107,8 @@ def aggregated_sum(aggregation: str, terms: Tensor, mask: Tensor | None) -> Tens
 
 
 def aggregation_divisor(aggregation: str, mask: Tensor, *, max_completion_tokens: int) -> float:
-    """The denominator that belongs to `aggregated_sum`: tokens, sequences, sequences * max_completion_tokens, or 0 for
-    `token_sum`, which has none: divide by `aggregation_divisor or 1`.
+    """The denominator for `aggregated_sum`: tokens, sequences, sequences * max_completion_tokens, or 0 for `token_sum`,
+    which has none: divide by `aggregation_divisor or 1`.
 
     Args: mask: as `count_tokens_and_sequences`. max_completion_tokens: as `constant_length_mean`.
     """
@@ -119,7 +119,7 @@ def aggregation_divisor(aggregation: str, mask: Tensor, *, max_completion_tokens
 
 
 def count_tokens_and_sequences(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """What a micro-batch adds to the totals of its update.
+    """A micro-batch's contribution to the totals of its update.
 
     Args:
         mask: [B, T], bool or 0/1.
@@ -161,7 +161,7 @@ def _total_sequences(total: int | float | Tensor, inside: Tensor) -> float:
 
 
 def _total(name: str, total: int | float | Tensor, num_here: Tensor, what: str) -> float:
-    """The divisor; 1 in place of 0 for an update without a single term, whose loss is 0."""
+    """The divisor; 1 instead of 0 for an update without any term, whose loss is 0."""
     if isinstance(total, Tensor) and total.numel() != 1:
         raise ShapeError(f"{name} has shape {list(total.shape)}; expected one number")
     number = float(total)

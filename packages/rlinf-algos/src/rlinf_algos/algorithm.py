@@ -1,10 +1,10 @@
-"""An algorithm as plain data: which advantage, which policy loss, and the numbers that go with them.
+"""An algorithm as plain data: its advantage, its policy loss, and their numbers.
 
     Algorithm(advantage="grpo", policy_loss="ppo_clip", clip_low=0.2, clip_high=0.28, aggregation="token_mean", ...)
 
-`preset("dapo")` gives one that is known by name, `preset("dapo", clip_high=0.3)` with a change. A field that the chosen
-parts do not use is None; to give it another value is an error, so that no number in a recipe is without effect. Needs
-no torch, so that configs can be checked on any machine; `Parts` has the functions.
+`preset("dapo")` returns a named one, `preset("dapo", clip_high=0.3)` one with a change. A field that the chosen
+components do not use is None; setting it is an error, so that no number in a recipe is without effect. Needs no torch,
+so that configs can be checked on any machine; `Parts` has the functions.
 """
 
 import math
@@ -48,7 +48,7 @@ Option = bool | int | float | str | None
 
 
 class AlgorithmError(AlgosError):
-    """Fields of an algorithm that are wrong or do not go together."""
+    """Fields of an algorithm that are invalid or incompatible."""
 
     def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
         self.problems = problems

@@ -1,7 +1,7 @@
-"""Checks of inputs: finite numbers, equal shapes, masks of zeros and ones.
+"""Validates inputs: finite numbers, equal shapes, masks of zeros and ones.
 
-A NaN in one advantage turns a whole model into NaN, and a [N, 1] that broadcasts against an [N] trains on the wrong
-numbers without a word. Both stop here, with the tensor's name and the place.
+A NaN in one advantage turns a whole model into NaN, and a [N, 1] that broadcasts against an [N] silently trains on
+wrong numbers. Both raise here, with the tensor's name and the place.
 """
 
 import math
@@ -82,8 +82,8 @@ def masked(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
 
 
 def _is_sum_finite(tensor: Tensor) -> bool:
-    """False where an element is not finite: nothing added to NaN or infinity is finite again. One pass that writes
-    nothing; a sum of finite numbers that overflows also gives False, so that False means: look closer."""
+    """False if an element is not finite: a sum with NaN or infinity is never finite. One pass without writes; a sum of
+    finite numbers that overflows also gives False, so False means that a closer check is needed."""
     return math.isfinite(tensor.sum().item())
 
 

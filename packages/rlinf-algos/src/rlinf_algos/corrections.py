@@ -1,7 +1,7 @@
-"""Corrections for the gap between the engine that sampled and the actor that trains.
+"""Corrections for the log-prob mismatch between the engine that sampled and the actor that trains.
 
 An engine with other kernels, another precision or older weights samples from another distribution than the actor
-believes. With `r = exp(proximal_logprobs - rollout_logprobs)`, actor over engine, a constant:
+computes. With `r = exp(proximal_logprobs - rollout_logprobs)`, actor over engine, a constant:
 
     truncated (TIS)   weights min(r, cap)                   F. Yao et al., "Your Efficient RL Framework Secretly Brings
                                                             You Off-Policy RL Training" (2025)
@@ -11,13 +11,12 @@ believes. With `r = exp(proximal_logprobs - rollout_logprobs)`, actor over engin
     rejection         out where a divergence exceeds a      verl's `rollout_rs`
                       limit, the rest with the weight 1
 
-TIS and MIS are at the level of a token, of a sequence (the product of its ratios: unbiased, of large variance) or of
-its geometric mean (the exponential of the mean log-ratio: comparable between lengths). Multiply the weights into
-`loss_terms`.
-Whether what was rejected counts in the divisor is the caller's choice: totals of `Correction.loss_mask` as in verl, or
-of the mask given, as IcePop has it. Both are right with the weights, which are 0 there.
+TIS and MIS work per token, per sequence (the product of its ratios: unbiased, with large variance) or on its geometric
+mean (the exponential of the mean log-ratio: comparable between lengths). Multiply the weights into `loss_terms`.
+Whether rejected tokens count in the divisor is the caller's choice: totals of `Correction.loss_mask` as in verl, or of
+the original mask, as in IcePop. Both are consistent with the weights, which are 0 there.
 
-Two corrections go together: reject completions, and truncate the weights of the tokens that are left (verl's
+Two corrections can be combined: reject completions, and truncate the weights of the remaining tokens (verl's
 `rollout_rs` and `rollout_is`): each decides about whole completions, and the weights are multiplied.
 
 Departs from verl: decisions are made on logarithms, so nothing needs a clamp to [-20, 20].
@@ -42,7 +41,7 @@ Level: TypeAlias = Literal["token", "sequence", "geometric"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """Constants for the loss, and what to log about them.
+    """Weights and masks for the loss (constants), and statistics to log.
 
     Fractions and means are over the tokens inside the mask that was given; over micro-batches, weigh by `num_terms`.
     """
@@ -180,10 +179,10 @@ def off_policy_sequence_mask(
     *,
     threshold: float,
 ) -> Tensor:
-    """The mask without the tokens of a negative advantage in sequences that have drifted from the policy that sampled
-    them: the mean of `rollout_logprobs - policy_logprobs` over the sequence exceeds the threshold (DeepSeek-V3.2,
-    arXiv:2512.02556, eq. 9). What is pushed down and is unlikely already teaches little and can upset much; sequences
-    of a positive advantage stay.
+    """The mask without tokens of negative advantage in sequences that have drifted from the policy that sampled them:
+    those whose mean of `rollout_logprobs - policy_logprobs` exceeds the threshold (DeepSeek-V3.2, arXiv:2512.02556, eq.
+    9). Pushing down tokens that are already unlikely teaches little and can destabilise training; sequences of positive
+    advantage stay.
 
     Args:
         policy_logprobs: [B, T], nats, of the policy in training; a constant here.

@@ -1,4 +1,4 @@
-"""What DAPO (arXiv:2503.14476) adds around the loss: which groups have a signal, what to do with overlong completions.
+"""DAPO (arXiv:2503.14476) outside of the loss: which groups have a learning signal, and overlong completions.
 
 The rest of DAPO is elsewhere: clip-higher in `ppo_clip_loss(clip_high=0.28)`, the token-level mean in `token_mean`.
 """
@@ -30,8 +30,8 @@ def has_signal(rewards: Tensor) -> Tensor:
 
 @torch.no_grad()
 def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int, penalty: float = 1.0) -> Tensor:
-    """What to add to the reward of a completion for its length (eq. 13): 0 up to `max_tokens - buffer_tokens`, then
-    falling in a straight line to -penalty at max_tokens, and -penalty beyond.
+    """The reward penalty for a completion's length (eq. 13): 0 up to `max_tokens - buffer_tokens`, then falling
+    linearly to -penalty at max_tokens, and -penalty beyond.
 
     Args:
         lengths: any shape, tokens of each completion, at least 0.
@@ -56,8 +56,8 @@ def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int, pe
 
 @torch.no_grad()
 def overlong_filter(loss_mask: Tensor, truncated: Tensor) -> Tensor:
-    """The mask without the completions that were cut at the length limit (section 3.4): a cut says nothing about
-    whether the reasoning was sound. They still count in their group's baseline unless they are masked there too.
+    """The mask without completions that were truncated at the length limit (section 3.4): truncation says nothing about
+    the quality of the reasoning. They still count in their group's baseline unless they are masked there too.
 
     Args:
         loss_mask: [B, T], bool or 0/1.

@@ -29,9 +29,9 @@ def entropy_bonus(entropies: Tensor, mask: Tensor | None = None, *, coef: float)
 def adapted_entropy_coef(
     entropy_coef: float, measured_entropy: float, *, target: float, step: float = 0.005, most: float = 1.0
 ) -> float:
-    """The next weight of the bonus, which holds the entropy above a target: `step` more where the entropy is at most
-    the target, `step` less where it is above, between 0 and `most` (Skywork-OR1, arXiv:2505.22312, section 4; the
-    defaults are those of TRL's `use_adaptive_entropy`).
+    """The next weight of the bonus, which keeps the entropy above a target: `step` more if the entropy is at most the
+    target, `step` less if it is above, between 0 and `most` (Skywork-OR1, arXiv:2505.22312, section 4; the defaults are
+    those of TRL's `use_adaptive_entropy`).
 
     The bonus applies only where the entropy is at most the target. The coefficient and the last entropy are the only
     state: keep them in the checkpoint.

@@ -1,4 +1,4 @@
-"""Scores of sampled answers: avg@k, pass@k, maj@k, and how sure they are.
+"""Scores of sampled answers: avg@k, pass@k, maj@k, and their confidence intervals.
 
 One problem is sampled n times. From the n verdicts and answers come three estimates for k <= n, each a number per
 problem; their mean over the problems is what a table shows:
@@ -10,9 +10,9 @@ maj@k   the probability that the answer most often given by k samples is right (
         subsets of size k. Where several answers share the first place each wins with the same probability.
 
 Details that differ between programs: a sample without an answer casts no vote, and k samples without any answer are
-wrong; all samples that the checker called right vote for one answer, however they write it. Samples of one problem are
-not independent, so the standard error is taken over problems, which is the clustered one (arXiv:2411.00640, equations
-1 and 4: with as many samples for each problem both are the same).
+wrong; all samples that the checker judged right vote for one answer, however they write it. Samples of one problem are
+not independent, so the standard error is computed over problems, which is the clustered one (arXiv:2411.00640,
+equations 1 and 4: with equally many samples per problem both are the same).
 """
 
 import math

@@ -1,11 +1,11 @@
-"""Log-probabilities and entropies of tokens from hidden states and a language model's head, without the logits.
+"""Log-probabilities and entropies of tokens from hidden states and a language model's head, without full logits.
 
 8,192 tokens over a vocabulary of 151,936 have 4.6 GiB of float32 logits, of which the plain formula holds several
-copies. Here a tile of tokens and columns of the vocabulary is the most that exists. The forward pass keeps a running
-maximum and running sums for each token (online softmax: Milakov and Gimelshein, arXiv:1805.02867); the backward pass
-computes each tile again, turns it into its gradient, and adds that to the gradients of the hidden states and of the
-head. That costs a fourth product of matrices where the plain formula has three; tiles within `kept_bytes` are kept
-instead. `rlinf_algos.logprobs` starts from logits.
+copies. Here at most one tile of tokens and vocabulary columns exists at a time. The forward pass keeps a running
+maximum and running sums per token (online softmax: Milakov and Gimelshein, arXiv:1805.02867); the backward pass
+recomputes each tile, turns it into its gradient, and adds that to the gradients of the hidden states and of the head.
+That costs a fourth matrix product where the plain formula has three; tiles within `kept_bytes` are kept instead.
+`rlinf_algos.logprobs` starts from logits.
 
 Products have the dtype of the hidden states, as the head itself has; everything else is float32 (float64 for float64).
 """

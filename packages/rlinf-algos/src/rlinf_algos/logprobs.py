@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of tokens, from logits of any precision, without a second copy of them.
 
-A vocabulary of 151,936 makes the float32 log-softmax of 8 x 4,096 tokens 18.5 GiB. Here both passes walk over the rows
-in chunks: the forward one keeps one number a row (the logsumexp), the backward one recomputes a chunk's softmax and
+A vocabulary of 151,936 makes the float32 log-softmax of 8 x 4,096 tokens 18.5 GiB. Here both passes process the rows in
+chunks: the forward pass keeps one number per row (the logsumexp), the backward pass recomputes a chunk's softmax and
 writes it into the gradient, which has the dtype of the logits. All arithmetic is float32 (float64 for float64 logits).
 
 Logits of -inf (a banned token) are fine; a chosen token must not have one.
@@ -18,7 +18,7 @@ from rlinf_algos.checks import as_mask
 from rlinf_algos.errors import AlgosError, NonFiniteError, ShapeError
 
 LEAST_LOGPROB = -1e4
-"""Stands for the logarithm of a probability that is 0 in every dtype: a -inf times 0 would be NaN, and p log p is 0."""
+"""Stands for the logarithm of probability 0 in every dtype: -inf times 0 would be NaN, while p log p is 0."""
 
 _CPU_CHUNK_ELEMENTS = 1 << 20
 """4 MiB of float32. Measured at V = 150,000, one core: 2^16 to 2^20 take the same time, 2^22 1.3 and 2^24 2 to 3 times

@@ -1,7 +1,7 @@
-"""Means under a mask, and the moments of a batch that many ranks hold, by which it is whitened.
+"""Masked means, and the moments of a batch distributed over ranks, for whitening.
 
-`Moments.of_parts` gives what one rank with everything would: float64, deviations from the mean (two passes), and never
-`E[x^2] - E[x]^2`, whose digits cancel.
+`Moments.of_parts` computes what one rank with the whole batch would: float64, deviations from the mean (two passes),
+never `E[x^2] - E[x]^2`, which loses digits.
 """
 
 from collections.abc import Callable, Sequence

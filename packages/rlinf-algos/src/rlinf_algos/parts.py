@@ -1,12 +1,12 @@
-"""The parts that an algorithm is made of, by name: advantages and policy losses, and what each of them takes.
+"""The components of an algorithm by name: advantages and policy losses, and the inputs of each.
 
-What a function takes is read off its signature. An advantage function names what it wants among `INPUTS`: with
+A function's inputs are read from its signature. An advantage function names the inputs it wants among `INPUTS`: with
 `loss_mask` it works on tokens, [B, T], with `terminated` or `truncated` on the steps of environments, [T, N], without
-them on groups, [P, G]; `values` asks for a critic, `parts` for a weighted reward. All further arguments are options,
-given by the fields of an `Algorithm` of that name (see `FIELD_OF_OPTION`), or by its `options`.
+them on groups, [P, G]; `values` requires a critic, `parts` a weighted reward. All further arguments are options, given
+by the fields of an `Algorithm` of that name (see `FIELD_OF_OPTION`), or by its `options`.
 
-For the parts of this package the answer stands here too, so that a config can be checked without importing torch; a
-test compares the two.
+For the components of this package the inputs are also listed here, so that a config can be checked without importing
+torch; a test compares the two.
 """
 
 import inspect
@@ -32,13 +32,13 @@ INPUTS = {
     "truncated": "[T, N] bool, it was cut off after this step",
     "state_ids": "[T, N] int64, equal where the policy acted on equal observations",
 }
-"""What an advantage function may ask for; names of its arguments."""
+"""The inputs that an advantage function may take; names of its arguments."""
 
 LOSS_INPUTS = ("policy_logprobs", "proximal_logprobs", "advantages", "loss_mask")
-"""The arguments every policy loss begins with. `rollout_logprobs` is given to those that ask for it."""
+"""The first arguments of every policy loss. `rollout_logprobs` is passed if the loss takes it."""
 
 FIELD_OF_OPTION = {"lam": "gae_lambda"}
-"""Argument of a part -> field of `Algorithm`, where the names differ."""
+"""Argument of a component -> field of `Algorithm`, if the names differ."""
 
 ADVANTAGES: Registry[Callable[..., Any]] = Registry(
     "advantage",
@@ -83,23 +83,23 @@ TOKEN_CHOICES: Registry[Callable[..., Any]] = Registry(
         "kl_cov": "rlinf_algos.policy_loss:kl_cov_choice",
     },
 )
-"""Policy losses that treat some tokens apart -> what chooses these over the batch of an optimizer step; the losses have
-an argument `chosen`."""
+"""Policy losses that treat some tokens differently -> the function that chooses these over the batch of an optimizer
+step; the losses have an argument `chosen`."""
 
 
 def register_advantage(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: makes an advantage function known as `name`. Raises AlgosError where the name is taken."""
+    """Decorator: registers an advantage function as `name`. Raises AlgosError if the name is taken."""
     return ADVANTAGES.register(name)
 
 
 def register_policy_loss(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: makes a policy loss known as `name`. Raises AlgosError where the name is taken."""
+    """Decorator: registers a policy loss as `name`. Raises AlgosError if the name is taken."""
     return POLICY_LOSSES.register(name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Takes:
-    """What a part is called with.
+    """The inputs of a component.
 
     Example: token_gae -> Takes(inputs=("rewards", "values", "loss_mask"), options={"gamma": "gamma",
         "lam": "gae_lambda"})

@@ -1,6 +1,6 @@
-"""Advantages: from rewards to what each sample, turn, step or token is worth.
+"""Advantages: from rewards to the advantage of each sample, turn, step or token.
 
-- `groups`: against the other samples of a prompt (GRPO, RLOO, OPO, pass@k), part by part of a sum (GDPO)
+- `groups`: against the other samples of a prompt (GRPO, RLOO, OPO, pass@k), per component of a weighted reward (GDPO)
 - `optimal_token`: against the other samples of a prompt, token by token (OTB)
 - `gae`: against a critic (PPO), for steps and tokens
 - `returns`: rewards to go, without a baseline

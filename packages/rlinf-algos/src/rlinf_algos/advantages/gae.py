@@ -3,7 +3,7 @@
 Legend: T time steps or tokens, N environments, B sequences. Nothing here carries gradients: advantages and returns are
 constants of the loss.
 
-Departures: termination and truncation of environments are treated apart (arXiv:1712.00378).
+Departures: termination and truncation of environments are treated separately (arXiv:1712.00378).
 """
 
 import torch
@@ -83,7 +83,8 @@ def token_gae(
     """GAE over the tokens of completions, each an episode that terminates with its last token.
 
     Positions outside the mask are skipped, wherever they are: the token before a gap (a tool's output) bootstraps from
-    the token after it, as in verl. A completion cut at the length limit counts as ended, as is usual in the field.
+    the token after it, as in verl. A completion truncated at the length limit counts as ended, as is usual in the
+    field.
 
     Args:
         rewards: [B, T], usually 0 but at the last token (and minus a KL penalty on each).

@@ -1,8 +1,8 @@
-"""Baselines made of a group: samples of one prompt, turns or steps that began in one state.
+"""Group baselines: samples of one prompt, turns or steps that began in one state.
 
-Every function takes rewards [P, G], one row for each group, and gives its result in the same shape. `grpo_advantages`
-also takes groups of different sizes, by `group_ids` (steps that share a state), and a mask. A group must be whole on
-the rank that calls. Arithmetic is float64, of a handful of numbers; results are at least float32 and carry no gradient.
+Every function takes rewards [P, G], one row per group, and returns the same shape. `grpo_advantages` also takes groups
+of different sizes, by `group_ids` (steps that share a state), and a mask. A group must be complete on the calling rank.
+Arithmetic is float64, on a handful of numbers; results are at least float32 and carry no gradient.
 
 Everywhere here, a group without any difference in rewards, and so a lone sample, gets advantages of exactly 0: never
 rounding noise divided by epsilon, and never its raw reward, as in verl.
@@ -68,12 +68,12 @@ def rloo_advantages(rewards: Tensor) -> Tensor:
 
 @torch.no_grad()
 def opo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
-    """`reward - sum(lengths * rewards) / sum(lengths)` over the group: the baseline of least variance where the
-    square of a gradient grows with the length (OPO, arXiv:2505.23585).
+    """`reward - sum(lengths * rewards) / sum(lengths)` over the group: the minimum-variance baseline if the squared
+    gradient norm grows with the length (OPO, arXiv:2505.23585).
 
     Args:
         rewards: [P, G].
-        lengths: [P, G], tokens of each completion, at least 0; a group of nothing but 0 weighs alike.
+        lengths: [P, G], tokens of each completion, at least 0; if all lengths of a group are 0, they weigh equally.
 
     Returns and raises: as `grpo_advantages`. AlgosError: a negative length.
     """
@@ -83,15 +83,16 @@ def opo_advantages(rewards: Tensor, lengths: Tensor) -> Tensor:
         raise AlgosError(f"lengths holds {float(lengths.min()):g}; a completion has at least 0 tokens")
     groups = Groups.of(rewards)
     deviations, weights = groups.deviations(), lengths.flatten().double()
-    # The baseline less the mean: digits survive a large common part, and lengths of nothing but 0 leave the mean.
+    # Subtracting the mean first preserves digits under a large common offset; if all lengths are 0, the mean remains.
     baseline = groups.sum(weights * deviations) / groups.sum(weights).clamp(min=torch.finfo(weights.dtype).tiny)
     return groups.restore((deviations - baseline[groups.index]).masked_fill(groups.is_constant[groups.index], 0.0))
 
 
 @torch.no_grad()
 def pass_at_k_advantages(rewards: Tensor, *, normalize_std: bool = True, epsilon: float = 1e-4) -> Tensor:
-    """The best of a group gets what it is better than the second best, all others 0: the gradient of the group's
-    largest reward, which is pass@k for k samples a group (arXiv:2503.19595, section 3), with a leave-one-out baseline.
+    """The best sample of a group gets its margin over the second best, all others 0: the gradient of the group's
+    largest reward, which is pass@k for k samples per group (arXiv:2503.19595, section 3), with a leave-one-out
+    baseline.
 
     `A = (largest - second) / (std + epsilon)`. Two samples with the largest reward leave nothing to learn.
 
@@ -115,18 +116,18 @@ def pass_at_k_advantages(rewards: Tensor, *, normalize_std: bool = True, epsilon
 
 @torch.no_grad()
 def gdpo_advantages(parts: Tensor, part_weights: Tensor, *, epsilon: float = 1e-4) -> Tensor:
-    """`sum over k of part_weights[k] * grpo(parts[..., k])`: each part of the reward is brought to one scale within its
-    group before they are added, so that none drowns in the spread of another (GDPO, arXiv:2601.05242).
+    """`sum over k of part_weights[k] * grpo(parts[..., k])`: each component of the reward is normalised within its
+    group before they are added, so that none is dominated by another's spread (GDPO, arXiv:2601.05242).
 
-    The paper normalises the sums once more over the batch, which is the caller's: `normalize_advantages`.
+    The paper normalises the sums once more over the batch, which is left to the caller: `normalize_advantages`.
 
     Args:
-        parts: [P, G, K], K parts of the reward of each completion; a row of P is a group.
+        parts: [P, G, K], K components of the reward of each completion; a row of P is a group.
         part_weights: [K], any sign.
         epsilon: as for `grpo_advantages`.
 
     Returns:
-        [P, G], at least float32. A part that is equal within a group adds exactly 0 to it.
+        [P, G], at least float32. A component that is equal within a group adds exactly 0 to it.
 
     Raises: as `grpo_advantages`; ShapeError: parts is not [P, G, K], or part_weights not [K].
     """
@@ -142,7 +143,7 @@ def gdpo_advantages(parts: Tensor, part_weights: Tensor, *, epsilon: float = 1e-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Groups:
-    """The elements inside a mask, and which group each belongs to; n elements, S groups.
+    """The elements inside a mask, with the index of their group; n elements, S groups.
 
     Example: rewards [1, 2, 3] with group_ids [7, 4, 7]: values = [1, 2, 3], index = [1, 0, 1], sizes = [1, 2]
     """

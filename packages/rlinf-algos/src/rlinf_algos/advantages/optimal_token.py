@@ -1,18 +1,18 @@
-"""The optimal token baseline (OTB, arXiv:2602.07078): a baseline for each place of a completion, from its group.
+"""The optimal token baseline (OTB, arXiv:2602.07078): a baseline per token position, from the group of the completion.
 
-The variance of a policy gradient is least where the rewards still to come are compared with their mean weighted by the
-squared norm of the gradient up to there. The paper puts in place of that norm what one forward pass knows, the norm of
-the gradient for the logits: `|d log p / d logits|^2 = 1 - 2 p + sum of p^2 over the vocabulary`. With R the rewards
-still to come and W the sum of these norms from the first token on,
+The variance of a policy gradient is minimal if the rewards to go are compared with their mean weighted by the squared
+norm of the gradient up to there. The paper replaces that norm by one that a forward pass can compute, the norm of the
+gradient with respect to the logits: `|d log p / d logits|^2 = 1 - 2 p + sum of p^2 over the vocabulary`. With R the
+rewards to go and W the cumulative sum of these norms,
 
     A[i, t] = R[i, t] - sum over j of W[j, t] R[j, t] / sum over j of W[j, t]
 
 over the completions j of the group that have a t-th token. Beyond the second longest completion there is nothing to
 compare with, and the baseline is 0.
 
-Places count tokens inside the mask, so that what a tool wrote between them takes none: verl's
-`tir_optimal_token_baseline`, and its `optimal_token_baseline` where completions have no gaps. Departs from it where a
-group's rewards do not differ, a lone completion included: advantages are exactly 0.
+Positions count tokens inside the mask, so tool output between them is skipped: this is verl's
+`tir_optimal_token_baseline`, and its `optimal_token_baseline` if completions have no gaps. Departs from it if a group's
+rewards do not differ, including a lone completion: advantages are then exactly 0.
 """
 
 import torch

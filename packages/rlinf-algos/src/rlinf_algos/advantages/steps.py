@@ -17,8 +17,8 @@ from rlinf_algos.errors import ShapeError
 
 @torch.no_grad()
 def first_episode_mask(terminated: Tensor, truncated: Tensor) -> Tensor:
-    """[T, N] bool: True up to and including the step at which an environment's first episode ended; all True where none
-    did. What follows an automatic reset is another episode, and no part of this one's group.
+    """[T, N] bool: True up to and including the step at which an environment's first episode ended; all True if none
+    ended. After an automatic reset another episode begins, which does not belong to this group.
 
     Args:
         terminated, truncated: [T, N], bool or 0/1.
@@ -39,7 +39,7 @@ def step_group_advantages(
     normalize_std: bool = True,
     epsilon: float = 1e-4,
 ) -> Tensor:
-    """The discounted rewards still to come, against those of the other environments at the same step: one group of
+    """The discounted rewards to go, against those of the other environments at the same step: one group of
     environments, whose first episodes began in the same state.
 
     Args:

@@ -1,4 +1,4 @@
-"""Flow matching policies (the pi0 family): what reinforcement learning and supervised training need of them.
+"""Flow matching policies (the pi0 family): sampling, log-probabilities and supervised losses.
 
 A network predicts velocities, and everything here is a function of its predictions. The time t runs as in pi0's code
 and in Flow-GRPO, from 1, normal noise, to 0, the actions: `state = t * noise + (1 - t) * actions`, and the velocity is

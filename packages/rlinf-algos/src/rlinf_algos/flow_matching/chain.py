@@ -1,11 +1,12 @@
-"""Denoising chains: sampling actions, and the log-probabilities of what was sampled.
+"""Denoising chains: sampling actions, and their log-probabilities.
 
-With `indices` (one noisy step a sample, pi_RL's mixture of ODE and SDE) the log-probability is that of this step, and
-one evaluation of the network gives it again. Without, every step is noisy and theirs add up; the density of the first
-state is the same for every policy and left out. RLinf instead averages over the steps, the first state among them.
+With `indices` (one noisy step per sample, pi_RL's mixture of ODE and SDE) the log-probability is that of this step, and
+one evaluation of the network recomputes it. Without, every step is noisy and their log-probabilities add up; the
+density of the first state is the same for every policy and left out. RLinf instead averages over the steps, including
+the first state.
 
-Sampling and recomputation go through the same operations on tensors of the same shape: with the same weights and batch
-they agree to the bit.
+Sampling and recomputation use the same operations on tensors of the same shape: with the same weights and batch they
+agree bitwise.
 """
 
 from collections.abc import Callable
@@ -42,7 +43,7 @@ Predict = Callable[[Tensor, Tensor], FlowPrediction]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlowChain:
-    """What sampling leaves for the update."""
+    """The outputs of sampling that the update needs."""
 
     states: Tensor
     """[K + 1, B, ...], from noise to actions."""

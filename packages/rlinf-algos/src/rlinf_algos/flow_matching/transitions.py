@@ -1,6 +1,6 @@
 """One denoising step as a normal distribution over the next state.
 
-The ODE `d state = v dt` has no density to take a gradient of. Two ways to give it one:
+The ODE `d state = v dt` has no density, and so no policy gradient. Two ways to give it one:
 
 **Flow-SDE** (Flow-GRPO, arXiv:2505.05470, "ODE to SDE"): a stochastic process with the same marginals at every time,
 
