@@ -154,7 +154,7 @@ def test_the_resolved_config_is_read_back_as_it_was(tmp_path):
             "--reference.sync_weight 0.5 --algorithm.kl_coef 0.1",
             "reference.sync_weight=0.5 is not used: it belongs to reference.sync_every, which is null",
         ),
-        ("--run.wandb.project=", "run.wandb.project"),
+        ("--run.wandb.mode=offlin", "run.loggers.wandb.mode='offlin'; allowed: 'online' or 'offline'"),
         ("--algorithm.advantage no_such:thing", "cannot be imported: No module named 'no_such'"),
     ],
 )

@@ -676,7 +676,7 @@ MISTAKES = [
         says="--output=file: cannot write there: File exists",
         files={"file": "x"},
     ),
-    Mistake(line="train sort-grpo --run.wandb.project rl", says="run.wandb.project=rl: wandb is not installed"),
+    Mistake(line="train sort-grpo --run.wandb.project rl", says="run.loggers.wandb: wandb is not installed"),
     Mistake(line="publish", says="'publish' is no command\nhint: commands: train, eval, play, export"),
     Mistake(line="train sort-grpo --seed -1", says="--seed=-1; allowed: 0 or more"),
     Mistake(

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from rlinf.config.common import RunConfig
 from rlinf.errors import UserError
+from rlinf.log_writers.delivery import LogWriters
 from rlinf.run_folder import RunFolder, TraceEvent, read_events, read_rows
 from rlinf.run_folder.checksums import damage
 from rlinf.run_folder.lock import FolderLock, check_empty, check_free
@@ -417,10 +419,15 @@ def test_resume_records_the_session_and_may_replace_the_config(tmp_path: Path) -
 def test_tensorboard_shows_each_step_once_and_the_checkpoint_s_evaluation(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    loggers = RunConfig(num_steps=7).loggers
     folder = create(tmp_path / "run")
+    folder.log_to(LogWriters.begin(loggers, folder.logged_run({})))
     train(folder, 0, 5)
     folder.close()
     resumed = resume(folder.path)
+    resumed.log_to(LogWriters.begin(loggers, resumed.logged_run({})))
+    train(resumed, 3, 5)
+    resumed.begin_again("a worker died")
     train(resumed, 3, 7)
     resumed.close()
     events = EventAccumulator(str(folder.path / "tensorboard"))

@@ -158,21 +158,14 @@ EVALUATION = (
         """,
     ),
 )
-"""The metrics in evaluations.jsonl; TensorBoard and W&B show them under `evaluation/`."""
+"""The metrics in evaluations.jsonl; log writers show them under `evaluation/`."""
 
 
-WANDB = (
-    "## W&B",
+LOGGERS = (
+    "## Log writers",
     "",
-    "`pip install 'rlinf[wandb]'`, then `--run.wandb.project NAME`, or in the recipe:",
-    "",
-    "```yaml",
-    "run:",
-    "  wandb: {project: my-project, entity: my-team, mode: offline} # entity and mode may be left out",
-    "```",
-    "",
-    "Without `mode` it is what `WANDB_MODE` says. Evaluations are under `evaluation/`, and the axis is `step`. A",
-    "resumed run goes on in the same W&B run.",
+    "TensorBoard, W&B, MLflow, SwanLab and trackio get these metrics under the same names, those of evaluations with",
+    "`evaluation/` before them. [loggers.md](loggers.md) explains `run.loggers`.",
 )
 
 
@@ -189,9 +182,9 @@ def page() -> str:
         "# Metrics",
         "",
         "A run writes a row a training step to `metrics.jsonl` and a row an evaluation to `evaluations.jsonl`. The",
-        "same numbers go to TensorBoard (`tensorboard/`) and, with `run.wandb`, to W&B; `rlinf report` draws them.",
-        "Means are over all items of a step, whoever computed them, so they do not depend on the plan; times do. A",
-        "metric that an algorithm does not have is left out.",
+        "same numbers go to TensorBoard (`tensorboard/`) and to other [log writers](loggers.md); `rlinf report` draws",
+        "them. Means are over all items of a step, whoever computed them, so they do not depend on the plan; times do.",
+        "A metric that an algorithm does not have is left out.",
     ]
     for title, metrics in (("Training steps", TRAINING), ("Evaluations", EVALUATION)):
         parts += ["", f"## {title}"]
@@ -200,7 +193,7 @@ def page() -> str:
             if rows:
                 parts += ["", f"**{heading}**", "", "| metric | unit | what it says |", "|---|---|---|"]
                 parts += [f"| `{metric.name}` | {metric.unit} | {metric.meaning} |" for metric in rows]
-    parts += ["", *WANDB]
+    parts += ["", *LOGGERS]
     return "\n".join([*parts, "", "This page is made by `python -m rlinf.glossary`.", ""])
 
 

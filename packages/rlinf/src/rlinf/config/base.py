@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import Self
 
@@ -95,6 +95,15 @@ DataPath = Annotated[
 
 Seed = Annotated[int, Field(ge=0, le=2**23 - 1)]
 """Below 2**23, so that seed, step and rank fit together into the 64 bits of a generator's seed."""
+
+
+def _strings(value: Any) -> Any:
+    """Turns a single string into a tuple: `</answer>` means `[</answer>]`."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Strings = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_strings)]
+"""Texts; a single one may stand without brackets."""
 
 
 def neighbours(value: int, step: int) -> str:

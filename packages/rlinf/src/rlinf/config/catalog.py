@@ -6,6 +6,7 @@ import difflib
 import importlib.resources
 from pathlib import Path
 
+from rlinf.config.loggers import with_sections
 from rlinf.config.renamed import renamed_tree
 from rlinf.config.yaml_source import Tree, merge, parse_file, read_file
 from rlinf.errors import UserError
@@ -75,7 +76,7 @@ def _read(name: str, folder: Path, named_by: str, above: tuple[str, ...]) -> Tre
     place = tree.places.pop(("extends",))
     if not isinstance(base, str):
         raise UserError(f"{place}: extends={base!r} must be the name or the path of one recipe")
-    return merge(_read(base, own_folder, f"{place}: ", (*above, identity)), tree)
+    return merge(with_sections(_read(base, own_folder, f"{place}: ", (*above, identity))), tree)
 
 
 def _unknown(name: str, path: Path, named_by: str, shipped: list[str]) -> UserError:

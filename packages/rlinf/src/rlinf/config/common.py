@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
-from rlinf.config.base import Conflict, InputPath, Section, Seed
+from rlinf.config.base import Conflict, InputPath, Section, Seed, Strings
+from rlinf.config.loggers import Loggers
 from rlinf.plugin_checks import spec_of
 from rlinf_algos import did_you_mean
 from rlinf_workers.plugins import LAUNCHERS, TRAINERS
@@ -25,14 +26,6 @@ STOP = (
     "A completion ends, as with an end token, with the token that completes one of these strings. The string stays in "
     "the text."
 )
-
-
-def _strings(value: Any) -> Any:
-    """Turns a single string into a tuple: `</answer>` means `[</answer>]`."""
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
-
-
-Strings = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_strings)]
 
 VENVS = (
     "Role -> venv of its workers: a name created by rlinf venv create, or the path of an interpreter, with a slash in "
@@ -192,18 +185,6 @@ class PlanConfig(Section):
     )
 
 
-class WandbConfig(Section):
-    """Project and name of the run on W&B."""
-
-    project: str = Field(min_length=1, description="Name of the project.")
-    entity: str | None = Field(default=None, min_length=1, description="User or team; null: the user who is logged in.")
-    name: str | None = Field(default=None, min_length=1, description="Name of the run; null: the name of its folder.")
-    mode: Literal["online", "offline"] | None = Field(
-        default=None,
-        description="offline writes to the run folder, for `wandb sync`; null: the env var WANDB_MODE decides.",
-    )
-
-
 class RunConfig(Section):
     """Length of the run, evaluations, checkpoints, logs and failures."""
 
@@ -227,7 +208,9 @@ class RunConfig(Section):
         default=16, ge=1, description="Size limit of trace.json; beyond it, only the first and the last steps are kept."
     )
     num_samples_logged: int = Field(
-        default=4, ge=0, description="Prompts of each step whose first completion is written to samples.jsonl."
+        default=4,
+        ge=0,
+        description="Prompts of each step whose completions, with rewards, are written to samples.jsonl.",
     )
     worker_timeout_s: float = Field(
         default=60.0,
@@ -251,8 +234,11 @@ class RunConfig(Section):
         ge=1,
         description="Give up after this many restarts without progress; used with on_failure: restart.",
     )
-    wandb: WandbConfig | None = Field(
-        default=None, description="Send metrics to W&B too (needs rlinf[wandb]); null: TensorBoard only."
+    loggers: Loggers = Field(
+        default=Loggers(),
+        description="What gets the metrics beside the run's folder: tensorboard, wandb, mlflow, swanlab, trackio, or "
+        "package.module:Class of a custom log writer. A list names all of them; a section adds to TensorBoard "
+        "(docs/loggers.md).",
     )
     stop_at_score: float | None = Field(
         default=None,

@@ -12,6 +12,7 @@ from types import NoneType
 from typing import Any
 
 from rlinf.config.annotations import annotation_at, is_list, is_list_of_text, is_text, leaves
+from rlinf.config.loggers import KEY as LOGGERS, as_sections, with_sections
 from rlinf.config.renamed import renamed_overrides
 from rlinf.config.yaml_source import KINDS, Tree, describe, forget, is_unicode, parse_value, start_afresh
 from rlinf.errors import UserError
@@ -157,6 +158,7 @@ def apply_overrides(tree: Tree, overrides: Sequence[Override], model: Any) -> Tr
 
     Raises: UserError, see `Override.value`; and if a key is set under both its old and its new name.
     """
+    tree = with_sections(tree)
     values, places = copy.deepcopy(tree.values), dict(tree.places)
     overrides, notes = renamed_overrides(overrides)
     for override in sorted(overrides, key=lambda override: override.key not in KINDS):
@@ -172,6 +174,6 @@ def apply_overrides(tree: Tree, overrides: Sequence[Override], model: Any) -> Tr
                 places[override.key[:depth]] = override.flag
             section = section[parent]
         forget(places, override.key)
-        section[name] = value
+        section[name] = as_sections(value) if override.key == LOGGERS else value
         places[override.key] = override.flag
     return Tree(values=values, places=places, notes=(*tree.notes, *notes))

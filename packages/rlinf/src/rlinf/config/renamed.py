@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rlinf.config.loggers import as_sections
 from rlinf.config.yaml_source import Key, Tree
 from rlinf.errors import UserError
 
@@ -24,6 +25,7 @@ RENAMED = {
     "environments": "venvs",
     "task.prompt_field": "task.columns.prompt",
     "task.answer_field": "task.columns.answer",
+    "run.wandb": "run.loggers.wandb",
 }
 """Old dotted key -> new key; the key of a section renames all keys below it."""
 ABSENT = object()
@@ -111,6 +113,8 @@ def _put(values: Mapping[str, Any], key: Key, value: Any) -> dict[str, Any]:
     """Returns a copy with the value set at the key."""
     first, *rest = key
     below = values.get(str(first))
+    if isinstance(below, list):
+        below = as_sections(below)  # run.loggers
     copy = dict(values)
     copy[str(first)] = _put(below if isinstance(below, Mapping) else {}, tuple(rest), value) if rest else value
     return copy

@@ -53,13 +53,13 @@ def run(job: Job, folder: RunFolder) -> str:
     Raises: RunFailed when a worker raises, or dies and the run is not to go on.
     """
     from rlinf.errors import ProcessesLost, RunFailed, UserError
+    from rlinf.log_writers.delivery import LogWriters
     from rlinf.loop.restarts import Restarts
     from rlinf.loop.training_loop import TrainingLoop
     from rlinf.run_folder.fingerprints import changed_inputs
-    from rlinf.run_folder.wandb_sink import WandbSink
 
-    if job.config.run.wandb is not None:
-        folder.add_sink(WandbSink(job.config.run.wandb, folder.path, job.config.model_dump(mode="json")))
+    run_config = job.config.model_dump(mode="json")
+    folder.log_to(LogWriters.begin(job.config.run.loggers, folder.logged_run(run_config)))
     restarts = Restarts(job.config.run)
     failure: ProcessesLost | None = None
     while True:

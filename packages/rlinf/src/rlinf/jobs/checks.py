@@ -20,6 +20,9 @@ from rlinf.errors import UserError
 from rlinf.hub import hub_name
 from rlinf.jobs.spec import job_spec
 from rlinf.tasks.row_files import matching
+from rlinf.log_writers.base import LogWriter
+from rlinf.log_writers.plugins import LOG_WRITERS
+from rlinf.plugin_checks import named_class, spec_of
 from rlinf.venvs import python_of
 from rlinf_algos import AlgosError, Registry
 from rlinf_workers.plugins import ENGINES, LAUNCHERS, POLICIES, WEIGHT_SYNCS
@@ -57,11 +60,12 @@ def files(config: JobConfig) -> None:
     job_spec(config).check_references(config)
 
 
-def wandb(config: JobConfig) -> None:
-    """W&B is installed and the user is logged in."""
-    from rlinf.run_folder.wandb_sink import check_wandb
-
-    check_wandb(config.run.wandb)
+def loggers(config: JobConfig) -> None:
+    """The log writers' packages are installed, their servers answer, and the user is logged in."""
+    for name, options in config.run.loggers.chosen.items():
+        if ":" in name:
+            named_class(LOG_WRITERS, name, options, at=f"run.loggers.{name}", options_at="its options", base=LogWriter)
+        spec_of(LOG_WRITERS, name, at="run.loggers").check(options)
 
 
 def processes(config: JobConfig) -> None:
@@ -105,7 +109,7 @@ CHECKS: tuple[tuple[Subject, Callable[..., Sequence[str] | None]], ...] = (
     ("config", address_space),
     ("config", names),
     ("config", files),
-    ("driver", wandb),
+    ("config", loggers),
     ("driver", processes),
     ("machine", placement),
     ("job", inputs),
@@ -148,6 +152,8 @@ def check_trained_references(config: TrainedConfig) -> None:
 def _names(config: JobConfig) -> Iterator[tuple[Registry[Any], str, str]]:
     """Yields (registry, name, key) for each name in a run's config."""
     yield from _cluster_names(config.cluster)
+    for name in config.run.loggers.chosen:
+        yield LOG_WRITERS, name, f"run.loggers.{name}"
     yield from job_spec(config).names(config)
 
 

@@ -31,6 +31,7 @@ class RunRecorder:
         self._folder.metrics(clock.step, metrics, time_s=clock.training_s)
         self._folder.samples(clock.step, run.shown_rows)
         self._progress.step(clock.step, run.metrics, run.duration_s, stage_s)
+        self._show_warnings()
 
     def evaluation(self, metrics: Mapping[str, float], clock: RunClock) -> float:
         """Records an evaluation and returns its score."""
@@ -38,7 +39,12 @@ class RunRecorder:
         self._progress.evaluation(clock.step, {score.name: metrics[score.name] for score in self._all_scores})
         for name in (name for name in metrics if name.startswith(f"{self._score.name}/")):
             self._progress.message(f"evaluation after step {clock.step}: {name} {metrics[name]:.2f}")
+        self._show_warnings()
         return metrics[self._score.name]
+
+    def _show_warnings(self) -> None:
+        for text in self._folder.take_warnings():
+            self._progress.warning(f"warning: {text}")
 
     def latest_score(self, clock: RunClock) -> float:
         return self._folder.last_evaluation().get(self._score.name, clock.before)
@@ -63,6 +69,7 @@ class RunRecorder:
             }
         )
         report_path = write_report(self._folder.path)
+        self._folder.send_files()
         first, last = self._folder.first_evaluation(), self._folder.last_evaluation()
         scores = [(one, first.get(one.name, math.nan), last.get(one.name, math.nan)) for one in self._all_scores]
         part = f"{self._score.name}/"

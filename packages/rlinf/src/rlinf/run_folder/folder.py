@@ -5,10 +5,11 @@
     plan_times.json    predicted and measured seconds of a step and its stages, for each plan that the run had
     metrics.jsonl      {"step", "time_s", "metrics"} a training step, steps counted from 0
     evaluations.jsonl  {"step", "time_s", "metrics"}; here `step` counts the training steps done
-    samples.jsonl      {"step", ...} a shown completion
+    samples.jsonl      {"step", "prompt_index", "sample", "completion", "reward", ...} a completion of a shown group
     videos/step-000100.mp4   episodes of the evaluation after 100 training steps
-    trace.json  tensorboard/  logs/  checkpoints/step-000100/  result.json  report.html
+    trace.json  logs/  checkpoints/step-000100/  result.json  report.html
     waits.json         what each process waits for, about once a second; explain-step-12.txt (loop/watch.py)
+    tensorboard/       and what else the log writers of `run.loggers` keep here
     .lock              the process that writes here
 
 A resumed run continues as if it had not stopped: everything written after the newest complete checkpoint is dropped.
@@ -25,9 +26,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlinf.errors import UserError
+from rlinf.log_writers.base import LoggedRun
 from rlinf.run_folder import checkpoints
 from rlinf.run_folder.fingerprints import changed_code, changed_inputs, refuse_changed
 from rlinf.run_folder.lock import FolderLock, check_empty
@@ -35,6 +37,9 @@ from rlinf.run_folder.manifest import Manifest, failure_of, new_manifest, timest
 from rlinf.run_folder.plain_files import read_plain_json
 from rlinf.run_folder.rows import append_rows, keep_rows, read_rows, sync, to_json, write_file
 from rlinf.run_folder.trace import LIMIT_BYTES, TraceEvent, TraceWriter
+
+if TYPE_CHECKING:
+    from rlinf.log_writers.delivery import LogWriters
 
 PROBLEM = "problem.json"
 PLAN_TIMES = "plan_times.json"
@@ -44,15 +49,9 @@ ASKED, SEEN = "look-elsewhere", "seen-elsewhere.json"
 NO_INPUTS: Mapping[str, str] = MappingProxyType({})
 VIDEOS = "videos"
 """Folder with the films of evaluations."""
+ARTIFACTS = ("config.yaml", "plan.json", RESULT, "report.html")
+"""Files that log writers get at the end of a run."""
 METRICS, EVALUATIONS, SAMPLES = "metrics.jsonl", "evaluations.jsonl", "samples.jsonl"
-
-
-class Sink(Protocol):
-    """An additional destination of a run's metrics."""
-
-    def write(self, prefix: str, step: int, values: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class RunFolder:
@@ -88,8 +87,8 @@ class RunFolder:
         self.path = path
         self._keep_checkpoints = keep_checkpoints
         self._trace: TraceWriter | None = None
-        self._sinks: list[Sink] = []
-        self._tensorboard: Any = None
+        self._loggers: LogWriters | None = None
+        self._failure: str | None = None
         self._resumed_from_step: int | None = None
         self._earlier_plan_times: list[Any] = []
         notes: list[str] = []
@@ -125,10 +124,9 @@ class RunFolder:
         """
         before = self._manifest.values["sessions"][-1]
         self._manifest.end_session(failure)
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-            self._tensorboard = None
         self._rewind()
+        if self._loggers is not None:
+            self._loggers.rewind(self._resumed_from_step or 0)
         self._begin_session(before["command"])
         if "venvs" in before:
             self.venvs(before["venvs"])
@@ -140,6 +138,7 @@ class RunFolder:
         Args:
             failure: why the run stopped; None if it succeeded.
         """
+        self._failure = self._failure or failure
         if self._manifest.values["ended"] is None or failure is not None:
             self._manifest.end_session(failure)
         self._opened.close()
@@ -178,10 +177,34 @@ class RunFolder:
         """Writes predicted and measured times of this session's plans, in order; those of earlier sessions stay."""
         write_file(self.path / PLAN_TIMES, to_json({"plans": [*self._earlier_plan_times, *plans]}, indent=1) + "\n")
 
-    def add_sink(self, sink: Sink) -> None:
-        """Sends metrics and evaluations to another destination too; it is closed with the folder."""
-        self._sinks.append(sink)
-        self._opened.callback(sink.close)
+    # -- log writers -----------------------------------------------------------------------------------------------
+
+    def logged_run(self, config: Mapping[str, Any]) -> LoggedRun:
+        """Returns what log writers are told of the run; `config` is the resolved one."""
+        return LoggedRun(
+            id=self._manifest.run_id,
+            name=self.path.resolve().name,
+            folder=self.path,
+            config=config,
+            resumed_from_step=self._resumed_from_step,
+        )
+
+    def log_to(self, loggers: LogWriters) -> None:
+        """Sends everything from now on to these log writers too; they are closed with the folder."""
+        self._loggers = loggers
+        self._opened.callback(lambda: self._manifest.note(*loggers.close(self._failure)))
+
+    def take_warnings(self) -> list[str]:
+        """Returns new warnings of the log writers, and notes them."""
+        warnings = [] if self._loggers is None else self._loggers.take_warnings()
+        self._manifest.note(*warnings)
+        return warnings
+
+    def send_files(self) -> None:
+        """Sends config, plan, result and report to the log writers, those that exist."""
+        for name in ARTIFACTS if self._loggers is not None else ():
+            if (self.path / name).is_file():
+                self._loggers.artifact(Path(name).stem, self.path / name)
 
     # -- what happens in it ----------------------------------------------------------------------------------------
 
@@ -194,12 +217,15 @@ class RunFolder:
             time_s: training time so far, including earlier sessions.
         """
         append_rows(self.path / METRICS, [_row(step, values, time_s)])
-        self._to_tensorboard("", step, values)
+        if self._loggers is not None:
+            self._loggers.metrics(step, values)
 
     def evaluation(self, step: int, values: Mapping[str, float], *, time_s: float) -> None:
         """Writes one evaluation, after `step` training steps."""
         append_rows(self.path / EVALUATIONS, [_row(step, values, time_s)])
-        self._to_tensorboard("evaluation/", step, values)
+        if self._loggers is not None:
+            film = film_path(self.path, step)
+            self._loggers.evaluation(step, values, film if film.is_file() else None)
 
     def first_evaluation(self) -> dict[str, float]:
         """Returns the metrics of the evaluation before the first step, as `last_evaluation`."""
@@ -211,7 +237,10 @@ class RunFolder:
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes some completions of a step, for inspection."""
-        append_rows(self.path / SAMPLES, [{"step": step, **row} for row in rows])
+        rows = [{"step": step, **row} for row in rows]
+        append_rows(self.path / SAMPLES, rows)
+        if self._loggers is not None:
+            self._loggers.samples(step, rows)
 
     def trace(self, events: Sequence[TraceEvent]) -> None:
         """Adds events to the trace, if the run has one."""
@@ -303,27 +332,6 @@ class RunFolder:
         self._manifest.begin_session(command, **more)
         if self._trace is not None:
             self._trace.session(time.time_ns(), **more)
-
-    def _to_tensorboard(self, prefix: str, step: int, values: Mapping[str, float]) -> None:
-        if self._tensorboard is None:
-            self._tensorboard = self._open_tensorboard()
-            self._opened.callback(self._tensorboard.close)
-        for name, value in values.items():
-            self._tensorboard.add_scalar(prefix + name, float(value), step)
-        for sink in self._sinks:
-            sink.write(prefix, step, values)
-
-    def _open_tensorboard(self) -> Any:
-        from torch.utils.tensorboard import SummaryWriter  # seconds to import; only the driver needs it
-
-        purge_step = self._resumed_from_step
-        writer = SummaryWriter(str(self.path / "tensorboard"), purge_step=purge_step, flush_secs=10)
-        if purge_step is not None:
-            # TensorBoard hides everything from purge_step on, including the checkpoint's evaluation.
-            for row in read_rows(self.path / EVALUATIONS):
-                for name, value in row["metrics"].items() if row["step"] == purge_step else ():
-                    writer.add_scalar(f"evaluation/{name}", math.nan if value is None else value, purge_step)
-        return writer
 
 
 def film_path(run: Path, step: int) -> Path:

@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+import secrets
 import subprocess
 import threading
 import time
@@ -46,6 +47,13 @@ class Manifest:
             raise  # a ValueError, too
         except ValueError as error:
             raise UserError(f"{folder / 'manifest.json'} is not JSON: {error}") from error
+
+    @property
+    def run_id(self) -> str:
+        """8 hexadecimal digits; the same in all sessions of a run."""
+        if "id" not in self.values:  # a run of an earlier version
+            self.values["id"] = secrets.token_hex(4)
+        return str(self.values["id"])
 
     def note(self, *texts: str) -> None:
         """Adds notes for the user; the same text only once."""
@@ -92,6 +100,7 @@ def new_manifest(config_yaml: str, command: Sequence[str]) -> dict[str, Any]:
     packages = installed_packages()
     return {
         "format": 1,
+        "id": secrets.token_hex(4),
         **{key: config.get(key) for key in ("name", "job", "mode", "seed")},
         "command": list(command),
         "started": timestamp(),
