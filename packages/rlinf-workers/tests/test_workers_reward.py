@@ -74,6 +74,26 @@ def test_every_group_gets_its_own_results_however_they_come(model, groups, make_
     )
 
 
+def test_the_first_groups_of_a_step_are_shown_whole(model, groups, make_worker, reader, writer):
+    worker = make_worker(Reward, settings(model, "exact_match", num_shown=2))
+    groups[1] = replace(groups[1], truncated=torch.tensor([True, False]))
+    worker.score(reader([groups]), writer)
+    rows = worker._host.shown_rows
+    assert [(row["prompt_index"], row["sample"]) for row in rows] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    assert rows[1] == {
+        "prompt_index": 0,
+        "sample": 1,
+        "prompt": "1=",
+        "completion": "3",
+        "reference_answer": "12",
+        "reward": 0.0,
+        "num_completion_tokens": 2,
+        "answer": "3",
+        "outcome": "wrong",
+    }
+    assert "answer" not in rows[3] and [row["truncated"] for row in rows[3:]] == [True, False]
+
+
 class Batched:
     num_calls, is_closed = 0, False
 

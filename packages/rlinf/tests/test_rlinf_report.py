@@ -402,3 +402,36 @@ def test_the_verdict_and_the_worst_tokens_are_shown_and_are_no_samples(tmp_path:
     assert "<mark>&lt;7&gt;</mark>" in text
     assert "2.25" in page.says and "inf" in page.says
     assert text.count("12=<mark>") == 2, "they are not among the samples"
+
+
+def test_samples_are_whole_groups_below_their_prompt(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_steps=2)
+    group = [
+        {
+            "prompt_index": 0,
+            "sample": i,
+            "prompt": "What is 6 times 7?",
+            "completion": f"It is {answer}<br>",
+            "reference_answer": "42",
+            "reward": float(answer == "42"),
+            "answer": answer,
+            "outcome": "right" if answer == "42" else "wrong",
+            "truncated": answer == "7",
+        }
+        for i, answer in enumerate(["42", "41", "42", "7"])
+    ]
+    folder.samples(1, [*group, {"worst_token": "x", "prompt_index": 0}])
+    folder.samples(1, [{"prompt_index": i, "prompt": f"prompt {i}", "completion": ""} for i in range(1, 9)])
+    folder.close()
+    text = write_report(folder.path).read_text()
+    says = Page(text).says
+    assert says.count("What is 6 times 7?") == 1, "once, not beside each completion"
+    for expected in (
+        "4 completions, mean reward 0.5, 50.0 % right, reference answer 42",
+        "It is 41<br>",
+        "found 41",
+        "cut at the token limit",
+    ):
+        assert expected in re.sub(r"\s", " ", says), expected
+    assert says.count("found 42") == 2
+    assert "prompt 2" in says and "prompt 3" not in says, "four groups of a step"

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rlinf_workers.launchers.base import Identity
 
 Phase = Literal["train", "evaluate"]
+ShownRow = dict[str, bool | int | float | str]
+"""A row that a worker shows people: column -> value."""
 
 
 @record
@@ -105,7 +107,7 @@ class Worker:
         """Adds a value to a metric of this run; the driver reports the standard deviation over all stages and ranks."""
         self._host.metrics.add(name, value, is_spread=True)
 
-    def show(self, row: Mapping[str, str | float]) -> None:
+    def show(self, row: ShownRow) -> None:
         """Adds a row to the run's samples file, for people to read. Meant for a handful of rows per run, not for
         data."""
         self._host.shown_rows.append(dict(row))

@@ -37,6 +37,7 @@ def run_training(
         on_step: called after each step, in this process.
     Raises: UserError before anything was written, RunFailed, OSError, KeyboardInterrupt.
     """
+    run_checks("train", config)
     config = with_downloads(config)
     run_checks("config", config)
     from rlinf.processes import fork_server
@@ -62,7 +63,7 @@ def run_training(
     try:
         with folder:
             if on_step is not None:
-                folder.add_sink(_Callback(on_step))
+                folder.call_on_step(on_step)
             return jobs.run(job, folder)
     except UserError:
         folder.discard()
@@ -74,17 +75,3 @@ def run_training(
         if folder.latest_checkpoint() is not None:
             print(f"go on with, once it is mended: {resume_command(path)}", file=sys.stderr)
         raise
-
-
-class _Callback:
-    """Passes the metrics of training steps on."""
-
-    def __init__(self, on_step: OnStep) -> None:
-        self._on_step = on_step
-
-    def write(self, prefix: str, step: int, values: Mapping[str, float]) -> None:
-        if not prefix:
-            self._on_step(step, values)
-
-    def close(self) -> None:
-        pass

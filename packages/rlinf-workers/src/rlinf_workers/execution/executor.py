@@ -58,7 +58,7 @@ from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.metrics import merge
 from rlinf_workers.spans import Span
-from rlinf_workers.worker import StepContext
+from rlinf_workers.worker import ShownRow, StepContext
 
 CHANNEL_ITEMS = 4096
 CHANNEL_BYTES = 128 << 20
@@ -82,7 +82,7 @@ class FlowRun:
     """Weighted means over all ranks."""
     collected: dict[str, list[Any]]
     """Channel -> items, sorted by key, for the channels that no stage reads."""
-    shown_rows: list[dict[str, str | float]]
+    shown_rows: list[ShownRow]
     """Rows that workers chose to display, see Worker.show."""
     spans: list[Span]
     start_s: float

@@ -16,7 +16,7 @@ from rlinf_sched import FlowGraph, Plan, WeightEdge
 from rlinf_workers.flow import Flow
 from rlinf_workers.metrics import WeightedMetric
 from rlinf_workers.spans import Span
-from rlinf_workers.worker import StepContext
+from rlinf_workers.worker import ShownRow, StepContext
 
 WHOLE_BATCH = 0
 """Granularity of a stage that takes all items of a run in one chunk."""
@@ -80,7 +80,7 @@ class StageOutcome:
 
     metrics: dict[str, WeightedMetric]
     spans: list[Span]
-    shown_rows: list[dict[str, str | float]]
+    shown_rows: list[ShownRow]
     """Rows for display, see Worker.show."""
     notes: list[str]
     """Notes for the manifest, see Worker.note."""

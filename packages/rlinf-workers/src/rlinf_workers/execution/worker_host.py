@@ -31,7 +31,7 @@ from rlinf_workers.metrics import MetricTable
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.spans import LEASE, SYNC_SPAN, Processes, Span, WaitTable, now_ns
 from rlinf_workers.weight_sync.base import FinishReads, WeightPort, WeightReceiver, WeightSender
-from rlinf_workers.worker import StepContext, Worker
+from rlinf_workers.worker import ShownRow, StepContext, Worker
 
 W = TypeVar("W", bound=Worker)
 
@@ -82,7 +82,7 @@ class WorkerHost:
         self.request = request
         self.metrics = MetricTable()
         self.waits = WaitTable(identity.name)
-        self.shown_rows: list[dict[str, str | float]] = []
+        self.shown_rows: list[ShownRow] = []
         """Rows for display, see Worker.show."""
         self.notes: list[str] = []
         """Notes for the manifest, see Worker.note."""

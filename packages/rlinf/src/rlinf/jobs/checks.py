@@ -19,10 +19,10 @@ from rlinf.config.playing import TrainedConfig
 from rlinf.errors import UserError
 from rlinf.hub import hub_name
 from rlinf.jobs.spec import job_spec
-from rlinf.tasks.row_files import matching
 from rlinf.log_writers.base import LogWriter
 from rlinf.log_writers.plugins import LOG_WRITERS
 from rlinf.plugin_checks import named_class, spec_of
+from rlinf.tasks.row_files import matching
 from rlinf.venvs import python_of
 from rlinf_algos import AlgosError, Registry
 from rlinf_workers.plugins import ENGINES, LAUNCHERS, POLICIES, WEIGHT_SYNCS
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rlinf.jobs.base import Job
     from rlinf.machine import Machine
 
-Subject = Literal["config", "driver", "machine", "job"]
+Subject = Literal["train", "config", "driver", "machine", "job"]
 
 
 def run_checks(subject: Subject, *arguments: Any) -> list[str]:
@@ -106,19 +106,19 @@ def plan(job: Job) -> None:
 
 
 CHECKS: tuple[tuple[Subject, Callable[..., Sequence[str] | None]], ...] = (
+    ("train", loggers),
     ("config", address_space),
     ("config", names),
     ("config", files),
-    ("config", loggers),
     ("driver", processes),
     ("machine", placement),
     ("job", inputs),
     ("job", score_to_stop_at),
     ("job", plan),
 )
-"""By subject: checks of `config` and `driver` take the config, those of `machine` also the machine and its number of
-devices, those of `job` the job. `rlinf.jobs.prepare` examines the venvs, detects the machine and counts its devices
-after the checks of `driver`."""
+"""By subject: checks of `train`, `config` and `driver` take the config, those of `machine` also the machine and its
+number of devices, those of `job` the job. Those of `train` are for `rlinf train` alone, before it downloads anything.
+`rlinf.jobs.prepare` examines the venvs, detects the machine and counts its devices after the checks of `driver`."""
 
 
 # -- what configs name -------------------------------------------------------------------------------------------------

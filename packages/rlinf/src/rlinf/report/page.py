@@ -16,16 +16,15 @@ from rlinf.report.curves import MAX_POINTS, draw
 from rlinf.report.evaluations import films, success_by_task
 from rlinf.report.metric_names import SCORES, curves, score_name
 from rlinf.report.records import RunRecords, read_run
+from rlinf.report.samples import WORST, samples
 from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
 from rlinf.run_folder.manifest import INTERRUPTED
 from rlinf.run_folder.rows import write_file
 from rlinf_sched.explain import gib, seconds
 
 NUM_COLORS = 7
-WORST = "worst_token"
-"""Key that marks rows of samples.jsonl that describe one token instead of a sample."""
-NUM_SAMPLES = 6
-"""Samples shown of the first and of the last step with samples."""
+NUM_WORST = 6
+"""Tokens with the largest mismatch that are shown."""
 
 SCORE_TEXTS = {
     "accuracy": "accuracy on held-out problems",
@@ -73,12 +72,11 @@ def render(records: RunRecords) -> str:
         "Weight syncs": lambda: _weight_syncs(records),
         "Plan": lambda: _plan(records),
         "Predicted and measured": lambda: _plan_times(records),
-        "Samples": lambda: _samples(records),
+        "Samples": lambda: samples(records),
         "What ran": lambda: _what_ran(records),
     }
-    footer = (
-        f"Written by rlinf report from {records.path.name}/; trace.json opens in ui.perfetto.dev, tensorboard/ in "
-        "TensorBoard."
+    footer = f"Written by rlinf report from {records.path.name}/; trace.json opens in ui.perfetto.dev" + (
+        ", tensorboard/ in TensorBoard." if (records.path / "tensorboard").is_dir() else "."
     )
     body = [_part(title, draw) for title, draw in parts.items()]
     return html.document(f"{records.name} - run report", body, footer=footer)
@@ -216,7 +214,7 @@ def _trust(records: RunRecords) -> str:
         suspects = "".join(f"<li>{escape(suspect)}</li>" for suspect in verdict["suspects"])
         parts.append(f'<p class="{look}">Step {verdict["step"] + 1}: {escape(verdict["summary"])}.</p>')
         parts.append(f"<p>Usual suspects, in this order:</p><ol>{suspects}</ol>" if suspects else "")
-    worst = sorted((row for row in records.samples if WORST in row), key=_gap, reverse=True)[:NUM_SAMPLES]
+    worst = sorted((row for row in records.samples if WORST in row), key=_gap, reverse=True)[:NUM_WORST]
     cells = [
         (
             f"{row['step'] + 1:,}" if "step" in row else "-",
@@ -296,28 +294,6 @@ def _predicted_and_measured(times: Mapping[str, float | None]) -> tuple[str, str
     error = f"{predicted / measured - 1:+.1%}" if predicted is not None and measured else "-"
     texts = ["-" if value is None else seconds(value) for value in (predicted, measured)]
     return texts[0], texts[1], error
-
-
-def _samples(records: RunRecords) -> str:
-    samples = [row for row in records.samples if WORST not in row]
-    steps = sorted({row["step"] for row in samples if "step" in row})
-    parts = []
-    for step in dict.fromkeys([steps[-1], steps[0]] if steps else []):
-        rows = [row for row in samples if row.get("step") == step][:NUM_SAMPLES]
-        columns = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
-        cells = [[_sample_cell(row.get(name)) for name in columns] for row in rows]
-        parts += [
-            f'<p class="sub">Step {step + 1}</p>',
-            html.table([name.replace("_", " ") for name in columns], cells),
-            "<br>",
-        ]
-    return html.section("Samples", *parts)
-
-
-def _sample_cell(value: Any) -> str:
-    if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e300):
-        return number(float(value))
-    return html.Raw(f'<div class="long">{escape("" if value is None else str(value))}</div>')
 
 
 def _venv(venv: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -89,6 +89,7 @@ class RunFolder:
         self._trace: TraceWriter | None = None
         self._loggers: LogWriters | None = None
         self._failure: str | None = None
+        self._on_step: Callable[[int, Mapping[str, float]], None] | None = None
         self._resumed_from_step: int | None = None
         self._earlier_plan_times: list[Any] = []
         notes: list[str] = []
@@ -194,6 +195,10 @@ class RunFolder:
         self._loggers = loggers
         self._opened.callback(lambda: self._manifest.note(*loggers.close(self._failure)))
 
+    def call_on_step(self, on_step: Callable[[int, Mapping[str, float]], None]) -> None:
+        """Calls a function with the number and the metrics of each training step from now on."""
+        self._on_step = on_step
+
     def take_warnings(self) -> list[str]:
         """Returns new warnings of the log writers, and notes them."""
         warnings = [] if self._loggers is None else self._loggers.take_warnings()
@@ -219,6 +224,8 @@ class RunFolder:
         append_rows(self.path / METRICS, [_row(step, values, time_s)])
         if self._loggers is not None:
             self._loggers.metrics(step, values)
+        if self._on_step is not None:
+            self._on_step(step, values)
 
     def evaluation(self, step: int, values: Mapping[str, float], *, time_s: float) -> None:
         """Writes one evaluation, after `step` training steps."""

@@ -25,7 +25,7 @@ from rlinf_comm import record
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import load_tokenizer, silent_token_ids
 from rlinf_workers.roles.records.language import SampleGroup, ScoredGroup
-from rlinf_workers.worker import Worker
+from rlinf_workers.worker import ShownRow, Worker
 
 COIN_DOMAIN = 0x5EED_C015
 """Separates the coin flips from the noise that the rollout draws for the same seed, step and prompt."""
@@ -49,7 +49,7 @@ class RewardSettings:
     """Whether outcomes are verdicts on answers, and are counted; False: the reward only gives scores."""
     seed: int = 0
     num_shown: int = 0
-    """Number of groups whose first completion is printed."""
+    """Number of groups of a step whose completions are shown in the run's samples file."""
     max_judge_failures: float = 0.5
     """Largest share of a step's completions on which the reward itself may fail."""
 
@@ -195,14 +195,27 @@ class Reward(Worker):
         return torch.from_numpy(coins).float()
 
     def _show(self, group: ScoredGroup) -> None:
-        self.show(
-            {
-                "prompt": self._tokenizer.decode(group.samples.prompt.token_ids, skip_special_tokens=True),
-                "completion": group.completions[0],
-                "reference_answer": group.samples.prompt.reference_answer,
-                "reward": float(group.rewards[0]),
+        """Shows all completions of a group, a row for each."""
+        samples = group.samples
+        prompt = self._tokenizer.decode(samples.prompt.token_ids, skip_special_tokens=True)
+        lengths = samples.loss_mask.sum(-1).int().tolist()
+        for i, completion in enumerate(group.completions):
+            row: ShownRow = {
+                "prompt_index": samples.index,
+                "sample": i,
+                "prompt": prompt,
+                "completion": completion,
+                "reference_answer": samples.prompt.reference_answer,
+                "reward": float(group.rewards[i]),
+                "num_completion_tokens": lengths[i],
             }
-        )
+            if group.answers and (answer := group.answers[i]) is not None:
+                row["answer"] = answer
+            if group.outcomes:
+                row["outcome"] = group.outcomes[i]
+            if samples.truncated is not None:
+                row["truncated"] = bool(samples.truncated[i])
+            self.show(row)
 
 
 def _parts(results: Sequence[RewardResult]) -> dict[str, torch.Tensor]:

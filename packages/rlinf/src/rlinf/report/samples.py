@@ -1,0 +1,77 @@
+"""The report's section on samples: whole groups of completions, of the first and the last step that has some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from rlinf.log_writers.base import sample_groups
+from rlinf.report import html
+from rlinf.report.axes import number, percent
+from rlinf.report.records import RunRecords
+
+WORST = "worst_token"
+"""Key that marks rows of samples.jsonl that describe one token instead of a sample."""
+NUM_GROUPS = 4
+"""Groups shown of a step."""
+NUM_COMPLETIONS = 64
+"""Completions shown of a group."""
+NOTE = (
+    "All completions that were sampled for a prompt, with their rewards and the answers that were found in them; all "
+    "samples are in samples.jsonl."
+)
+LOOKS = {"right": "good", "wrong": "bad"}
+"""Outcome -> look of its badge."""
+
+
+def samples(records: RunRecords) -> str:
+    """Returns the groups of the last and of the first step with samples."""
+    rows = [row for row in records.samples if WORST not in row]
+    steps = sorted({row["step"] for row in rows if "step" in row})
+    parts = []
+    for step in dict.fromkeys([steps[-1], steps[0]] if steps else []):
+        groups = sample_groups([row for row in rows if row.get("step") == step])[:NUM_GROUPS]
+        if groups:
+            parts += [f'<p class="sub">Step {step + 1}</p>', *map(_group, groups)]
+    return html.section("Samples", *parts, note=NOTE if parts else "")
+
+
+def _group(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a prompt above its completions, which stand side by side."""
+    rewards = [float(row["reward"]) for row in rows if _is_number(row.get("reward"))]
+    facts = [f"{len(rows)} completion{'s' if len(rows) > 1 else ''}"]
+    if rewards:
+        facts.append(f"mean reward {number(sum(rewards) / len(rewards))}")
+    if outcomes := [row["outcome"] for row in rows if "outcome" in row]:
+        facts.append(f"{percent(outcomes.count('right') / len(outcomes))} right")
+    if reference := _text(rows[0].get("reference_answer")):
+        facts.append(f"reference answer {reference}")
+    cards = "".join(map(_card, rows[:NUM_COMPLETIONS]))
+    if len(rows) > NUM_COMPLETIONS:
+        facts.append(f"the first {NUM_COMPLETIONS} are shown")
+    return (
+        f'<div class="group"><div class="long prompt">{escape(_text(rows[0].get("prompt")))}</div>'
+        f'<p class="sub">{escape(", ".join(facts))}</p><div class="completions">{cards}</div></div>'
+    )
+
+
+def _card(row: Mapping[str, Any]) -> str:
+    reward, outcome = row.get("reward"), _text(row.get("outcome"))
+    facts = [f"<b>{number(float(reward)) if _is_number(reward) else '-'}</b>"]
+    if outcome:
+        facts.append(f'<span class="outcome {LOOKS.get(outcome, "")}">{escape(outcome)}</span>')
+    if answer := _text(row.get("answer")):
+        facts.append(f"found {escape(answer)}")
+    if row.get("truncated") is True:
+        facts.append("cut at the token limit")
+    text = escape(_text(row.get("completion")))
+    return f'<div class="completion"><div class="sub">{" ".join(facts)}</div><div class="long">{text}</div></div>'
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
