@@ -19,7 +19,7 @@ from rlinf.errors import UserError
 from rlinf.jobs.checks import check_names, loggers as check_loggers
 from rlinf.log_writers import LoggedRun, LogWriter, Uploads, side_by_side
 from rlinf.log_writers.delivery import LogWriters
-from rlinf.log_writers.plugins import LOG_WRITERS
+from rlinf.log_writers.spec import LOG_WRITERS
 from rlinf.run_folder import RunFolder
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -18,8 +18,7 @@ from pydantic import Field, create_model, model_validator
 
 from rlinf.config.base import Section
 from rlinf.config.yaml_source import Key, Tree
-from rlinf.log_writers.plugins import LOG_WRITERS
-from rlinf.log_writers.spec import LogWriterSpec
+from rlinf.log_writers.spec import LOG_WRITERS, LogWriterSpec
 
 KEY = ("run", "loggers")
 CUSTOM = "custom"

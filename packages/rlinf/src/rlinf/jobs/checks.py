@@ -20,7 +20,7 @@ from rlinf.errors import UserError
 from rlinf.hub import hub_name
 from rlinf.jobs.spec import job_spec
 from rlinf.log_writers.base import LogWriter
-from rlinf.log_writers.plugins import LOG_WRITERS
+from rlinf.log_writers.spec import LOG_WRITERS
 from rlinf.plugin_checks import named_class, spec_of
 from rlinf.tasks.row_files import matching
 from rlinf.venvs import python_of

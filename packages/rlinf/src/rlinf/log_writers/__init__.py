@@ -1,4 +1,4 @@
-"""Where the metrics of a run go beside its folder: one file for each log writer, `plugins.py` names them all."""
+"""Where the metrics of a run go beside its folder: one file for each log writer, `spec.py` names them all."""
 
 from rlinf.log_writers.base import EVALUATION, LoggedRun, LogWriter, SampleRows, side_by_side
 from rlinf.log_writers.spec import LogWriterSpec, Uploads

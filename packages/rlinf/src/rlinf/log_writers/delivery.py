@@ -20,8 +20,7 @@ from typing import Any
 from rlinf.config.loggers import LoggersConfig
 from rlinf.errors import UserError
 from rlinf.log_writers.base import EVALUATION, LoggedRun, LogWriter, SampleRows, sample_groups
-from rlinf.log_writers.plugins import LOG_WRITERS
-from rlinf.log_writers.spec import Uploads
+from rlinf.log_writers.spec import LOG_WRITERS, Uploads
 
 MAX_PENDING = 20_000
 """Calls that a queue holds; about as many steps. Beyond it the oldest are given up."""

@@ -1,4 +1,5 @@
-"""What is known of a log writer before a run starts: its options, and what is missing on this machine."""
+"""What is known of a log writer before a run starts: its options, and what is missing on this machine. The log writers
+that a recipe may name."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from rlinf.config.base import Section
 from rlinf.errors import UserError
-from rlinf_workers.plugins import Spec
+from rlinf_workers.plugins import Plugins, Spec
 
 if TYPE_CHECKING:
     from rlinf.log_writers.base import LogWriter
@@ -60,6 +61,19 @@ class LogWriterSpec(Spec):
     def make(self, options: Section | Mapping[str, Any]) -> LogWriter:
         """Returns the writer; nothing is opened yet."""
         return self.load()(options) if isinstance(options, Section) else self.load()(**options)
+
+
+LOG_WRITERS: Plugins[LogWriterSpec] = Plugins(
+    "log writer",
+    {
+        "tensorboard": "rlinf.log_writers.tensorboard:SPEC",
+        "wandb": "rlinf.log_writers.wandb:SPEC",
+        "mlflow": "rlinf.log_writers.mlflow:SPEC",
+        "swanlab": "rlinf.log_writers.swanlab:SPEC",
+        "trackio": "rlinf.log_writers.trackio:SPEC",
+    },
+    base="rlinf.log_writers.spec:LogWriterSpec",
+)
 
 
 def module(name: str) -> Any:
