@@ -1,5 +1,5 @@
-"""Malformed connections for listeners of a job (peers, directories, channel servers, launchers): strangers without the
-secret, and members that send malformed messages. A listener must continue to serve everybody else.
+"""Callers that talk nonsense to what listens for the processes of a job (peers, directories, doors, launchers):
+strangers without the secret, and members whose words are wrong. A listener has to serve everybody else as before.
 
 with nothing_grows():
     disturb(Called(endpoint=..., key=..., messages=[...]), num_calls=3000, seed=0)
@@ -27,11 +27,11 @@ from rlinf_comm.wire.handshake import GREETING, MAGIC, PROOF_BYTES, Stranger, ne
 
 HANG_S = 60.0
 SETTLE_S = 30.0
-"""Time limit for the threads of finished connections to end."""
+"""For threads of calls that have ended to end."""
 NUM_SOURCES = 200
-"""Source addresses 127.0.1.1, ... of this machine, used in turn: the system has 28,000 ports for each."""
+"""Addresses 127.0.1.1, ... of this machine from which is called in turn: of each, the system has 28,000 ports."""
 MAX_GROWTH_BYTES = 8 << 20
-"""Tolerated growth of the allocator. A leak of 170 bytes per connection shows after 50,000 connections."""
+"""What the allocator may keep, whatever it is asked for. A leak of 170 bytes a call shows after 50,000 calls."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -41,17 +41,17 @@ class Called:
 
     endpoint: tuple[str, int]
     key: bytes
-    """The shared secret of its callers."""
+    """What its callers prove to know."""
     messages: Sequence[bytes]
-    """Valid first messages of a member, encoded, without length and tag."""
+    """Some that a rightful caller sends first, encoded, without length and tag."""
 
 
 def disturb(called: Called, num_calls: int, seed: int) -> Counter[str]:
-    """This many connections, one after the other, each until the listener closes it; returns the number of each kind.
+    """So many calls, one after the other, each until the listener has hung up; how many of each kind.
 
     Raises:
-        AssertionError: a stranger got more than a greeting; a caller was left hanging. The message has the seed that
-        repeats the call.
+        AssertionError: a stranger was told more than a greeting; a caller was left hanging. It has the seed that
+            repeats the call.
     """
     counts: Counter[str] = Counter()
     kinds = [_noise, _greeting, _proof, _noise_of_a_member, _untagged, _right_tag]
@@ -72,7 +72,7 @@ def disturb(called: Called, num_calls: int, seed: int) -> Counter[str]:
 def nothing_grows() -> Iterator[None]:
     """This process has as many descriptors and threads afterwards as before, and no more memory.
 
-    Make a few hundred calls before: imports and one-time allocations do not count.
+    Let a few hundred calls go before: what is imported and allocated once is no growth.
     """
     before = _held()
     yield
@@ -104,13 +104,13 @@ def _noise(called: Called, numbers: random.Random) -> None:
 
 
 def _greeting(called: Called, numbers: random.Random) -> None:
-    """A nearly valid greeting, possibly followed by more."""
+    """A greeting that is almost one, and perhaps something behind it."""
     behind = numbers.randbytes(numbers.choice((0, PROOF_BYTES, 500)))
     _as_stranger(called, numbers, mutated(new_greeting(), numbers) + behind)
 
 
 def _proof(called: Called, numbers: random.Random) -> None:
-    """A greeting with an invalid proof: of another key, of another connection, changed, or truncated."""
+    """A greeting, and a proof that is none: of another key, of another meeting, changed, or cut."""
     mine = new_greeting()
     right_key = proof(called.key, mine + new_greeting(), b"caller")
     wrong_key = proof(numbers.randbytes(32), mine + mine, b"caller")
@@ -122,7 +122,7 @@ def _as_stranger(called: Called, numbers: random.Random, message: bytes) -> None
     source = f"127.0.1.{1 + numbers.randrange(NUM_SOURCES)}"
     with socket.create_connection(called.endpoint, timeout=HANG_S, source_address=(source, 0)) as connection:
         reply = _say_all(connection, message)
-    assert len(reply) <= GREETING.size and MAGIC.startswith(reply[: len(MAGIC)]), f"a stranger got {reply!r}"
+    assert len(reply) <= GREETING.size and MAGIC.startswith(reply[: len(MAGIC)]), f"a stranger was told {reply!r}"
 
 
 # --- members ----------------------------------------------------------------------------------------------------------
@@ -133,12 +133,12 @@ def _noise_of_a_member(called: Called, numbers: random.Random) -> None:
 
 
 def _untagged(called: Called, numbers: random.Random) -> None:
-    """A changed message with its old length and tag; may include oversized lengths."""
+    """A message that was changed, with its length and its tag: lengths beyond all bounds are among them."""
     _as_member(called, lambda connection: mutated(_tagged(connection, numbers.choice(called.messages)), numbers))
 
 
 def _right_tag(called: Called, numbers: random.Random) -> None:
-    """A changed message with a valid tag, possibly followed by another."""
+    """A changed message with the tag that belongs to it, and then perhaps another."""
     bodies = [mutated(numbers.choice(called.messages), numbers) for _ in range(numbers.choice((1, 1, 2)))]
     _as_member(called, lambda connection: b"".join(_tagged(connection, body) for body in bodies))
 
@@ -164,7 +164,7 @@ def _proven(called: Called) -> Connection:
 
 
 def _say_all(connection: socket.socket, message: bytes) -> bytes:
-    """Sends these bytes and nothing more; returns the reply until the listener closes the connection."""
+    """Says it and no more; what was answered until the listener hung up."""
     connection.settimeout(HANG_S)
     reply = b""
     try:

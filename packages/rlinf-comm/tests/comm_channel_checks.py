@@ -1,4 +1,4 @@
-"""Checks that a channel must pass, in shared memory or through a server."""
+"""What a channel must fulfil, in shared memory or through a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOMENT_S = 0.05
 
 
 class ChannelLike(Protocol):
-    """The methods that the checks use; rlinf_comm.Channel documents them."""
+    """What the checks below need of a channel; rlinf_comm.Channel says what each method means."""
 
     def put(
         self,
@@ -44,11 +44,11 @@ class ChannelLike(Protocol):
 
 
 MakeChannel = Callable[..., ChannelLike]
-"""Creates a channel: make("name"), with any of capacity_items, capacity_bytes and num_producers as keywords."""
+"""Makes a channel: make("name"), with any of capacity_items, capacity_bytes and num_producers as keywords."""
 
 
 class _Call:
-    """A call in a separate thread, so that a check can see it block."""
+    """A call in a thread of its own, so that a check can watch it block."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._result: Any = None
@@ -87,7 +87,7 @@ def _values(items: Sequence[Any]) -> list[Any]:
 
 
 def check_order(make: MakeChannel) -> None:
-    """Items arrive in put order with their producer's key, weight and version."""
+    """Items come in put order and say what their producer said of them."""
     channel = make("order")
     for index in range(20):
         channel.put({"index": index}, key=index % 3, weight=0.5 * index, policy_version=index)
@@ -113,7 +113,7 @@ def check_keys(make: MakeChannel) -> None:
 
 
 def check_min_items(make: MakeChannel) -> None:
-    """A take waits for min_items; a close lets it take what is left; min_items is capped to max_items."""
+    """A take waits for min_items; a close gives it what is left; min_items is capped to max_items."""
     channel = make("min_items")
     channel.put(0)
     waiting = _Call(lambda: channel.take(max_items=5, min_items=3, timeout_s=_HANG_S))
@@ -133,7 +133,7 @@ def check_min_items(make: MakeChannel) -> None:
 
 
 def check_weights(make: MakeChannel) -> None:
-    """A take stops before max_weight, but never returns nothing."""
+    """A take stops before max_weight, but never gives nothing."""
     channel = make("weights")
     for weight in (2.0, 3.0, 4.0, 100.0, 1.0):
         channel.put(weight, weight=weight)
@@ -187,7 +187,7 @@ def check_hoarding(make: MakeChannel) -> None:
 
 
 def check_privacy(make: MakeChannel) -> None:
-    """Changing a value after put, or after take, affects no other process."""
+    """What the producer does to a value after put, or the consumer after take, is nobody else's concern."""
     channel = make("privacy")
     sent = np.arange(10_000)
     channel.put(sent)
@@ -201,7 +201,7 @@ def check_privacy(make: MakeChannel) -> None:
 
 
 def check_close(make: MakeChannel) -> None:
-    """The channel is closed when all producers have closed it; then takes drain it, and puts and closes are refused."""
+    """The channel is closed when all producers have; then takes drain it, and puts and closes are refused."""
     channel = make("close", num_producers=2)
     channel.put(0)
     channel.close()
@@ -214,7 +214,7 @@ def check_close(make: MakeChannel) -> None:
 
 
 def check_close_wakes(make: MakeChannel) -> None:
-    """A close ends the wait of a consumer, without an item."""
+    """A close ends the wait of an empty-handed consumer."""
     channel = make("close_wakes")
     waiting = _Call(channel.take)
     waiting.assert_blocks()
@@ -223,7 +223,7 @@ def check_close_wakes(make: MakeChannel) -> None:
 
 
 def check_reopen(make: MakeChannel) -> None:
-    """A drained channel can be reopened; one that is not drained raises with the number of items left."""
+    """A drained channel starts again; one that is not says what is left."""
     channel = make("reopen")
     channel.put("left")
     _assert_raises(ValueError, lambda: channel.reopen(1))
@@ -240,7 +240,7 @@ def check_reopen(make: MakeChannel) -> None:
 
 
 def check_abort(make: MakeChannel) -> None:
-    """An abort reaches current and later callers, with its reason."""
+    """An abort reaches those who wait and those who come later, with its reason."""
     full = make("abort", capacity_items=1)
     empty = make("abort")
     full.put(0)
@@ -310,3 +310,4 @@ CHANNEL_CHECKS: tuple[Callable[[MakeChannel], None], ...] = (
     check_timeout,
     check_competition,
 )
+"""All checks of a channel; each takes a function that makes a channel."""

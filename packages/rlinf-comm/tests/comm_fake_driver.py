@@ -1,5 +1,5 @@
-"""A CUDA driver without a device (rlinf_comm.ipc.driver), which records calls. Its descriptors are real, so two
-processes can share its memory."""
+"""A CUDA driver without a device (rlinf_comm.ipc.driver): it notes what is called. Its descriptors are real, so two
+processes can share the memory that it gives."""
 
 import ctypes
 import errno

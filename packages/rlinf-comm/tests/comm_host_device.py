@@ -1,5 +1,5 @@
-"""A simulated device for weights. Its memory is host memory that really is shared with other processes; a CPU model
-replaces its kernels."""
+"""A device for weights where there is none. Its memory is the host's and really crosses to other processes; what its
+kernels would do is done by their model on the CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HostDevice:
     """A `rlinf_comm.weights.device.Device`.
 
     Args:
-        type: device type of the torch tensors that count as its own; with "cuda", all tensors are elsewhere.
+        type: of the torch tensors that count as its own; with "cuda", all tensors are elsewhere.
         refuses: functions of the driver that fail.
     """
 
@@ -50,7 +50,7 @@ class HostDevice:
 
 @functools.cache
 def _driver(refuses: tuple[str, ...]) -> tuple[Driver, OpenedArenas]:
-    """The instance of this process."""
+    """The one of this process."""
     driver = FakeDriver(refuses=["allocate", *refuses], real_addresses=True)  # such handles cross
     return driver, OpenedArenas(driver)
 

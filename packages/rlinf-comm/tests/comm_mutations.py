@@ -1,4 +1,4 @@
-"""Small mutations of bytes, of the kinds that find bugs in parsers."""
+"""Bytes with a few small changes, of the kinds that find the limits of what reads them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ TOKENS = [
     b"\xcf" + b"\xff" * 8, b"\xd3\x80" + b"\x00" * 7, b"\xc1", b"\xc0", b"\x90", b"\x80", b"\xa0",
     b"\xcb" + b"\xff" * 8,
 ]  # fmt: skip
-"""MessagePack tokens: lengths beyond the end, the largest and smallest numbers, nothing."""
+"""Of MessagePack: lengths beyond what follows, the largest and smallest numbers, nothing."""
 
 
 def mutated(seed: bytes, numbers: random.Random) -> bytes:
-    """Applies a few small mutations, of the kinds that find bugs."""
+    """A few small changes, of the kinds that find limits."""
     data = bytearray(seed)
     for _ in range(numbers.choice((1, 1, 2, 4))):
         at, kind = numbers.randrange(len(data) + 1), numbers.choice((0, 0, 0, 1, 1, 1, 2, 3, 4, 5, 6))

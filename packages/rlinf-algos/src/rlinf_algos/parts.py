@@ -56,6 +56,7 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
         "gigpo": "rlinf_algos.advantages:gigpo_advantages",
     },
 )
+"""The advantages that an algorithm may name; `register_advantage` adds one."""
 
 POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
     "policy loss",
@@ -74,6 +75,7 @@ POLICY_LOSSES: Registry[Callable[..., Any]] = Registry(
         "kl_cov": "rlinf_algos.policy_loss:kl_cov_loss",
     },
 )
+"""The policy losses that an algorithm may name; `register_policy_loss` adds one."""
 
 
 TOKEN_CHOICES: Registry[Callable[..., Any]] = Registry(
@@ -160,6 +162,7 @@ BUILTIN_ADVANTAGES = {
         required=("gamma",),
     ),
 }
+"""Built-in advantage -> its inputs, and the fields of `Algorithm` that it uses."""
 BUILTIN_POLICY_LOSSES = {
     "ppo_clip": Takes(inputs=LOSS_INPUTS, options={**_CLIP, "dual_clip": "dual_clip"}),
     "gspo": Takes(inputs=LOSS_INPUTS, options=_CLIP),
@@ -180,6 +183,7 @@ BUILTIN_POLICY_LOSSES = {
     ),
     "kl_cov": Takes(inputs=LOSS_INPUTS, options={"cov_fraction": "cov_fraction", "cov_kl_coef": "cov_kl_coef"}),
 }
+"""Built-in policy loss -> its inputs, and the fields of `Algorithm` that it uses."""
 
 
 def advantage_takes(name: str) -> Takes:

@@ -25,6 +25,7 @@ KL_ESTIMATES: Registry[Callable[..., Any]] = Registry(
         "k3+": "rlinf_algos.kl:kl_k3_plus",
     },
 )
+"""The estimates of the KL that an algorithm may name."""
 CORRECTIONS = ("truncated", "masked", "rejected", "icepop")
 CORRECTION_LEVELS = ("token", "sequence", "geometric")
 REJECTIONS = (

@@ -1,6 +1,6 @@
 """Tensors and arrays as (description, bytes): the part of the codec that knows torch and numpy.
 
-torch is not imported before a tensor occurs, so that a process which only passes control messages starts quickly.
+torch is not imported before a tensor is met, so that a process which only passes control messages starts quickly.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _NUMPY_DTYPE = re.compile(r"[<>=|]?[biufcMmSU][0-9]{0,8}(\[[0-9]{0,8}[A-Za-z]{1,
 
 
 class NotEncodable(Exception):
-    """The reason why a value cannot be encoded."""
+    """Why a value cannot be encoded."""
 
 
 def describe_type(cls: type) -> str:
-    """Describes the type of a value that cannot be sent."""
+    """What to call a value of a type that cannot cross."""
     if issubclass(cls, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
         return "a function"
     if issubclass(cls, type):
@@ -53,7 +53,7 @@ def _learn_dtypes() -> None:
 
 
 def dtype_name(dtype: torch.dtype) -> str | None:
-    """ "float32" for torch.float32; None for an unsupported dtype."""
+    """ "float32" for torch.float32; None for a dtype that this package does not move."""
     if not _DTYPE_NAMES:
         _learn_dtypes()
     return _DTYPE_NAMES.get(dtype)
@@ -67,13 +67,13 @@ def dtype_named(name: str) -> torch.dtype | None:
 
 
 def tensor_types() -> tuple[type, ...]:
-    """torch.Tensor and torch.nn.Parameter; empty while torch is not imported, since no value can be one then."""
+    """torch.Tensor and torch.nn.Parameter; nothing while torch is not imported, since no value can be one then."""
     torch = sys.modules.get("torch")
     return () if torch is None else (torch.Tensor, torch.nn.Parameter)
 
 
 def is_foreign_array(cls: type) -> bool:
-    """Whether values of the class are arrays of a library other than torch and numpy (CuPy, JAX, ...)."""
+    """Whether values of the class are arrays that neither torch nor numpy made (CuPy's, JAX's, ...)."""
     if issubclass(cls, (np.ndarray, np.generic, *tensor_types())):
         return False
     return hasattr(cls, "__cuda_array_interface__") or (
@@ -82,10 +82,9 @@ def is_foreign_array(cls: type) -> bool:
 
 
 def tensor_of(array: Any) -> torch.Tensor:
-    """A torch tensor on the same memory: the tensor itself, or a view of an array with DLPack or
-    __cuda_array_interface__.
+    """A torch tensor of the same memory: itself, or of an array with DLPack or __cuda_array_interface__.
 
-    DLPack is preferred: only it supports bfloat16, and it synchronizes the two libraries' streams.
+    DLPack is taken where both are there: it alone knows bfloat16, and orders the two libraries' streams.
 
     Raises:
         Refused: torch cannot take it; says why.
@@ -118,14 +117,14 @@ def describe_tensor(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int, str]:
     if name is None:
         raise NotEncodable(f"a tensor of dtype {tensor.dtype}")
     if not tensor.is_cpu:
-        tensor = tensor.detach().cpu()  # synchronizes with the device
+        tensor = tensor.detach().cpu()  # waits for the device
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return tensor, tensor.data_ptr(), tensor.nbytes, name
 
 
 def describe_view(tensor: torch.Tensor) -> tuple[int, str, int, list[int], list[int]] | None:
-    """(pointer, dtype's name, bytes of an element, shape, strides) of a plain CPU tensor; None for other tensors."""
+    """(pointer, dtype's name, bytes of an element, shape, strides) of a CPU tensor; None where it is more than that."""
     import torch
 
     if tensor.layout is not torch.strided or not tensor.is_cpu or tensor.requires_grad:
@@ -162,8 +161,7 @@ def build_tensor(buffer: Any, name: str, shape: list[int]) -> torch.Tensor:
 
 
 def torch_bridge() -> tuple[Any, list[tuple[str, torch.Tensor]]]:
-    """What the native codec needs from torch: its DLPack exchange API, None before torch 2.10, and a tensor per
-    dtype."""
+    """What the native codec needs of torch: its DLPack exchange API, None before torch 2.10, and a tensor per dtype."""
     import torch
 
     if not _DTYPES:
@@ -182,7 +180,7 @@ def describe_array(array: np.ndarray) -> tuple[np.ndarray, int, int, str]:
 
 
 def find_numpy_dtype(name: str) -> np.dtype:
-    """The dtype of a `dtype.str`. The string is untrusted: numpy only sees one that looks like a dtype."""
+    """The dtype of a `dtype.str`. The name comes from outside: numpy gets to see what looks like one, and no more."""
     if not _NUMPY_DTYPE.fullmatch(name):
         raise ValueError(f"an array of dtype {name[:40]!r}")
     return np.dtype(name)

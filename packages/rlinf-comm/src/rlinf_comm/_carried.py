@@ -1,8 +1,8 @@
-"""A value that a process only forwards: encoded by its sender, and decoded by its final receiver.
+"""A value that a process only passes on: encoded by the one before it, and decoded by the one that takes it.
 
-It is put into a channel as the record Carried. At the receiver, the codec replaces the record by the value itself: its
-tensors are views of the memory of the record's buffers, and the forwarding process has neither read it nor known its
-classes.
+It goes into a channel as the record Carried. Where it arrives, the codec puts the value itself in the record's place:
+its tensors are views of the memory that the record's buffers lie in, and whoever passed it on has neither read it nor
+known its classes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rlinf_comm.records import record
 @record(name="rlinf_comm:Carried")
 @dataclass(frozen=True)
 class Carried:
-    """The two parts of codec.Encoded, as received."""
+    """The two parts of codec.Encoded, as they arrived."""
 
     header: bytes
     buffers: tuple[np.ndarray, ...]
-    """uint8, one per tensor."""
+    """uint8, one for each tensor."""
 
     @property
     def num_bytes(self) -> int:
@@ -49,7 +49,7 @@ _here = _Unpacking()
 
 @contextmanager
 def staying_carried() -> Iterator[None]:
-    """Context in which this thread decodes values to Carried, because it forwards them."""
+    """Values that this thread decodes inside the block stay Carried: it passes them on."""
     _here.stays_carried = True
     try:
         yield

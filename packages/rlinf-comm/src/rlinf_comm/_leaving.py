@@ -1,7 +1,8 @@
-"""Reports to the peers of this process's channels how it ended: normally, or as lost.
+"""Tells the peers of this process's channels how it ended: regularly, or as one that is missed.
 
-A process leaves all its channels when the interpreter ends, but not when it ends by an exception, which peers detect
-like a kill. Forked children of multiprocessing end by os._exit, bypassing atexit, but run their own finalizers.
+A process leaves all its channels when the interpreter ends, but not when it ends by an exception: its peers learn of
+that as of a kill. Forked children of multiprocessing end by os._exit, past atexit, but run finalizers of their
+own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _also: list[Callable[[], None]] = []
 
 
 def when_leaving(leave: Callable[[], None]) -> None:
-    """Calls `leave` at a normal end of this process, in addition to what its channels do themselves."""
+    """Calls `leave` at a regular end of this process, beside what its channels do themselves."""
     _also.append(leave)
 
 
@@ -49,8 +50,8 @@ def _end() -> None:
 
 
 def _ends_by_exception() -> bool:
-    error = sys.exc_info()[1]  # in a multiprocessing child, which is unwinding
+    error = sys.exc_info()[1]  # of a multiprocessing child, which is unwinding
     if error is not None:
         return not isinstance(error, SystemExit) or error.code not in (None, 0)
-    interactive = hasattr(sys, "ps1")  # an exception does not end an interactive interpreter
+    interactive = hasattr(sys, "ps1")  # where an exception ends nothing
     return not interactive and getattr(sys, "last_value", None) is not None

@@ -1,5 +1,4 @@
-"""How to build instances of a class: called by the native codec (csrc/python/codec_decode.cc) once per class, and for
-rare values."""
+"""How a class is built: asked by the native codec (csrc/python/codec_decode.cc) once per class, and for rare values."""
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ from rlinf_comm.errors import DecodeError
 
 _Build = Callable[[list[Any]], Any]
 ARRIVALS: dict[type, _Build] = {}
-"""Registered wire-only classes -> function from the fields' values to the received value."""
+"""Registered classes that are there for the way alone -> function from the fields' values to what arrives."""
 
 _MAX_SHOWN = 200
-"""Maximum length of quotations in error messages, in characters or list elements; the data may be from a stranger."""
+"""The most that an error message quotes of data that a stranger may have sent, in characters or list elements."""
 
 
 def find_class(name: str, sender_fields: list[str]) -> tuple[int, type, _Build | None]:
@@ -56,7 +55,7 @@ def find_class(name: str, sender_fields: list[str]) -> tuple[int, type, _Build |
 
 
 def _hides_a_field(cls: type, fields: list[str]) -> bool:
-    """Whether a descriptor of the class, such as a property, is in the place of a field's value."""
+    """Whether a descriptor of the class, say a property, stands where a field's value is to be stored."""
     if any("__slots__" in vars(base) for base in cls.__mro__[:-1]):
         return False  # the slots themselves are descriptors
     return any(hasattr(type(inspect.getattr_static(cls, name, None)), "__set__") for name in fields)

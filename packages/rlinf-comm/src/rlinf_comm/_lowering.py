@@ -1,7 +1,6 @@
-"""How to encode instances of a class: called by the native codec (csrc/python/codec_encode.cc) once per class, and for
-rare values.
+"""How a class is encoded: asked by the native codec (csrc/python/codec_encode.cc) once per class, and for rare values.
 
-In the wire form a scalar represents itself, a map a dict, and every other node is an array whose first element is a
+In the wire form a scalar stands for itself, a map for a dict, and every other node is an array whose first element is a
 tag. Mirrors the tags of csrc/python/codec.h.
 """
 
@@ -24,15 +23,15 @@ FOREIGN_ARRAY = 14
 
 
 Description = tuple[int, list[str] | None, tuple[str, ...] | None, Callable[[Any], tuple[Any, ...]] | None]
-"""Tag; name of the class and its fields, if the header lists it; the fields; and, if the value has no native form, a
-function to (tag, values...)."""
+"""Tag; name of the class and its fields, where the header lists it; the fields; and, where the value has no native
+form, a function to (tag, values...)."""
 
 
 def describe_class(cls: type) -> Description:
-    """Inspects a class on its first use.
+    """Looks at a class for the first time.
 
     Raises:
-        Refused: its values cannot be sent.
+        Refused: its values cannot cross.
     """
     if dataclasses.is_dataclass(cls):
         return _record(cls, DATACLASS, tuple(field.name for field in dataclasses.fields(cls)))

@@ -1,4 +1,4 @@
-"""The error for each way in which a put or take can fail: what happened, why, and what to do."""
+"""The error for each way in which a put or take can fail: what, why, and what to do."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def outcome_error(
     """Returns the error for a call on the channel `name` that ended with `outcome`.
 
     Args:
-        what: description of the call.
-        keys: keys of a take; None for any.
+        what: What was asked for.
+        keys: Those that a take asked for; None for any.
     """
     if outcome == _C.Outcome.ABORTED:
         return ChannelAborted(f"channel {name!r}: {native.abort_reason().decode(errors='replace')}")
@@ -60,10 +60,10 @@ def outcome_error(
 
 
 def _other_keys(native: _C.Channel, counts: dict[str, Any], keys: Sequence[int | str] | None) -> str:
-    """The keys of waiting items that no consumer asks for, or that leave no capacity for another key.
+    """Which keys the items have that wait while nobody asks for them, or while they leave no room for another key.
 
     Args:
-        keys: keys of a take; None for any, and for a put.
+        keys: Those that a take asked for; None for any, and for a put.
     """
     waiting = native.waiting_keys()
     others = [(key, num_items) for key, num_items in waiting if keys is None or key not in keys]

@@ -1,4 +1,4 @@
-"""Finds the element of a value that cannot be encoded, for the error message. Slow; only used after a failure."""
+"""Finds the part of a value that does not encode, for the message. Slow, and only used after a failure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Bounded queues of items between threads and processes: in shared memory on one machine, through a server between
-machines.
+"""Bounded queues of items between threads and processes: of one machine in shared memory, of others through a server.
 
 On one machine an item is copied once, into the channel; the consumer's tensors are views of that memory, which is freed
-when the last of them is collected. The native code (csrc/comm/channel.cc) handles bytes, keys and weights; this file
-adds values and errors. Processes of other machines use the same channel through a ChannelServer (rlinf_comm.remote).
+when the last of them is collected. The native part (csrc/comm/channel.cc) knows bytes, keys and weights; this file adds
+values and errors. Processes of other machines reach the same channel through a ChannelServer (rlinf_comm.remote).
 
     channel = Channel.create("samples", num_producers=2)      # the owner
     channel = Channel.open(address)                           # any other process; `address` travels as any value
@@ -38,31 +37,30 @@ if TYPE_CHECKING:
 
 MAX_COUNT = (1 << 63) - 1
 _OPEN_TIMEOUT_S = 60.0
-"""A loaded machine needs less, and a person can wait this long for the message."""
+"""A loaded machine needs less, and a person can wait that long for the message."""
 _SLICE_S = 0.1
-"""A long take checks this often for conditions other than the channel's own state."""
+"""A take that waits for more than the channel itself looks after it this often."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelAddress:
-    """The address with which a process of the same machine and user opens a channel. Valid while the creating Channel
-    object lives."""
+    """How a process of the same machine and user opens a channel. Valid while the creating Channel object lives."""
 
     name: str
     creator_pid: int
     creator_start_ticks: int
-    """Start time of that process, which distinguishes it from a later one with the same pid."""
+    """Start time of that process, which tells it from a later one with its pid."""
     fd: int
-    """The channel's memory, as a file descriptor of the creator, which sends it to peers."""
+    """The channel's memory, as a file descriptor of the creator, which hands it to peers."""
     nonce: int
-    """Distinguishes the memory from other memory that later got the same descriptor."""
+    """Tells the memory from another that was given the same descriptor later."""
     checked: bool = False
     """Whether items carry a digest."""
 
 
 Key = int | str
-"""A signed 64-bit number, or a non-empty text."""
+"""A number of 64 bits with its sign, or a text that is not empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +71,9 @@ class Item:
     key: Key
     weight: float
     policy_version: int
-    """The producer's version; -1 if it set none."""
+    """The version that the producer gave; -1 when it gave none."""
     sequence: int
-    """Position in the order of all puts on this channel, from 0; continues after reopen()."""
+    """Position in the order of all puts on this channel, from 0; also across reopen()."""
     nbytes: int
     """Bytes of the structure and the tensors, without padding and without tensors in a SharedPool."""
 
@@ -83,15 +81,15 @@ class Item:
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelStats:
-    """Statistics of a channel at one moment, with totals since it was created."""
+    """A channel at one instant, with totals since it was created."""
 
     num_items: int
     """Items waiting to be taken."""
     num_bytes: int
-    """Bytes that they occupy, with padding to 64 bytes per tensor."""
+    """Bytes that those occupy, with padding to 64 bytes for each tensor."""
     num_held_items: int
-    """Items that no longer wait but still occupy memory: they were taken and their tensors are still in use in place,
-    or they are being copied in."""
+    """Items whose room is not free yet though they do not wait: they were taken, and their tensors are still alive and
+    in place; or they are just being copied in."""
     num_held_bytes: int
     capacity_items: int
     capacity_bytes: int
@@ -100,7 +98,8 @@ class ChannelStats:
     num_blocked_puts: int
     """Puts that found the channel full."""
     blocked_put_s: float
-    """Seconds that puts have waited, summed over producers. Includes current waits, up to the last 0.1 s."""
+    """Seconds that puts have waited, summed over producers. A put that waits now counts too, but for its last slice of
+    at most 0.1 s."""
     blocked_take_s: float
     num_producers: int
     num_closed: int
@@ -139,15 +138,15 @@ class Channel:
     Items are taken in put order; with `keys`, in put order among those keys. A full channel blocks its producers. It is
     closed when `close` was called once for each of `num_producers`; what is left can still be taken.
 
-    The channel lives as long as some process uses it, and leaves nothing behind when all its processes are gone,
-    however they ended. A process that dies during a put or take leaves the channel consistent; its memory is reclaimed,
-    and processes that wait for it get PeerLost. A process uses the channel from its first put or take until it leaves.
+    The channel lives as long as somebody uses it, and vanishes without a trace when all its processes are gone, however
+    they ended. A process that dies while it puts or takes leaves the channel in order; its memory is taken back, and
+    those who wait for it are told by PeerLost. A process uses the channel from its first put or take until it leaves.
 
-    **From another machine**, a put returns at once, without waiting for a reply while the server has granted capacity
-    for it; `flush` waits until all puts are in the channel. A put that returned arrives even if this process is killed
-    afterwards. If the *connection* breaks, or the server's process ends, all calls raise PeerLost, and puts since the
-    last call with a reply may not have arrived. A channel that is closed or aborted while such puts are in transit
-    refuses them; the next call raises the error.
+    **On another machine** than its memory, a put goes at once, and without waiting for an answer while the server has
+    granted room for it; `flush` waits until all of them are in the channel. A put that returned gets there also when
+    this process is killed afterwards. When the *connection* breaks, or the server's process ends, all calls raise
+    PeerLost, and what was put since the last call that was answered may not have arrived. A channel that is closed or
+    aborted while such puts are on their way refuses them; the next call raises it.
     """
 
     def __init__(self, back_end: BackEnd, address: ChannelAddress | ServerAddress) -> None:
@@ -176,18 +175,17 @@ class Channel:
         Args:
             name: For messages, and for /proc/<pid>/maps.
             capacity_items: Items that may wait in the queue.
-            capacity_bytes: Bytes of waiting items. Taken items whose tensors are still alive may occupy the same amount
-                again; beyond that, take copies them out. Memory is only used as far as items reach.
-            num_producers: Number of close() calls that close the channel.
-            num_keys: Number of keys that share the channel. Each may fill capacity_items/num_keys and
-                capacity_bytes/num_keys, so that a consumer of one key never waits behind items of other keys. 1: first
-                come, first served.
+            capacity_bytes: Bytes of waiting items. Taken items whose tensors are still alive may occupy as much again;
+                beyond that, take copies them out. Memory is only used as far as items reach.
+            num_producers: Calls of close() that close the channel.
+            num_keys: Keys that share the channel. Each may fill capacity_items/num_keys and capacity_bytes/num_keys, so
+                that a consumer that asks for one key never waits behind items of the others. 1: whoever comes first.
             prefault: Take capacity_bytes of memory now; the first items are then as fast as all others.
-            lost_peers: "raise": a put or take that must wait raises PeerLost within about 0.2 s after a process that
-                has put or taken died, see drop_lost_peers. "tolerate": it keeps waiting, because other code watches the
-                processes and may restart them. Memory of dead processes is reclaimed in either case.
-            checked: Items carry a digest of 128 bits, including tensors in a SharedPool. A take whose bytes differ from
-                what was put raises DecodeError: a memory defect, or a write after the put.
+            lost_peers: "raise": a put or take that has to wait raises PeerLost within about 0.2 s after a process that
+                has put or taken died, see drop_lost_peers. "tolerate": it waits on, as somebody else watches the
+                processes and may start them again. Memory that the dead held is taken back in either case.
+            checked: Items carry a digest of 128 bits, of tensors in a SharedPool too. A take whose bytes are not those
+                that were put raises DecodeError: for a defect of the memory, or for who wrote after the put.
         """
         for label, count in (
             ("capacity_items", capacity_items),
@@ -214,8 +212,8 @@ class Channel:
 
     @classmethod
     def open(cls, address: ChannelAddress | ServerAddress, *, timeout_s: float = _OPEN_TIMEOUT_S) -> Channel:
-        """Opens the channel at `address`: from any process of its machine and user or, with the address of a
-        ChannelServer, from any process of the job. `timeout_s` is the time limit for the server's reply.
+        """The channel at `address`: from any process of its machine and user or, by the address of a ChannelServer,
+        from any process of the job. `timeout_s` is for the server to answer.
 
         Raises:
             PeerLost: the creating process is gone or has dropped its Channel object; or the server's process is gone,
@@ -244,7 +242,7 @@ class Channel:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is used through a server."""
+        """Whether it is reached through a server."""
         return not isinstance(self._address, ChannelAddress)
 
     def __repr__(self) -> str:
@@ -262,21 +260,21 @@ class Channel:
         policy_version: int = -1,
         timeout_s: float | None = None,
     ) -> None:
-        """Appends one item; blocks while the channel is full. The value may be changed as soon as this returns, except
-        tensors in a SharedPool, which are sent by reference.
+        """Appends one item; blocks while the channel is full. The value may be changed as soon as this returns, but for
+        tensors in a SharedPool, which cross by reference.
 
         Args:
             value: Anything that rlinf_comm.codec encodes.
-            key: Consumers may select keys.
-            weight: Consumers may bound the sum of weights. Finite, not negative.
-            policy_version: The version of the weights that produced the value; passed on.
-            timeout_s: Maximum wait in seconds; None waits forever.
+            key: Consumers may ask for certain keys.
+            weight: Consumers may ask for a bounded sum of weights. Finite, not negative.
+            policy_version: The version of the weights that made the value; handed on.
+            timeout_s: Seconds to wait at most; None waits for as long as it takes.
 
         Raises:
             ValueError: the item alone is larger than the channel, or than its key's share of it.
-            UnsupportedValueError: the value cannot be sent; names the offending element.
+            UnsupportedValueError: the value cannot cross; names the part of it.
             ChannelClosed, ChannelAborted, ChannelTimeout: the item was not put.
-            PeerLost: it was not put, because the channel is full and a process that used it died; see drop_lost_peers.
+            PeerLost: it was not put, the channel is full, and a process that used it died; see drop_lost_peers.
         """
         if not 0.0 <= weight < math.inf:
             raise ValueError(f"channel {self.name!r}: weight={weight}; finite and not negative")
@@ -292,25 +290,25 @@ class Channel:
         keys: Sequence[Key] | None = None,
         timeout_s: float | None = None,
     ) -> list[Item]:
-        """Removes items from the front; blocks until there are `min_items` with a total weight of `min_weight`, or the
-        channel is closed.
+        """Removes items from the front; blocks until there are `min_items` of them that weigh `min_weight` together, or
+        the channel is closed.
 
         Args:
-            max_items: Maximum number of items.
-            min_items: Wait for this many, capped to max_items. A closed channel returns what is left, possibly nothing.
-            min_weight: Wait until the sum of weights reaches this, or there are max_items.
-            max_weight: Stop before the sum of weights exceeds this, even below min_items, but take at least one item.
-                The take also completes at exactly this sum.
-            keys: Only items with one of these keys; None: any.
-            timeout_s: Maximum wait in seconds; None waits forever.
+            max_items: At most so many items.
+            min_items: Wait for so many, capped to max_items. A closed channel gives what is left, perhaps nothing.
+            min_weight: Wait until the sum of weights is so much, or max_items are there.
+            max_weight: Stop before the sum of weights exceeds this, even below min_items; at least one item. With
+                exactly this sum the take is done as well.
+            keys: Only items with one of these keys; None takes any.
+            timeout_s: Seconds to wait at most; None waits for as long as it takes.
 
         Returns:
-            Items in put order; [] if the channel is closed and no matching item is left.
+            Items in put order; [] when the channel is closed and no matching item is left.
 
         Raises:
             ChannelAborted, ChannelTimeout: nothing was taken.
-            PeerLost: nothing was taken, because it would have to wait and a process that used the channel died.
-            ChannelStalled: min_items exceed the channel's capacity, and the next producer waits for capacity.
+            PeerLost: nothing was taken, it would have to wait, and a process that used the channel died.
+            ChannelStalled: min_items do not fit the channel's capacity, and the next producer waits for room.
         """
         request = checked_request(self._name, max_items, min_items, min_weight, max_weight, keys)
         taken = self._back_end.take(request, timeout_s)
@@ -325,12 +323,12 @@ class Channel:
             yield items.pop().value
 
     def flush(self) -> None:
-        """Waits until everything put through this object is in the channel, before notifying other processes in another
-        way. `close` does this itself, and a take or stats() of this object sees earlier puts."""
+        """Returns when all that was put through this object is in the channel, for who tells others of it on another
+        way. `close` does so by itself, and a take or stats() of this object sees what was put before."""
         self._back_end.flush()
 
     def close(self) -> None:
-        """One producer is done. The channel is closed after num_producers such calls, from any process.
+        """One producer is done. Counted: the channel is closed after num_producers calls, from wherever they come.
 
         Raises:
             ValueError: one call too many.
@@ -338,7 +336,7 @@ class Channel:
         self._back_end.close()
 
     def reopen(self, num_producers: int) -> None:
-        """Prepares a closed and drained channel for the next step. Only allowed in the process that created it, and its
+        """Makes a closed and drained channel ready for the next step. Only the process that created it may, and its
         server.
 
         Raises:
@@ -347,26 +345,26 @@ class Channel:
         self._back_end.reopen(num_producers)
 
     def abort(self, reason: str) -> None:
-        """Ends the channel for all processes: every current and later put or take raises ChannelAborted(reason).
+        """Ends the channel for everybody: each waiting and each later put or take raises ChannelAborted(reason).
 
-        Only the first reason is kept.
+        The first reason stays.
         """
         self._back_end.abort(reason)
 
     def leave(self) -> None:
         """Unregisters this process from the channel; its exit is no longer reported.
 
-        Happens automatically when its last Channel object is collected, when the interpreter ends without an exception,
-        and on close() in a process that takes nothing. Call it before os._exit. A later put or take joins again;
-        through a server it raises PeerLost.
+        Happens by itself when its last Channel object is collected, when the interpreter ends without an exception, and
+        on close() of a process that takes nothing. Call it before os._exit. A later put or take joins again; through a
+        server it raises PeerLost.
         """
         self._back_end.leave()
 
     def drop_lost_peers(self) -> list[int]:
-        """Continues without the processes that died: reclaims their memory, and returns their pids, [] if there are
-        none. Puts and takes in all processes wait again afterwards.
+        """Goes on without the processes that died: takes back what they held, and returns their pids, [] if there are
+        none. Puts and takes wait again afterwards, in all processes.
 
-        Items that dead processes had put stay; items that they had taken are lost. A dead producer does not close: call
+        Items that the dead had put stay; items that they had taken are gone. A dead producer closes nothing: call
         close() in its place, or start another one.
         """
         return self._back_end.drop_lost_peers()
@@ -383,7 +381,7 @@ def checked_request(
     max_weight: float | None,
     keys: Sequence[Key] | None,
 ) -> Request:
-    """The request with its numbers clamped to the native range. Raises ValueError."""
+    """The request, its numbers cut to what the native code takes. Raises ValueError."""
     if max_items < 1 or min_items < 1:
         raise ValueError(f"channel {name!r}: max_items={max_items}, min_items={min_items}; at least 1 each")
     if max_weight is not None and not max_weight >= 0.0:
@@ -392,7 +390,7 @@ def checked_request(
         raise ValueError(f"channel {name!r}: min_weight={min_weight}; from 0 to max_weight={max_weight}")
     if keys is not None and (len(keys) == 0 or isinstance(keys, str)):
         raise ValueError(f"channel {name!r}: keys={keys!r}; a sequence of keys, or None for any")
-    # Comparisons, because min() takes longer than everything above.
+    # Comparisons: min() takes longer than all that is above.
     max_items = max_items if max_items < MAX_COUNT else MAX_COUNT
     return max_items, min_items if min_items < max_items else max_items, min_weight, max_weight, keys
 
@@ -407,7 +405,7 @@ class SharedBackEnd:
         self.owner_pid = owner_pid
         self.raises_on_loss = raises_on_loss
         self.remote_users: RemoteUsers | None = None
-        """Set by the server of a channel that has one."""
+        """Of a channel that has a server, which sets it."""
         self._name = address.name
         self._creator_pid = address.creator_pid
 
@@ -423,7 +421,7 @@ class SharedBackEnd:
             raise outcome_error(self._name, self.native, outcome, what, timeout_s)
 
     def take(self, request: Request, timeout_s: float | None, look: Callable[[], None] | None = None) -> list[Item]:
-        """`look` is called about every 0.1 s of a wait, and may raise to end it."""
+        """`look` is called about every 0.1 s of a wait, and raises what ends it."""
         if look is None and self.remote_users is not None:
             look = self.remote_users.check
         try:
@@ -489,7 +487,7 @@ class SharedBackEnd:
 
 
 def native_of(channel: Channel) -> _C.Channel:
-    """The back end of a channel in this machine's shared memory."""
+    """That of a channel in this machine's shared memory."""
     assert isinstance(channel._back_end, SharedBackEnd), f"{channel!r} is on another machine"
     return channel._back_end.native
 
@@ -498,9 +496,9 @@ class RemoteUsers(Protocol):
     """The users of a channel in processes of other hosts."""
 
     def check(self) -> None:
-        """Raises PeerLost if one of them was lost."""
+        """Raises PeerLost when one of them was lost."""
         ...
 
     def drop(self) -> list[int]:
-        """Continues without those that were lost; returns their pids."""
+        """Goes on without those that were lost; their pids."""
         ...

@@ -5,24 +5,24 @@
 
 `encode` copies no contiguous tensor and `decode` copies none at all: the tensors it returns are views of the buffers.
 
-Supported values, which arrive as the same type: None, bool, int (of any size), float (all bits), str, bytes, list,
+What crosses, and comes back as the same type: None, bool, int (of any size), float (all bits), str, bytes, list,
 tuple, dict with str or int keys, Enum and Flag members, pathlib.Path, dataclasses, msgspec.Struct, numpy arrays and
-scalars, torch tensors of every dtype and shape. Properties of views and subclasses are not sent: strides (the copy is
+scalars, torch tensors of every dtype and shape. What a view or a subclass adds does not cross: strides (the copy is
 row-major), `requires_grad`, Parameter (arrives as a Tensor). Arrays of other libraries that have DLPack or
-__cuda_array_interface__ (CuPy's, JAX's) arrive as torch tensors, which cupy.from_dlpack(tensor) accepts without a copy.
-A device tensor goes through host memory and arrives there, since the receiver may not have that device;
-rlinf_comm.weights.device sends weights in device memory. Dataclasses are rebuilt from their fields, and their
-`__post_init__` does not run again.
+__cuda_array_interface__ (CuPy's, JAX's) arrive as torch tensors, which cupy.from_dlpack(tensor) takes without a copy. A
+tensor on a device goes through host memory and arrives there, since the receiver may not see that device;
+rlinf_comm.weights.device carries weights in device memory. Dataclasses are rebuilt from their fields, and
+their `__post_init__` does not run again.
 
-A class is identified by the name under which both sides have registered it (rlinf_comm.records). Nothing is imported,
-and no other class is instantiated. A header is validated as a whole before anything is built: all lengths, and the
-nesting depth, at most MAX_DEPTH containers in either direction. Rejecting it takes no memory. Accepting it takes the
-memory of its Python objects, less than 100 bytes per byte of the header: a dict of one entry is 3 bytes of a header and
-233 of memory, a list of large integers 13 times its header. Tensors and arrays are in the buffers.
+A class crosses by the name under which both sides have registered it (rlinf_comm.records). Nothing is imported, and no
+other class is built. A header is checked as a whole before anything is made of it: all lengths, and the depth of
+nesting, which is MAX_DEPTH containers at most in either direction. What is refused there has taken no memory. What
+passes takes that of its Python objects, less than 100 bytes for each byte of the header: a dict of one entry is 3 bytes
+of a header and 233 of memory, a list of large integers 13 times its header. Tensors and arrays lie in the buffers.
 
-Wire form. header = msgpack([classes, root]); a scalar represents itself, a map a dict, and every other node is an array
-whose first element is a tag (csrc/python/codec.h). Classes are listed once per item with the names of their fields. The
-traversal of a value is native; _lowering.py and _lifting.py handle classes and rare values.
+Wire form. header = msgpack([classes, root]); a scalar stands for itself, a map for a dict, and every other node is an
+array whose first element is a tag (csrc/python/codec.h). Classes are listed once per item with the names of their
+fields. The walk over a value is native; _lowering.py and _lifting.py tell it about classes and rare values.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from rlinf_comm.errors import DecodeError, PeerLost, UnsupportedValueError
 
 
 def _decode_error(error: BaseException, place: str) -> Exception:
-    """The exception to raise after `error` in the item `place`."""
+    """What to raise after `error`, met in the item `place`."""
     prefix = f"{place}: " if place else ""
     if isinstance(error, DecodeError):
         wrapped = DecodeError(f"{prefix}{error}")
     elif isinstance(error, PeerLost):
         wrapped = PeerLost(f"{prefix}{error}")
-    else:  # also SystemExit and MemoryError: bytes of a stranger must not end the process
+    else:  # also SystemExit and MemoryError: the bytes of a stranger end no process
         wrapped = DecodeError(f"{prefix}not an encoded value: {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped
@@ -94,7 +94,7 @@ def encode(value: Any) -> Encoded:
     """Splits a value into its structure and the bytes of its tensors.
 
     Raises:
-        UnsupportedValueError: some element cannot be sent; names the place, `samples[3].scorer: a function ...`.
+        UnsupportedValueError: some part of it cannot cross; names the place, `samples[3].scorer: a function ...`.
     """
     try:
         return Encoded(*NATIVE.encode(value))
@@ -103,7 +103,7 @@ def encode(value: Any) -> Encoded:
 
 
 def refusal(value: Any, error: Exception) -> UnsupportedValueError:
-    """The exception to raise after NATIVE.encode(value) has raised `error`."""
+    """What to raise after NATIVE.encode(value) has raised `error`."""
     if isinstance(error, RecursionError):
         return UnsupportedValueError(
             f"value: nested more than {MAX_DEPTH} containers deep, or contains itself; send it in flatter parts"
@@ -116,12 +116,12 @@ def decode(header: bytes | memoryview, buffers: Sequence[Any]) -> Any:
 
     Args:
         header: Encoded.header.
-        buffers: Bytes-like objects with the bytes of Encoded.buffers, aligned as their dtypes need; if they are
-            read-only, the tensors must not be written.
+        buffers: Bytes-like objects with the bytes of Encoded.buffers, aligned as their dtypes need; writable, or the
+            tensors are views of memory that must not be written.
 
     Raises:
-        DecodeError: no encoded value, or of a class that is not registered here. Any exception while a value is
-        rebuilt, including those of the class's own code, becomes this error; only Ctrl-C passes.
+        DecodeError: no encoded value, or of a class that is not registered here. Whatever goes wrong while a value is
+            rebuilt, in the class's own code too, ends as this error; only Ctrl-C passes.
     """
     return NATIVE.decode(header, buffers)
 
@@ -154,7 +154,7 @@ def unpack(blob: bytes | bytearray | memoryview) -> Any:
     """The value of pack(). Tensors are private copies.
 
     Raises:
-        DecodeError: not such a blob, or truncated.
+        DecodeError: not such a blob, or cut short.
     """
     view = memoryview(blob).cast("B")
     try:

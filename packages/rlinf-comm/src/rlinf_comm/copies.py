@@ -1,8 +1,8 @@
 """Many strided copies, casts and digests of memory as one native call, prepared once and run with other addresses.
 
-The tables name buffers by number and describe the place of each N-d box in them; a program is made from a table once
-and gets the buffers' addresses at every run. Native side: csrc/include/rlinf/comm/copy_program.h. The caller keeps the
-buffers alive and in place during a run, which releases the GIL.
+The tables name buffers by number and say where in them each N-d box lies; a program is made from a table once and then
+given the buffers' addresses at every run. What the native side makes of it: csrc/include/rlinf/comm/copy_program.h. The
+caller keeps the buffers alive and in place during a run, which releases the GIL.
 
     table = CopyTable.of([StridedCopy(src_buffer=0, dst_buffer=0, shape=(64, 8), src_strides=(256, 4),
                                       dst_strides=(16, 2), src_dtype="float32", dst_dtype="bfloat16")])
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 COPY_DTYPES = ("float32", "bfloat16", "float16", "bytes1", "bytes2", "bytes4", "bytes8", "bytes16")
-"""The code of a dtype in a table is its index here. Casts exist among the first three; the others are copied
-unchanged."""
+"""A dtype's code in a table is its place here. Casts exist among the first three; the others are moved as they are."""
 CODE_OF = {name: code for code, name in enumerate(COPY_DTYPES)}
 
 CODE_BYTES = np.array([4, 2, 2, 1, 2, 4, 8, 16], np.int64)
@@ -37,13 +36,13 @@ Int64s = npt.NDArray[np.int64]
 
 
 def code_of_dtype(dtype: torch.dtype) -> int:
-    """The code of a torch dtype: by name for the three that can be cast, by size for the others."""
+    """The code for a torch dtype: the three that can be cast by name, any other by its size."""
     name = str(dtype).removeprefix("torch.")
     return CODE_OF[name] if name in CODE_OF else CODE_OF[f"bytes{dtype.itemsize}"]
 
 
 def addresses_of(tensors: Iterable[torch.Tensor]) -> Int64s:
-    """The addresses for `run`: of each tensor's first element. Empty tensors may have the address 0."""
+    """What `run` takes: the address of each tensor's first element. Empty tensors may have the address 0."""
     return np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
 
 
@@ -67,7 +66,7 @@ class StridedCopy:
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StridedBox:
-    """One row of a DigestTable: the box of a tensor at `offset` in a buffer."""
+    """One row of a DigestTable: the box of a tensor that lies at `offset` in a buffer."""
 
     buffer: int
     shape: Sequence[int]
@@ -76,7 +75,7 @@ class StridedBox:
     dtype: str
     """The stored dtype, one of COPY_DTYPES."""
     digest: int
-    """Index of the digest that this box is added to; all boxes of one tensor have the same."""
+    """Number of the digest that this box is summed into; all boxes of one tensor have the same."""
     first_index: int
     """Flat index, in the whole tensor, of the box's first element."""
     index_strides: Sequence[int]
@@ -84,11 +83,11 @@ class StridedBox:
     offset: int = 0
     """Bytes from the start of the buffer to the box's first element."""
     as_dtype: str | None = None
-    """The values are cast to this dtype before they are digested; None: no cast."""
+    """The values are cast to this dtype before they are digested; None: they are digested as they are stored."""
 
 
 def _array(table: object, name: str, dtype: type, shape: tuple[int, ...]) -> None:
-    """Converts a field to its native type; rejects values that do not fit."""
+    """Converts a field to what the native side takes; refuses values that do not fit."""
     values = np.asarray(getattr(table, name))
     if values.dtype.kind not in "iu" and values.size:
         raise ValueError(f"{type(table).__name__}.{name}: has the dtype {values.dtype}; integers are needed")
@@ -199,9 +198,9 @@ class DigestTable:
     dtype: npt.NDArray[np.uint8]
     """[n] as stored: indices into COPY_DTYPES."""
     as_dtype: npt.NDArray[np.uint8]
-    """[n] dtype in which it is digested."""
+    """[n] whose digest is wanted."""
     digest: npt.NDArray[np.int32]
-    """[n] 0 to num_digests - 1; -1: this box is not digested."""
+    """[n] 0 to num_digests - 1; -1: this box does not count."""
     first_index: Int64s
     """[n] flat index, in its tensor, of the box's first element."""
     index_strides: Int64s
@@ -259,9 +258,9 @@ def _padded(rows: Sequence[Sequence[int]], num_dims: int, filler: int) -> Int64s
 class CopyProgram:
     """The copies of a table, lowered once. Immutable, and safe to run from several threads at once.
 
-    With `digests`, `run_with_digests` also computes digests of the copied bytes, in the destination's dtype, while they
-    pass through the cache. Row i of that table gives the digest of copy i and its place in its tensor; it must have the
-    copies' lengths, and its buffers, offsets, strides and dtypes are ignored.
+    With `digests`, `run_with_digests` also computes the digest of what is copied, as the destination's dtype, while it
+    passes through the cache. Row i of that table says to which digest copy i belongs and where in its tensor it lies;
+    it must have the copies' lengths, and its buffers, offsets, strides and dtypes are not looked at.
 
     Raises:
         ValueError: a dtype pair without a cast, a copy that leaves its buffer, overlapping writes (a destination stride
@@ -292,7 +291,7 @@ class CopyProgram:
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks of a run; more threads than that are idle."""
+        """Tasks that a run is cut into; threads beyond that number have nothing to do."""
         return self._native.num_tasks
 
     def run(self, src_pointers: Int64s, dst_pointers: Int64s, num_threads: int = 1) -> None:
@@ -309,9 +308,9 @@ class CopyProgram:
         self._native.run(_pointers(src_pointers), _pointers(dst_pointers), num_threads, False, None)
 
     def run_with_digests(self, src_pointers: Int64s, dst_pointers: Int64s, num_threads: int = 1) -> list[int]:
-        """Like `run`; also returns the 128-bit digests of what was read and written, in the destination's dtype.
+        """Runs as `run` does and returns the 128-bit digests of what was read and written, as the destination's dtype.
 
-        They attest what was sent. A DigestProgram over the destination attests what arrived.
+        They attest what was sent. What arrived is attested by a DigestProgram over the destination.
         """
         pairs = self._native.run(_pointers(src_pointers), _pointers(dst_pointers), num_threads, True, None)
         return _digests(pairs)
@@ -368,5 +367,5 @@ def _pointers(pointers: Int64s) -> Int64s:
 
 
 def _digests(pairs: npt.NDArray[np.uint64] | None) -> list[int]:
-    assert pairs is not None, "digests were requested"
+    assert pairs is not None, "digests were asked for"
     return [low | high << 64 for low, high in pairs.tolist()]

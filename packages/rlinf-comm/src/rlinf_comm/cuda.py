@@ -1,11 +1,11 @@
-"""Copies, casts and digests in device memory: a copy table as one kernel launch on the caller's stream.
+"""Copies, casts and digests in device memory: a copy table as one kernel launch on a stream of the caller's.
 
     program = CudaCopyProgram(table)
     program.run(addresses_of(sources), addresses_of(destinations), stream=stream, max_ctas=16)
 
-The table is that of `rlinf_comm.copies`. Its tiles depend on the addresses (which determine the width of loads), so a
-program lowers and uploads them again if the addresses differ from the previous run. Can be imported without a driver;
-`run` then raises DeviceUnavailable. Native side: csrc/include/rlinf/comm/cuda/copy_tile.h.
+The table is that of `rlinf_comm.copies`. Its tiles depend on the addresses (they decide how wide the loads can be), so
+a program lowers and uploads them when it sees addresses that are not those of the run before. Imports without a driver;
+`run` raises DeviceUnavailable there. The native side: csrc/include/rlinf/comm/cuda/copy_tile.h.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from rlinf_comm.copies import CODE_BYTES, DigestTable
 from rlinf_comm.errors import CommError
 
 DEFAULT_MAX_CTAS = 32
-"""Thread blocks of 8 warps: a fraction of the device, so that a copy can run beside a training step. Raise it on an
-idle device."""
+"""Thread blocks of 8 warps: a part of the device, so that a copy can run beside a step. Raise it on an idle one."""
 
 _COLUMNS = (
     "src_buffer",
@@ -37,11 +36,11 @@ _COLUMNS = (
 
 
 class DeviceUnavailable(CommError):
-    """This build has no kernels, or this machine no CUDA device; the message says which."""
+    """This build has no kernels, or this machine no CUDA device; the text says which."""
 
 
 def check_device() -> None:
-    """Raises DeviceUnavailable if no kernel can run on a device here."""
+    """Raises DeviceUnavailable when nothing can run on a device here."""
     if not _C.has_cuda_kernels():
         raise DeviceUnavailable(
             "rlinf-comm was built without CUDA; rebuild it where nvcc is found, or with RLINF_CUDA=ON"
@@ -59,7 +58,7 @@ def _handle_of(stream: Any) -> int:
 
 
 class CudaCopyProgram:
-    """A copy table that runs on the device any number of times.
+    """A copy table, run on the device as often as wanted.
 
     Args:
         table: a `rlinf_comm.copies.CopyTable`, or anything with its fields.
@@ -87,8 +86,8 @@ class CudaCopyProgram:
     ) -> None:
         """Enqueues the copies on `stream` (an integer handle, or a torch or cupy stream) and returns.
 
-        The pointers are base addresses, one per buffer number of the table. New addresses require lowering and an
-        upload, which waits for the program's earlier runs.
+        The pointers are base addresses, one for each buffer number of the table. New addresses cost a lowering and an
+        upload, which waits for the program's runs before.
 
         Raises:
             DeviceUnavailable: no kernels in this build, or no device.
@@ -104,14 +103,14 @@ class CudaCopyProgram:
 
 
 class CudaDigestProgram:
-    """The digests of a table's boxes, computed on the device any number of times.
+    """The digests of a table's boxes, computed on the device as often as wanted.
 
     Args:
         table: without casts: the kernel digests what is stored.
         device: ordinal of the device that runs the kernel.
 
     Raises:
-        ValueError: a box is to be digested in another dtype than its stored one.
+        ValueError: a box is to be digested as another dtype than it is stored in.
     """
 
     def __init__(self, table: DigestTable, *, device: int = 0) -> None:

@@ -1,7 +1,7 @@
-"""All errors of this package, in one tree: `except CommError` catches everything that rlinf_comm raises on purpose.
+"""All errors of this package. One tree: `except CommError` catches everything that rlinf_comm raises on purpose.
 
-Invalid arguments (a negative timeout, an item larger than the channel) are `ValueError`, as everywhere in Python. Names
-without "Error" state what happened to the channel or peer, not a mistake of the caller.
+Plain mistakes in a call (a negative timeout, an item larger than the channel) are `ValueError`, as everywhere in
+Python. Names without "Error" say what happened to the channel or peer, not that somebody erred.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ChannelClosed(ChannelError):
 
 
 class ChannelAborted(ChannelError):
-    """A process aborted the channel; the message is its reason."""
+    """Somebody gave up on the channel; the text is the reason they gave."""
 
 
 class ChannelTimeout(ChannelError):
@@ -28,13 +28,13 @@ class ChannelTimeout(ChannelError):
 
 
 class ChannelStalled(ChannelError):
-    """A take waits for more items than the channel's capacity, while a producer waits for that capacity."""
+    """A take waits for more items than the channel has room for, while a producer waits for that room."""
 
 
 class PeerLost(CommError):
     """The process on the other side is gone, or the shared memory that it created.
 
-    `pids` are the processes that died while they used a channel; empty if one could not be opened.
+    `pids` are the processes that died while they used a channel; empty where one could not be opened.
     """
 
     def __init__(self, message: str, *, pids: tuple[int, ...] = ()) -> None:
@@ -43,23 +43,23 @@ class PeerLost(CommError):
 
 
 class UnsupportedValueError(CommError, TypeError):
-    """A value that cannot be sent to another process; the message names its place in the item."""
+    """A value that cannot cross a process border; the text names its place in the item."""
 
 
 class DecodeError(CommError):
-    """Received bytes that are not an encoded value, or that name a class which this process cannot build."""
+    """Received bytes that are no encoded value, or that name a class which this process cannot build."""
 
 
 class TornStream(DecodeError):
-    """Bytes between two values violate the protocol; the connection cannot be used any more."""
+    """Bytes between two values are not what the protocol says: there is no going on with this connection."""
 
 
 class LayoutError(CommError, ValueError):
-    """Layouts or tensors that do not match; the message names the tensor."""
+    """Layouts or tensors that do not fit each other; the text names the tensor."""
 
 
 class WeightMismatchError(CommError):
-    """The available weights are not the expected ones.
+    """The weights at hand are not the weights asked for.
 
     `tensors` names those that differ or are missing, sorted; empty when only the version is wrong.
     """
@@ -79,11 +79,11 @@ class WeightMismatchError(CommError):
 
 
 class WeightTimeout(WeightMismatchError):
-    """The version did not arrive, or the peers did not receive the one before, within `timeout_s`."""
+    """The version asked for did not arrive, or the peers did not take the one before, within `timeout_s`."""
 
 
 class PoolFull(CommError):
-    """A shared pool had no free memory within `timeout_s`; the message says which process holds how much."""
+    """A shared pool had no room within `timeout_s`; the text says who holds how much of it."""
 
 
 class PeerLeft(PeerLost):
@@ -95,8 +95,7 @@ class PeerTimeout(CommError, TimeoutError):
 
 
 class NotTrusted(CommError):
-    """Another process does not belong to this job, or this one has no secret to prove that it does; the message says
-    how to provide it."""
+    """Another process is not of this job, or this one has no secret to show that it is; says how to give it one."""
 
 
 class PeerNameTaken(CommError, ValueError):
@@ -104,8 +103,8 @@ class PeerNameTaken(CommError, ValueError):
 
 
 class NoTransport(CommError):
-    """No transport works between two peers; the message has the reason for each."""
+    """No transport works between two peers; the text gives the reason of each."""
 
 
 class IpcError(CommError):
-    """Device memory that cannot be shared between two processes; the message says why."""
+    """Device memory that cannot be shared between two processes; the text says why."""

@@ -1,5 +1,5 @@
-"""A cache of large memory blocks: pages that are already mapped are written at twice the rate of fresh ones, which the
-system has to zero first."""
+"""Large memory that is used again: pages that are there already take in twice as much a second as fresh ones, which the
+system has to clear first."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections import deque
 import numpy as np
 
 _MAX_KEPT_BYTES = 256 << 20
-"""Maximum bytes of pages that this process keeps after their users are gone; enough for the few largest tensors of a
-trainer."""
+"""The most bytes of pages that this process keeps after those who took them are gone; enough for the few largest
+tensors of a trainer."""
 
 _lock = threading.Lock()
 _returned: deque[mmap.mmap] = deque()  # appended to by finalizers, which may run anywhere: without a lock
@@ -20,8 +20,8 @@ _kept: list[mmap.mmap] = []
 
 
 def take(num_bytes: int) -> memoryview:
-    """Writable memory with arbitrary content, in huge pages if available. It is returned to the cache when nothing
-    refers to it any more."""
+    """Writable memory with any content, in huge pages where the system has them. It comes back when nothing refers to
+    it any more."""
     pages = _find(num_bytes)
     if pages is None:
         pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -35,7 +35,7 @@ def take(num_bytes: int) -> memoryview:
 
 
 def _find(num_bytes: int) -> mmap.mmap | None:
-    """Finds cached pages that fit without much waste."""
+    """Finds kept pages that fit without much waste."""
     with _lock:
         while _returned:
             _kept.append(_returned.popleft())

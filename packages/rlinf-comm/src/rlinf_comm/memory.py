@@ -1,4 +1,4 @@
-"""Copies between existing memory blocks."""
+"""Copies between memory that both sides already have."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def copy_into(destination: torch.Tensor, source: torch.Tensor) -> None:
-    """Copies a taken tensor into your own, so that the taken one can be freed. Releases the GIL.
+    """Copies a taken tensor into one of your own, so that the taken one can go. Other Python threads run meanwhile.
 
-    From 4 MB on, the first copies of a size (rounded to a power of two) alternate between cached and non-temporal
-    stores, and the faster way is kept for the process. The env var RLINF_COMM_STORES overrides this: cached, streaming,
-    or measured, which is the default.
+    From 4 MB on the first copies of a size (of the same power of two) are written by turns through the caches and past
+    them, with non-temporal stores, and the faster way stays for the process. The environment variable RLINF_COMM_STORES
+    decides without: cached, streaming, or measured, which is the default.
 
     Args:
         destination: Contiguous CPU tensor.

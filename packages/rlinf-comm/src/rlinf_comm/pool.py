@@ -1,4 +1,4 @@
-"""Tensors in memory shared by several processes; a channel sends them by reference, in constant time.
+"""Tensors in memory that several processes share; a channel hands them over by reference, in constant time.
 
     pool = SharedPool.create("rollouts", capacity_bytes=4 << 30, prefault=True)
     tokens = pool.empty((64, 8192), dtype=torch.int32)
@@ -6,12 +6,12 @@
     channel.put({"tokens": tokens})                           # nothing is copied, however large it is
     (item,) = channel.take()                                  # anywhere: item.value["tokens"] is the same memory
 
-BY REFERENCE means: both sides see the same bytes. What the sender writes after `put` is visible in the receiver's
-tensor, and vice versa. Write first, put, and then leave the tensor alone, or put `tokens.clone()`.
+BY REFERENCE means: both sides see the same bytes. What the sender writes after `put` shows in the receiver's tensor,
+and the other way round. Write first, put, and then leave the tensor alone, or put `tokens.clone()`.
 
-Any view of such a tensor is sent like that, also a non-contiguous one, and received tensors can be put into the next
-channel. The memory is freed when the last tensor of the last process is gone; memory of dead processes is reclaimed
-(csrc/comm/pool.cc). Tensors with a gradient, and numpy arrays, are copied into the channel as always.
+Any view of such a tensor crosses like that, also one that is not contiguous, and what was received can be put into the
+next channel. The memory is given back when the last tensor of the last process is gone; processes that die give back
+theirs (csrc/comm/pool.cc). Tensors with a gradient, and numpy arrays, are copied into the channel as always.
 """
 
 from __future__ import annotations
@@ -31,44 +31,43 @@ if TYPE_CHECKING:
     import torch
 
 _TIMEOUT_S = 60.0
-"""Long enough for consumers that are merely slow; a pool whose memory is never freed must not hang forever."""
+"""Long enough for consumers that are merely slow; a pool that nobody gives anything back to must not hang for ever."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolAddress:
-    """The address with which a process of the same machine and user opens a pool. Valid while the creating SharedPool
-    object lives."""
+    """How a process of the same machine and user opens a pool. Valid while the creating SharedPool object lives."""
 
     name: str
     creator_pid: int
     creator_start_ticks: int
-    """Start time of that process, which distinguishes it from a later one with the same pid."""
+    """Start time of that process, which tells it from a later one with its pid."""
     fd: int
-    """The pool's memory, as a file descriptor of the creator, which sends it to peers."""
+    """The pool's memory, as a file descriptor of the creator, which hands it to peers."""
     nonce: int
-    """Distinguishes the memory from other memory that later got the same descriptor."""
+    """Tells the memory from another that was given the same descriptor later."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolStats:
-    """Statistics of a pool at one moment."""
+    """A pool at one instant."""
 
     capacity_bytes: int
     used_bytes: int
-    """Bytes in tensors that are in use, each rounded up to 64 bytes."""
+    """Bytes in tensors that somebody holds, each rounded up to 64 bytes."""
     largest_hole_bytes: int
     """Bytes of the largest tensor that would fit now."""
     num_blocks: int
-    """Number of allocated tensors; views of one count once."""
+    """Tensors as they were allocated; views of one count once."""
     num_holds: int
-    """One per block and process that uses it, and one per reference in a channel."""
+    """One for each block and process that looks at it, and one for each reference in a channel."""
     max_holds: int
     held_bytes: Mapping[int, int]
-    """Process id -> bytes that it uses. What two processes use counts for both."""
+    """Process id -> bytes that it looks at. What two processes look at counts for both."""
     in_flight_bytes: Mapping[int, int]
-    """Process id -> bytes that it has put into channels and that have not been taken."""
+    """Process id -> bytes that it has put into channels and nobody has taken."""
 
     @property
     def free_bytes(self) -> int:
@@ -76,14 +75,14 @@ class PoolStats:
 
 
 class SharedPool:
-    """Shared memory of a fixed size for tensors that are sent through channels by reference.
+    """Shared memory of a fixed size for tensors that cross channels by reference.
 
     The pool lives as long as the process that created it. Its object may be dropped while tensors of it are alive.
-    After the creator's end, tensors that others use stay valid; a reference still in transit ends in PeerLost for a
-    process that does not have the pool mapped. A sender that ends after its put does no harm: the item stays.
+    After the creator's end those that others look at stay valid; a reference that is still on its way ends in PeerLost
+    for a process that does not have the pool mapped. A sender that ends after its put does no harm: the item stays.
 
-    A tensor of the pool is in use as long as a name refers to it: in `for value in channel`, the last value lives until
-    the next one has arrived, unless the loop body ends with `del value`.
+    A tensor of the pool is in use for as long as a name leads to it: in `for value in channel`, the last value lives
+    until the next one has come, unless the loop ends with `del value`.
     """
 
     def __init__(self, native: _C.Pool, address: PoolAddress) -> None:
@@ -97,7 +96,8 @@ class SharedPool:
 
         Args:
             name: Appears in messages and in /proc/<pid>/maps.
-            capacity_bytes: Maximum bytes of all tensors together. Memory is only used as far as tensors have reached.
+            capacity_bytes: The most bytes that all tensors may take at once. Memory is only used as far as tensors have
+                reached.
             prefault: Take all of it now: the first write to a fresh page costs about ten times a later one.
         """
         if capacity_bytes < 1:
@@ -111,7 +111,7 @@ class SharedPool:
 
     @classmethod
     def open(cls, address: PoolAddress) -> SharedPool:
-        """Opens the pool at `address`, to allocate from it too. Receivers need not: taking a tensor opens its pool.
+        """The pool at `address`, to allocate from it too. Receivers need not: taking a tensor opens its pool.
 
         Raises:
             PeerLost: the creating process is gone or has dropped its pool.
@@ -143,15 +143,15 @@ class SharedPool:
         *,
         timeout_s: float | None = _TIMEOUT_S,
     ) -> torch.Tensor:
-        """A contiguous tensor in the pool with arbitrary content.
+        """A contiguous tensor in the pool; its contents are whatever was there before.
 
         Args:
             shape: Lengths; an int for one dimension.
             dtype: float32 when not given.
-            timeout_s: Seconds to wait for others to free memory; 0.0 does not wait, None waits without a limit.
+            timeout_s: Seconds to wait for others to give memory back; 0.0 does not wait, None waits without a limit.
 
         Raises:
-            PoolFull: no free memory in time; the message says which process holds how much.
+            PoolFull: no room in time; says who holds how much.
             ValueError: larger than the pool, or a negative length.
         """
         import torch
@@ -177,7 +177,7 @@ class SharedPool:
         return allocated
 
     def copy_of(self, tensor: torch.Tensor, *, timeout_s: float | None = _TIMEOUT_S) -> torch.Tensor:
-        """A contiguous copy in the pool, of a tensor on any device. Raises like `empty`."""
+        """A contiguous copy in the pool, of a tensor on any device. Raises as `empty` does."""
         import torch
 
         copy = self.empty(tensor.shape, tensor.dtype, timeout_s=timeout_s)

@@ -1,14 +1,14 @@
-"""The classes whose instances may be sent to other processes: those that a program has registered, and no others.
+"""The classes whose objects may cross a process border: those that a program has registered, and no others.
 
     @record
     @dataclass(frozen=True)
     class Guess: ...
 
-    record(TheirSettings)                      # a class of another package
+    record(TheirSettings)                      # a class of somebody else
 
-A class is sent under a name, "module:qualname" unless another is given. The receiver looks the name up in its own
-registry and imports nothing, so bytes from a stranger reach no code that the receiver has not loaded and registered.
-Both processes must have run the module that registers the class.
+A class travels under a name, "module:qualname" unless another is given. The receiver looks the name up in its own
+register and imports nothing, so bytes from a stranger reach no code that the receiver has not loaded and named. Both
+processes have to have run the module that registers the class.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def record(cls: Any = None, /, *, name: str | None = None) -> Any:
 
     Args:
         cls: The class itself; its subclasses are registered on their own.
-        name: The name of the class on the wire, for programs whose two sides keep it in different modules.
+        name: What the class is called in bytes, for programs whose two sides keep it in different modules.
 
     Raises:
         TypeError: another kind of class.
@@ -71,14 +71,13 @@ def is_kind_of_record(cls: Any) -> bool:
 
 
 def is_struct(cls: Any) -> bool:
-    """Whether `cls` derives from msgspec.Struct. Does not import msgspec: a program with such a class has imported
-    it."""
+    """Whether `cls` derives from msgspec.Struct. This module does not import msgspec: who has such a class, has."""
     msgspec = sys.modules.get("msgspec")
     return msgspec is not None and isinstance(cls, type) and issubclass(cls, msgspec.Struct)
 
 
 def default_name(cls: type) -> str:
-    """ "module:qualname". A spawned child names its parent's main module __mp_main__; on the wire it is __main__."""
+    """ "module:qualname". A spawned child knows its parent's main module as __mp_main__; here it is __main__ to all."""
     return f"{'__main__' if cls.__module__ == '__mp_main__' else cls.__module__}:{cls.__qualname__}"
 
 
@@ -93,12 +92,12 @@ def class_named(name: str) -> type | None:
 
 
 def when_replaced(forget: Callable[[], None]) -> None:
-    """Calls `forget` whenever a name is registered for another class."""
+    """Calls `forget` whenever a name is given to another class."""
     _on_replaced.append(forget)
 
 
 def modules_of(value: Any) -> list[str]:
-    """The modules of the registered classes inside a value, which a process has to import before it can receive it."""
+    """The modules of the registered classes inside a value: what a process has to import before it can receive it."""
     modules = {type(part).__module__ for part in _parts(value) if type(part) in _names}
     return sorted(modules - {"__main__", "__mp_main__"})
 

@@ -12,6 +12,7 @@ from rlinf_sched.components import strongly_connected_components
 from rlinf_sched.errors import FlowError, did_you_mean, raise_problems
 
 Dispatch = Literal["any", "key"]
+"""How items reach the ranks of a stage: `any` takes the next item, `key` binds a key to a rank."""
 
 FORMAT_VERSION = 1
 MAX_STALENESS = 64

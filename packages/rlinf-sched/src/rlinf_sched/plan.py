@@ -19,6 +19,7 @@ from rlinf_sched.errors import PlanError, did_you_mean, raise_problems
 from rlinf_sched.flow_graph import FlowGraph, Stage
 
 Mode = Literal["collocated", "disaggregated", "hybrid"]
+"""The shape of a plan."""
 ALL_MODES: tuple[Mode, ...] = get_args(Mode)
 
 FORMAT_VERSION = 1

@@ -6,7 +6,9 @@ import logging
 import os
 
 LOG_LEVEL_VARIABLE = "RLINF_LOG_LEVEL"
+"""The env var with the log level, which child processes inherit."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
+"""The levels that the env var may have, the most detailed first."""
 
 
 def set_up_logging(default: str) -> None:

@@ -165,6 +165,7 @@ TRAINERS: Plugins[TrainerSpec] = Plugins(
     },
     base="rlinf_workers.trainers.spec:TrainerSpec",
 )
+"""Training backends, for the key `actor.backend`."""
 ENGINES: Plugins[EngineSpec] = Plugins(
     "generation engine",
     {
@@ -173,6 +174,7 @@ ENGINES: Plugins[EngineSpec] = Plugins(
     },
     base="rlinf_workers.engines.spec:EngineSpec",
 )
+"""Generation engines, for the key `rollout.engine`."""
 POLICIES: Plugins[PolicySpec] = Plugins(
     "policy",
     {
@@ -185,6 +187,7 @@ POLICIES: Plugins[PolicySpec] = Plugins(
     },
     base="rlinf_workers.policies.spec:PolicySpec",
 )
+"""Policies of robots, for the key `policy.name`."""
 LAUNCHERS: Plugins[LauncherSpec] = Plugins(
     "launcher",
     {
@@ -193,6 +196,7 @@ LAUNCHERS: Plugins[LauncherSpec] = Plugins(
     },
     base="rlinf_workers.launchers.spec:LauncherSpec",
 )
+"""Launchers of worker processes, for the key `cluster.launcher`."""
 WEIGHT_SYNCS: Plugins[WeightSyncSpec] = Plugins(
     "weight sync",
     {

@@ -37,8 +37,10 @@ def _unix_ns() -> int:
 _UNIX_NS = _unix_ns()
 
 COMPUTE_SPAN = "stage"
+"""The `Span.category` of the computation of a stage."""
 LEASE = "lease"
 SYNC_SPAN = "sync"
+"""The `Span.category` of a weight sync."""
 CHANNEL = "channel"
 
 

@@ -70,8 +70,8 @@ def at_level(
         `PolicyInputs`, all of the level's shape; an element is in the mask if any of its tokens is.
 
     Raises:
-        as `logprobs_at_level`. ShapeError: advantages that are finer than the level (a chunk has one advantage: sum
-            its rewards before), or of another shape.
+        ShapeError: as `logprobs_at_level`, and for advantages that are finer than the level (a chunk has one advantage;
+            sum its rewards before) or of another shape.
 
     Example: `ppo_clip_loss(*at_level("chunk", policy, proximal, advantages))`, [T, N, 8, 7] and [T, N] -> [T, N] terms.
     """

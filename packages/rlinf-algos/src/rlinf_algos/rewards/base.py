@@ -20,6 +20,7 @@ MAX_VALUE = 1e15
 """Of a reward, in size: sums of its square over a batch are numbers of float32."""
 ALLOWED = f"a reward is a finite number between -{MAX_VALUE:g} and {MAX_VALUE:g}"
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+"""All outcomes of scoring a completion."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

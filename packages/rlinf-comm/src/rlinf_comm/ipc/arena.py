@@ -14,8 +14,8 @@ from rlinf_comm.ipc.opened import OpenedArenas, mark_as_own
 from rlinf_comm.records import record
 
 ALIGNMENT = 512
-"""Alignment of each tensor's offset in bytes, as in torch's caching allocator: allows wide loads, and no two tensors
-share a cache line."""
+"""Bytes that the offset of each tensor is a multiple of, as in torch's caching allocator: loads can be wide, and no two
+tensors share a cache line."""
 
 
 @record
@@ -27,13 +27,13 @@ class ArenaHandle:
     token: bytes
     """64 bytes of a legacy handle; empty for a descriptor."""
     address: tuple[int, int, int, int] | None
-    """The socket address for requesting a descriptor: (pid, start time, fd, nonce)."""
+    """Where a descriptor is requested: (pid, start time, fd, nonce)."""
     process: tuple[int, int]
     pointer: int
     """The arena's address in the process that created it."""
     num_bytes: int
     nonce: bytes
-    """Distinguishes successive arenas with equal handles and addresses."""
+    """Tells arenas apart whose handles and addresses are equal, one after the other."""
 
 
 class IpcArena:
@@ -87,7 +87,7 @@ class IpcArena:
         raise IpcError(f"no arena of {capacity_bytes} bytes that others can open on device {device}: {text}")
 
     def close(self) -> None:
-        """Frees the memory. No process may use it any more."""
+        """Frees the memory. Nobody may use it any more, here or elsewhere."""
         if self._fd is not None:
             _C.stop_serving_descriptor(self._fd)
             os.close(self._fd)
@@ -100,7 +100,7 @@ _opened_lock = threading.Lock()
 
 
 def opened_arenas(driver: Driver) -> OpenedArenas:
-    """The table of this process for a driver; a forked child has its own, since contexts do not survive a fork."""
+    """The one table of this process for a driver; a forked child has its own, since contexts do not cross a fork."""
     with _opened_lock:
         if os.getpid() not in _opened:
             _opened.clear()

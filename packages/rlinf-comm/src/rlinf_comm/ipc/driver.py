@@ -1,4 +1,4 @@
-"""The functions of the CUDA driver that this package uses, as a protocol. `_C.CudaDriver` is the real one."""
+"""What this package needs of the CUDA driver, as a protocol. `_C.CudaDriver` is the real one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Mapping = tuple[int, int, int]
 
 
 class Driver(Protocol):
-    """Failures are OSError with the driver's error name. Pointers are integers."""
+    """Failures are OSError with the driver's name of the error. Pointers are integers."""
 
     def allocate(self, device: int, num_bytes: int, /) -> int: ...
     def free(self, device: int, pointer: int, /) -> None: ...

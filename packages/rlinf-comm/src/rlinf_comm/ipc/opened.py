@@ -1,4 +1,4 @@
-"""Arenas of other processes, each mapped once for any number of users, and unmapped after the last one."""
+"""Arenas of other processes, opened once however often they are used, and closed when nobody uses them any more."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ def mark_as_own(nonce: bytes) -> None:
 
 
 def is_own(handle: ArenaHandle) -> bool:
-    """Whether this process made the arena. The pid alone does not tell: containers reuse the same ones."""
+    """Whether this process made the arena. Its number alone does not tell: containers give out the same ones."""
     return handle.nonce in _own_nonces and handle.process == _C.current_process()  # a forked child knows the nonce, too
 
 
 class OpenedArenas:
-    """Arenas of other processes that are open here, by handle and local device. `open` and `close` come in pairs.
-    Thread-safe."""
+    """Others' arenas that are open here, by handle and local device. `open` and `close` come in pairs. Thread-safe."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -55,7 +54,7 @@ class OpenedArenas:
         with self._lock:
             entry = self._entries.get((handle, device))
             if entry is None:
-                # For the other kind of handle, the owner must be asked for its descriptor.
+                # The owner of the other kind is asked for its descriptor.
                 if handle.kind == LEGACY and not _C.is_alive(*handle.process):
                     raise IpcError(f"process {handle.process[0]}, whose device memory this is, is gone")
                 entry = self._entries[handle, device] = self._import(handle, device)
@@ -63,7 +62,7 @@ class OpenedArenas:
             return entry.pointer
 
     def close(self, handle: ArenaHandle, device: int) -> None:
-        """Releases one `open`."""
+        """Gives back one `open`."""
         if is_own(handle):
             return
         with self._lock:
@@ -75,7 +74,7 @@ class OpenedArenas:
                 self._release(handle, device, entry)
 
     def num_open(self) -> int:
-        """Number of open arenas."""
+        """Arenas that are open."""
         with self._lock:
             return len(self._entries)
 

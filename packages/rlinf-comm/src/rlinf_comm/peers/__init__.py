@@ -1,4 +1,4 @@
-"""Sends values between named peers of one job, over the best transport for each pair (peer.py)."""
+"""Values between named peers of one job, over the best transport for each pair (peer.py)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The directory: maps names to addresses; served by one of the peers.
+"""Names to addresses: a directory that one of the peers serves.
 
-A name is claimed by one atomic operation, so that it has one owner. A claim of a peer that no longer answers can be
-taken over. If the server is gone and another serves the same endpoint, the client reconnects and restores its own
-claim. Only processes that know the secret of the job (secret.py) can claim or look up a name.
+A name is claimed by one atomic step, so that it has one owner. A claim of a peer that does not answer any more can be
+taken over. Where the server has gone, and another serves the same endpoint, the client connects anew and puts its own
+claim back. Only processes that know the secret of the job (secret.py) can claim or look up a name.
 
-The server lives in one process. When it ends, existing links continue, but new names cannot be found until the endpoint
-is served again; so serve it from a process that outlives the others.
+The server lives in one process. When that one ends, links go on, new names cannot be found until somebody serves the
+endpoint again; so serve it from a process that outlives the others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlinf_comm.wire.secret import require_secret_beyond
 _RECONNECT_TIMEOUT_S = 1.0
 
 Names = NameServer | ServedNames
-"""The names of this process or of another one. Both raise CommError if they cannot be reached."""
+"""The names of this process, or of another one. Both raise CommError when they cannot be reached."""
 
 _Result = TypeVar("_Result")
 
@@ -48,12 +48,12 @@ class Directory:
 
         Args:
             where: Endpoint of a directory.
-            serve: Serve it from this process; None: if it is on this host and not served yet.
-            deadline: time limit for reaching it.
+            serve: Serve it from this process; None: when it is on this host and nobody does.
+            deadline: For reaching it.
 
         Raises:
-            PeerTimeout: it is not served.
-            NotTrusted: the server there does not belong to this job.
+            PeerTimeout: nobody serves it.
+            NotTrusted: what is served there is not of this job.
         """
         host, separator, port = where.rpartition(":")
         if not separator or not port.isdigit():
@@ -63,7 +63,7 @@ class Directory:
         return cls(lambda until: _served_or_serving(endpoint, serve, until), where, deadline)
 
     def claim(self, address: PeerAddress, is_living: Callable[[PeerAddress], bool]) -> None:
-        """Claims the name of `address` for it.
+        """Makes `address` what its name means.
 
         Raises:
             PeerNameTaken: a living peer has the name.
@@ -82,12 +82,12 @@ class Directory:
         self._claim = address.name, claim
 
     def find(self, name: str) -> PeerAddress | None:
-        """The latest claim of the name, by a living or dead peer; None if there is none, or the peer has left."""
+        """The latest claim of the name, by a peer alive or dead; None when there is none, or it has left."""
         claim = self._try(lambda names: names.get(name))
         return _address_in(claim) if claim else None
 
     def leave(self) -> None:
-        """Releases the claim, and stops serving. Does nothing if the directory is gone."""
+        """Gives the claim up, and stops serving. Without effect when the directory is gone."""
         names, self._names = self._names, None
         if names is None:
             return
@@ -100,13 +100,13 @@ class Directory:
         names.close()
 
     def describe(self) -> str:
-        """Describes the directory and its peers, for messages."""
+        """Says where the directory is and who is in it, for messages."""
         names = sorted({name for name in self._try(lambda names: names.listed()) if self.find(name) is not None})
         listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
         return f"the directory {self._place} (in it: {listed or 'nobody'})"
 
     def _try(self, call: Callable[[Names], _Result]) -> _Result:
-        """Calls, and retries once with a new connection if the directory fails."""
+        """Calls, and calls once more with a new connection when the directory fails."""
         if self._names is None:
             raise CommError(f"the directory {self._place} was left by this process")
         try:
@@ -140,7 +140,7 @@ def _served_or_serving(endpoint: tuple[str, int], serve: bool | None, deadline: 
             try:
                 return NameServer(endpoint)
             except OSError as error:
-                if serve or error.errno != errno.EADDRINUSE:  # otherwise another process was faster
+                if serve or error.errno != errno.EADDRINUSE:  # else another has been faster
                     raise
         if deadline.has_passed:
             raise PeerTimeout(
@@ -163,11 +163,11 @@ def _is_here(host: str) -> bool:
 
 
 def route_to(where: str) -> str:
-    """The address of this host as seen by others that reach the directory."""
+    """The address of this host that others see who reach the directory too."""
     host = where.rpartition(":")[0].strip("[]")
     family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as attempt:
-        attempt.connect(address)  # sends nothing: a datagram socket only looks up its route
+        attempt.connect(address)  # sends nothing: a datagram socket only learns its route
         return attempt.getsockname()[0]
 
 

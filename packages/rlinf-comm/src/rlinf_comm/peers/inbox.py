@@ -1,4 +1,4 @@
-"""Message queue per sender name: the incoming links of its current process, and of earlier ones with messages left."""
+"""The links that come in from one name: of its present process, and of those before it that still have something."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from rlinf_comm.wire.deadline import Deadline
 
 
 class NoLink(Exception):
-    """There is no incoming link from this name, or the last one has just ended."""
+    """Nothing has come in from this name, or what there was has just ended."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IncomingLink:
-    """One incoming link."""
+    """One link that has come in."""
 
     theirs: PeerAddress
     incoming: Incoming
 
 
 class Inbox:
-    """The values of one sender, in its order, over all of its links."""
+    """What one sender has sent, in its order, over all of its links."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._arrivals: deque[IncomingLink] = deque()
         self._loss: PeerLost | None = None
-        """The loss of a process that ended with nothing left on its links; raised once, by the next receive."""
+        """The loss of a process that ended when its links had nothing left to receive; the next receive raises it, and
+        only that one."""
         self.ended: bytes | None = None
-        """Token of the latest process whose end a receive has reported."""
+        """Token of the latest process whose end a receive has been told."""
 
     def add(self, arrival: IncomingLink) -> None:
         with self._lock:
@@ -67,9 +68,9 @@ class Inbox:
             return arrival.incoming.receive(deadline)
         except PeerLost as error:
             if not self._drop(arrival):
-                raise NoLink from None  # the loss was reported to another thread
+                raise NoLink from None  # another thread has been told
             if isinstance(error, PeerLeft) and self.latest is not None:
-                raise NoLink from None  # it has left and returned, and nothing is lost
+                raise NoLink from None  # it has left and come back, and nothing is lost
             self.ended = arrival.theirs.incarnation
             raise
         except TornStream:
@@ -85,7 +86,7 @@ class Inbox:
         return True
 
     def sweep(self) -> None:
-        """Closes the links of processes that have ended with nothing left, and keeps only their loss to report."""
+        """Closes the links of processes that have ended with nothing left, and keeps only their loss to be told."""
         with self._lock:
             arrivals = list(self._arrivals)
         for arrival in arrivals:
@@ -94,10 +95,10 @@ class Inbox:
             try:
                 arrival.incoming.receive(Deadline(0.0))
             except PeerTimeout:
-                continue  # another thread receives from it, and will get the error
+                continue  # another thread receives from it, and will be told
             except PeerLost as error:
                 if self._drop(arrival) and not (isinstance(error, PeerLeft) and self.latest is not None):
-                    self._loss = type(error)(str(error))  # without stack frames, which keep the link's memory alive
+                    self._loss = type(error)(str(error))  # without the frames, which hold the link's memory
                     self.ended = arrival.theirs.incarnation
 
     def close(self, *, farewell: bool) -> None:

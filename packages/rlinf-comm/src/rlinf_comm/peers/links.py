@@ -1,4 +1,4 @@
-"""The outgoing links of one peer, by receiver name: created on demand, dropped when their peer ends."""
+"""The links that go out from one peer, by the names of the others: made when needed, dropped when their peer ends."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from rlinf_comm.wire.deadline import Deadline
 
 
 class PeerLinks:
-    """A peer's links. Thread-safe; threads connect to different peers concurrently, and to each peer once."""
+    """A peer's links. Safe for several threads, which meet different peers at the same time, and each peer once."""
 
     def __init__(self, mine: str, make: Callable[[str, Deadline], OutgoingLink]) -> None:
-        """`make` connects to a peer; `mine` is used in messages."""
+        """`make` meets a peer; `mine` is for messages."""
         self._mine = mine
         self._make = make
         self._lock = threading.Lock()
         self._links: dict[str, OutgoingLink] = {}
         self._making: dict[str, threading.Lock] = {}
         self._losses: dict[str, PeerLost] = {}
-        """Name of a peer whose link was dropped -> its loss, kept until a send to that peer has raised it."""
+        """Name of a peer whose link was swept -> its loss, kept until a send to that peer has raised it."""
 
     def get(self, name: str) -> OutgoingLink | None:
         return self._links.get(name)
 
     def to(self, name: str, deadline: Deadline) -> OutgoingLink:
-        """The link to that peer, created if there is none."""
+        """The link to that peer, made if there is none."""
         link = self._links.get(name)
         if link is not None:
             return link
@@ -47,7 +47,7 @@ class PeerLinks:
         return link
 
     def send(self, to: str, value: Any, deadline: Deadline) -> None:
-        """Sends over the link to that peer; drops a link that turns out to be lost."""
+        """Sends over the link to that peer; a link that turns out to be lost is dropped."""
         if self._losses and (loss := self._losses.pop(to, None)) is not None:
             raise loss
         link = self.to(to, deadline)
@@ -58,7 +58,7 @@ class PeerLinks:
             raise
 
     def look_at(self, name: str, deadline: Deadline) -> None:
-        """Raises PeerLost if that peer is gone; connects if there is no link. A slow peer is not gone."""
+        """Raises PeerLost when that peer is gone; meets it if there is no link. One that is slow is not gone."""
         link = self.get(name)
         try:
             if link is None:
@@ -79,7 +79,7 @@ class PeerLinks:
         link.outgoing.close(farewell=False)
 
     def sweep(self) -> None:
-        """Frees the links of peers that have ended, and keeps only the errors."""
+        """Frees what belongs to peers that have ended, and keeps only the errors."""
         for name, link in list(self._links.items()):
             try:
                 link.outgoing.check()

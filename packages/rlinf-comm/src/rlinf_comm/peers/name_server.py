@@ -1,4 +1,4 @@
-"""A directory without external services: names and claims in one process, for processes that know the job's secret."""
+"""The directory of a job that needs no other: names and claims in one process, for those who know the job's secret."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_comm.wire.secret import key_for, where_it_comes_from
 
 MAX_LISTED = 1000
 _ANSWER_TIMEOUT_S = 10.0
-"""Many times what a busy server needs, which only reads a dictionary."""
+"""Many times what a busy server needs: it only looks into a dictionary."""
 
 
 class _Request(msgspec.Struct):
@@ -33,10 +33,10 @@ class _Reply(msgspec.Struct):
 
 
 class NameServer:
-    """Serves names to this process and to those that connect."""
+    """Keeps names for this process and for those that call."""
 
     def __init__(self, endpoint: tuple[str, int]) -> None:
-        """Binds exactly this endpoint. Raises: OSError if it is in use."""
+        """Binds exactly this endpoint. OSError when that is taken."""
         self._lock = threading.Lock()
         self._claims: dict[str, bytes] = {}
         self._connections: set[Connection] = set()
@@ -45,7 +45,7 @@ class NameServer:
         self._listener.start()
 
     def swap(self, name: str, expected: bytes, new: bytes) -> bytes:
-        """Compare-and-swap: replaces `expected` by `new` and returns the resulting claim. b"" means no claim."""
+        """Puts `new` in the place of `expected` if that is there; what is there afterwards. b"" stands for no claim."""
         with self._lock:
             if self._claims.get(name, b"") == expected:
                 self._claims[name] = new
@@ -56,7 +56,7 @@ class NameServer:
             return self._claims.get(name, b"")
 
     def listed(self) -> list[str]:
-        """Current and former names; at most MAX_LISTED."""
+        """Names that are claimed, or were; at most MAX_LISTED."""
         with self._lock:
             return list(self._claims)[:MAX_LISTED]
 
@@ -68,7 +68,7 @@ class NameServer:
             connection.shut()
 
     def _serve(self, connection: Connection) -> None:
-        """Serves one client until it disconnects."""
+        """Answers one caller until it goes."""
         with self._lock:
             self._connections.add(connection)
         try:
@@ -91,7 +91,7 @@ class NameServer:
 
 
 class ServedNames:
-    """The names of another process. Thread-safe."""
+    """The names of another process. Safe for several threads."""
 
     def __init__(self, connection: Connection) -> None:
         """Private: use ServedNames.at."""
@@ -100,11 +100,11 @@ class ServedNames:
 
     @classmethod
     def at(cls, endpoint: tuple[str, int], deadline: Deadline) -> ServedNames:
-        """Connects to the names that are served at `endpoint`.
+        """The names that are served at `endpoint`.
 
         Raises:
-            PeerLost: it is not served.
-            NotTrusted: the server there belongs to another job, or is something else.
+            PeerLost: nobody does.
+            NotTrusted: somebody of another job does, or something else.
             PeerTimeout: it does not answer.
         """
         host, port = endpoint
@@ -134,7 +134,7 @@ class ServedNames:
             try:
                 self._connection.send(request, deadline)
                 return self._connection.receive(_Reply, deadline)
-            except BaseException:  # also a signal: the reply may still arrive, and would be taken for the next one's
+            except BaseException:  # also a signal: the reply may still come, and would be taken for the next one's
                 self._connection.shut()
                 raise
 

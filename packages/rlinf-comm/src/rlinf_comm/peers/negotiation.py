@@ -1,8 +1,8 @@
-"""How two peers choose a transport, before the first value goes from one to the other.
+"""How two peers agree on a transport, when the first value is to go from one to the other.
 
 caller                                            called one
-the handshake (wire/handshake.py): my address, the wanted peer, and whether I am accepted
-Offer: a transport, and how to open it      ->    Answer: the received probe, or an error          (repeated)
+the handshake (wire/handshake.py): my address, whom I am looking for, and whether I am welcome
+Offer: a transport, and how to open it      ->    Answer: the probe that arrived, or why none      (repeated)
 Chosen: this one                            ->    Ready; from here on the link owns the connection
 """
 
@@ -42,7 +42,7 @@ class Ready(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class OutgoingLink:
-    """The sender's end of a link."""
+    """A link as its sender keeps it."""
 
     outgoing: Outgoing
     transport: ChosenTransport
@@ -56,11 +56,11 @@ def call(
     capacity_bytes: int,
     deadline: Deadline,
 ) -> OutgoingLink:
-    """Creates a link to the peer at `theirs`, over the first of `transports` that delivers a probe.
+    """A link to the peer at `theirs`, over the first of `transports` that carries a probe.
 
     Raises:
-        PeerLost: it is gone.
-        NoTransport: none works; with the reason for each.
+        PeerLost: it is not there any more.
+        NoTransport: none works; says why, for each.
         PeerTimeout, PeerNameTaken: as they say.
     """
     connection: Connection | None = None
@@ -108,7 +108,7 @@ def _introduce(mine: PeerAddress, theirs: PeerAddress, deadline: Deadline) -> Co
 
 
 def is_living(address: PeerAddress, deadline: Deadline) -> bool:
-    """Whether the peer at `address` still answers; a process that is merely slow counts as alive."""
+    """Whether the peer at `address` still answers; a process that is merely slow counts as living."""
     if address.is_known_dead():
         return False
     try:
@@ -128,7 +128,7 @@ def answer(
     objection: Callable[[PeerAddress], str | None],
     deadline: Deadline,
 ) -> tuple[PeerAddress, Incoming] | None:
-    """The called side, after the proof: (caller, link), or None if the caller only checked whether it is alive.
+    """The called side, after the proof: (caller, link), or None when the caller only looked.
 
     Raises:
         PeerLost, PeerTimeout, DecodeError: no link came of it.

@@ -5,14 +5,14 @@
         reply = me.receive("engine/0", timeout_s=30)
         print(me.transport_to("engine/0"))
 
-Each ordered pair has its own link, created when the first value is sent that way, over the fastest transport that
-delivers a probe (transports/base.py). Links are independent: a receiver gets the values of one sender in the order of
-its sends, and a sender whose values are not received blocks no other.
+Each ordered pair has a link of its own, made when the first value goes that way, over the fastest transport that
+carries a probe (transports/base.py). Links are independent: a receiver takes from one sender in the order of its sends,
+and a sender that is not received from holds up nobody else.
 
-A send is done when the transport has the value: the receiver may be up to `capacity_bytes` behind. All waits end:
-successfully, with PeerTimeout, or, soon after the other process is gone, with PeerLost (PeerLeft if it said farewell).
-A loss is reported to every sender until another peer claims the name (wait_for), and once to receivers, after all sent
-values: a receive that begins later waits for the next process of that name.
+A send is done when the transport has the value: the receiver may be up to `capacity_bytes` behind. All waits end: with
+what was waited for, with PeerTimeout, or, soon after the other process is gone, with PeerLost (PeerLeft when it said
+farewell). A loss is told to those who send, until somebody else has the name (wait_for), and once to those who receive,
+after all values that had been sent: a receive that begins later waits for the next process of that name.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from rlinf_comm.wire.secret import require_secret_beyond
 DEFAULT_CAPACITY_BYTES = 64 << 20
 
 _MEETING_TIMEOUT_S = 30.0
-"""Time limit of the called side for connecting; the caller uses the deadline of its call."""
+"""Time that the called side has to meet; the caller has the deadline of its call."""
 _LOOK_TIMEOUT_S = 2.0
-"""Time limit for finding out whether a peer is alive; a slower one counts as alive."""
+"""Time to find out whether a peer is alive; one that is slower counts as alive."""
 
 
 class Peer:
-    """One named end of links to other peers. Thread-safe; a forked child must create its own."""
+    """One named end of links to other peers. Safe for several threads; not for a forked child, which makes its own."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Peer:
         self._links = PeerLinks(name, self._make_link)
         self._inboxes: dict[str, Inbox] = {}
         self._changed = threading.Condition()
-        """Guards the dictionaries; notified by a new incoming link and by close()."""
+        """Guards the dictionaries; notified when a link comes in, and by close()."""
         self._read_ahead = ReadAhead()
         self._is_open = True
         self._listener.start()
@@ -87,24 +87,23 @@ class Peer:
         capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Peer:
-        """Joins a directory, through which peers find each other by name. All of them have the same job secret
-        (secret.py).
+        """A peer that finds the others, and is found, by name. All of them have the same job secret (secret.py).
 
         Args:
             directory: "host:port", at exactly which one of the peers serves it.
-            name: Unique among living peers; the name of a dead peer can be reused.
-            serve: Serve the directory from this process; None: if it is on this host and not served yet.
-            host: Address or interface to listen at; by default the one that leads to the directory.
-            transports: Allowed transports, in order of preference; by default all, the fastest first. Names ("shared",
-                "tcp") or Transport objects. RLINF_COMM_TRANSPORTS="tcp" does the same.
-            capacity_bytes: Bytes of values in transit over one link before the sender waits for the receiver. Larger
-                values are sent in pieces.
+            name: Unique among the living; the name of a peer that has died can be had again.
+            serve: Serve the directory from this process; None: if it is on this host and nobody does yet.
+            host: Address or interface to be called at; by default the one that leads to the directory.
+            transports: The only ones to use, in order of preference; by default all, the fastest first. Names
+                ("shared", "tcp") or Transport objects. RLINF_COMM_TRANSPORTS="tcp" does the same.
+            capacity_bytes: Bytes of values that may be on their way over one link before the sender waits for the
+                receiver. Larger values cross too, in parts.
             timeout_s: Seconds for reaching the directory.
 
         Raises:
             PeerNameTaken: a living peer has the name.
-            PeerTimeout: the directory is not served.
-            NotTrusted: the server there does not belong to this job, or others can connect and the job has no secret.
+            PeerTimeout: nobody serves the directory.
+            NotTrusted: what is there is not of this job, or others can call and the job has no secret.
         """
         name_directory = Directory.of(directory, serve, Deadline(timeout_s))
         peer = cls(name, host=host or route_to(directory), transports=transports, capacity_bytes=capacity_bytes)
@@ -125,10 +124,10 @@ class Peer:
         transports: Sequence[str | Transport] | None = None,
         capacity_bytes: int = DEFAULT_CAPACITY_BYTES,
     ) -> Peer:
-        """A peer without a directory: pass its `address` to others of the job, which connect() to it. Arguments as in
+        """A peer without a directory: hand its `address` to others of the job, who connect() to it. Arguments as of
         join().
 
-        Connecting from one side is enough: the called peer knows the caller.
+        One side of a pair is enough: who has been called knows the caller.
         """
         return cls(name, host=host, transports=transports, capacity_bytes=capacity_bytes)
 
@@ -156,11 +155,11 @@ class Peer:
     # --- finding others ---
 
     def connect(self, address: PeerAddress, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ChosenTransport:
-        """Registers the peer at `address` under its name, and creates a link to it.
+        """Makes the peer at `address` known by its name, and a link to it.
 
         Raises:
             PeerLost: it is gone.
-            NoTransport: none works between the two; with the reason for each.
+            NoTransport: none works between the two; says why, for each.
         """
         with self._changed:
             self._addresses[address.name] = address
@@ -170,7 +169,7 @@ class Peer:
         return self.transport_to(address.name, timeout_s=timeout_s)
 
     def wait_for(self, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> PeerAddress:
-        """Waits until a living peer has this name, such as the replacement of a lost one."""
+        """Waits until a living peer has this name, say the replacement of one that was lost."""
         deadline = Deadline(timeout_s)
         while True:
             address = self._find(name)
@@ -181,7 +180,7 @@ class Peer:
             time.sleep(deadline.slice_s / 2)
 
     def transport_to(self, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ChosenTransport:
-        """The transport of values from here to that peer, with the reason. Creates the link if there is none."""
+        """How values get from here to that peer, and why so. Makes the link if there is none."""
         self._check_open()
         return self._links.to(name, Deadline(timeout_s)).transport
 
@@ -198,19 +197,19 @@ class Peer:
     # --- sending ---
 
     def send(self, to: str, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Sends one value; waits for the peer to appear, and while more than capacity_bytes are in transit.
+        """Sends one value; waits for the peer to appear, and while more than capacity_bytes are on their way.
 
-        Within one host, tensors of a SharedPool are sent by reference; everything else is copied before this returns.
+        Within one host tensors of a SharedPool cross by reference; of all else a copy is made before this returns.
 
         Args:
             to: The peer's name.
             value: Anything that rlinf_comm.codec encodes; tensors of any strides.
-            timeout_s: Time limit in seconds for everything.
+            timeout_s: Seconds for all of it.
 
         Raises:
             PeerLost, PeerLeft: it is gone; values that it had not received are lost.
             PeerTimeout: nothing of the value will be received.
-            UnsupportedValueError: the value cannot be sent; names the offending element.
+            UnsupportedValueError: the value cannot cross; names the part of it.
         """
         self._check_open()
         self._links.send(to, value, Deadline(timeout_s))
@@ -235,8 +234,8 @@ class Peer:
         """The next value of that peer, in the order of its sends.
 
         Raises:
-            PeerLost, PeerLeft: once, when it is gone and everything it had sent has been received.
-            PeerTimeout: nothing arrived; the message says what is known of the peer.
+            PeerLost, PeerLeft: once, when it is gone and all that it had sent has been received.
+            PeerTimeout: nothing came; says what is known of the peer.
             DecodeError: the value cannot be built here; later ones can be received.
         """
         name, deadline = from_, Deadline(timeout_s)
@@ -261,7 +260,7 @@ class Peer:
                 raise PeerTimeout(f"{self.name!r}: receive from {name!r} not done in {deadline.timeout_s:g} s: {what}")
 
     def _look_at(self, name: str, ended: bytes | None, deadline: Deadline) -> None:
-        """Raises PeerLost if a peer that has never sent anything is gone, unless its incarnation is `ended`."""
+        """Raises PeerLost when a peer that has never sent anything is gone, unless its incarnation is `ended`."""
         link = self._links.get(name)
         address = self._find(name) if link is None else link.address
         if address is None or address.incarnation == ended:
@@ -284,7 +283,7 @@ class Peer:
     # --- being called ---
 
     def _meet(self, connection: Connection) -> None:
-        """Handles an incoming connection, in a thread of the listener."""
+        """Meets a caller, in a thread of the listener."""
         deadline = Deadline(_MEETING_TIMEOUT_S)
         met = negotiation.answer(
             connection, self._address, self._transports, self._capacity_bytes, self._objection, deadline
@@ -295,7 +294,7 @@ class Peer:
             self._add_incoming(*met)
 
     def _objection(self, caller: PeerAddress) -> str | None:
-        """Why this caller is refused."""
+        """Why this caller is not to be met."""
         before = self._address if caller.name == self.name else self._addresses.get(caller.name)
         is_me = before is self._address
         if (
@@ -331,7 +330,7 @@ class Peer:
             raise ValueError(f"peer {self.name!r} belongs to process {self._address.pid}; make one in this process")
 
     def close(self) -> None:
-        """Says farewell to all peers, releases the name, and frees everything. Values in transit still arrive."""
+        """Says farewell to all, gives the name up, and frees everything. Values on their way still arrive."""
         self._end(farewell=True)
 
     def _end(self, *, farewell: bool) -> None:

@@ -1,4 +1,4 @@
-"""Channels for processes of other hosts: a channel server (server.py), and its client (client.py)."""
+"""Channels for processes of other hosts: a server beside the channel (server.py), and the other side (client.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The address of a channel for processes of other hosts."""
+"""How a process of another host finds a channel."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from rlinf_comm.wire.address import PeerAddress
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerAddress:
-    """The address with which a process of the job opens a channel from anywhere. Valid while its ChannelServer lives.
-    No secret."""
+    """How a process of the job opens a channel from anywhere. Valid while its ChannelServer lives. No secret."""
 
     server: PeerAddress
     """The process that serves it; its name is the channel's."""
@@ -25,5 +24,5 @@ class ServerAddress:
 
     @property
     def creator_pid(self) -> int:
-        """The pid of the process that holds the channel, on its host."""
+        """The process that the channel lives in, as its host counts them."""
         return self.server.pid

@@ -1,4 +1,4 @@
-"""A channel of another host, as used by a process here."""
+"""A channel of another host, as a process here sees it."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from rlinf_comm.wire.deadline import FOREVER, Deadline
 from rlinf_comm.wire.handshake import Hello, Refused, introduce
 
 _GRACE_S = 10.0
-"""A server replies to a timed-out call at once; one that is silent for this much longer counts as not running."""
+"""A server answers a call that has timed out at once; one that is silent for so much longer does not run any more."""
 _ITEM_BYTES = 512
-"""Upper bound of an item's overhead in the channel besides its bytes and the padding to 64 bytes per tensor."""
+"""What an item may take in the channel beside its bytes, its padding to 64 bytes for each tensor apart."""
 
 
 class RemoteBackEnd:
-    """A channel behind its server; see Channel about channels on another machine.
+    """A channel behind its server; what Channel says of one on another machine.
 
-    Thread-safe. Puts of a process are sequential, takes have separate connections.
+    Safe for several threads. Puts of a process go one after the other, takes have connections of their own.
     """
 
     def __init__(self, address: ServerAddress, connection: Connection, me: PeerAddress, entered: Enter) -> None:
@@ -68,13 +68,13 @@ class RemoteBackEnd:
         self._put_exchange = Exchange(connection, address.server)
         self._granted = Granted(0, 0)
         self._num_unanswered = 0
-        """Puts since the last reply."""
+        """Puts since the last answer."""
         self._lock = threading.Lock()
         self._idle: list[Exchange] = []
         self._exchanges: list[Exchange] = [self._put_exchange]
         self._loss: str | None = None
         self._finalizer = weakref.finalize(self, _end, self._exchanges, self._pid)
-        self._finalizer.atexit = False  # a process that ends by an exception counts as lost, like a killed one
+        self._finalizer.atexit = False  # a process that ends by an exception is missed, as one that is killed
         _open_channels.add(self)
 
     @classmethod
@@ -87,12 +87,12 @@ class RemoteBackEnd:
     # --- putting ---
 
     def put(self, value: Any, key: Key, weight: float, policy_version: int, timeout_s: float | None) -> None:
-        """Tensors in a SharedPool are copied like all others. Raises PeerLost also if the connection or the server's
-        process has ended."""
+        """Tensors in a SharedPool cross as all others. Raises PeerLost also when the connection or the server's process
+        has ended."""
         encoded, key = self._encoded(value), self._checked(key)
         deadline = _deadline(self._name, timeout_s)
         labels = (key, float(weight), operator.index(policy_version))
-        if self._entered.num_keys > 1:  # no key waits behind another: each put has its own connection and reply
+        if self._entered.num_keys > 1:  # no key waits behind another: each put has its connection and its answer
             self._ask(self._put_request(labels, deadline), encoded, deadline)
             return
         with deadline.holding(self._putting) as held:
@@ -111,7 +111,7 @@ class RemoteBackEnd:
         if self._is_granted(num_bytes):
             self._granted.num_items -= 1
             self._granted.num_bytes -= num_bytes
-            # There is capacity for it: the time limit is for the wait for capacity.
+            # Room for it is there: the time limit is for the wait for room.
             message = compose(Put(*labels, None, answers=False), encoded)
             self._send(self._put_exchange, message, deadline if deadline.timeout_s else Deadline(_GRACE_S))
             self._num_unanswered += 1
@@ -131,12 +131,12 @@ class RemoteBackEnd:
         self._exchange_put(Flush(waits=True))
 
     def _exchange_put(self, message: Message) -> None:
-        """Exchanges a message after all earlier puts, with the grant that replies to it."""
+        """Exchanges a message after all that was put, with the grant that answers it."""
         with self._putting:
             self._grant_by(self._exchange(self._put_exchange, compose(message), FOREVER))
 
     def _flush_puts(self) -> None:
-        """Ensures that a call over another connection sees what this process has put, if there was capacity for it."""
+        """So that a call over another connection finds what this process has put, if there is room for it."""
         if self._num_unanswered and self._putting.acquire(
             blocking=False
         ):  # else a put waits, and those before it are in
@@ -173,7 +173,7 @@ class RemoteBackEnd:
     # --- taking ---
 
     def take(self, request: Request, timeout_s: float | None) -> list[Item]:
-        """Items in transit when this process died are lost."""
+        """Items that were on their way when this process died are gone."""
         deadline = _deadline(self._name, timeout_s)
         max_items, min_items, min_weight, max_weight, keys = request
         message = Take(
@@ -214,7 +214,7 @@ class RemoteBackEnd:
 
     def abort(self, reason: str) -> None:
         self._ask(Abort(reason), NOTHING, Deadline(_GRACE_S))
-        self._granted = Granted(0, 0)  # the next put asks again, and learns that the channel ended
+        self._granted = Granted(0, 0)  # what was granted before; the next put asks, and learns that it is over
 
     def stats(self) -> ChannelStats:
         answer = self._ask(Stats(), NOTHING, Deadline(_GRACE_S))
@@ -239,7 +239,7 @@ class RemoteBackEnd:
     def _ask_for_values(
         self, message: Message, deadline: Deadline, encoded: Encoded = NOTHING
     ) -> tuple[Answer, bytes, list[memoryview]]:
-        """Sends a request over an idle connection."""
+        """Asks over a connection that nobody uses."""
         self._check_is_there()
         self._flush_puts()
         with self._lock:
@@ -264,7 +264,7 @@ class RemoteBackEnd:
         exchange = Exchange(connection, self._address.server)
         with self._lock:
             self._exchanges.append(exchange)
-        if self._loss is not None:  # another thread has left meanwhile, possibly without seeing this connection
+        if self._loss is not None:  # another thread has left meanwhile, and may not have seen this connection
             exchange.leave()
             raise PeerLost(self._loss)
         return exchange
@@ -275,7 +275,7 @@ class RemoteBackEnd:
     def _exchange_values(
         self, exchange: Exchange, message: Encoded, deadline: Deadline
     ) -> tuple[Answer, bytes, list[memoryview]]:
-        """Sends a message and returns the reply; raises the error that it reports."""
+        """Says a message, and hears the answer; raises the error that it tells of."""
         self._send(exchange, message, deadline if deadline.timeout_s else Deadline(_GRACE_S))
         exchange.is_in_turn = False
         try:
@@ -313,7 +313,7 @@ class RemoteBackEnd:
 
 
 def _enter(address: ServerAddress, me: PeerAddress, deadline: Deadline) -> tuple[Connection, PeerAddress, Enter]:
-    """Connects: the connection, this process as known to the server, and the server's description of its channel."""
+    """Connects: the connection, this process as the server knows it, and what the server says of its channel."""
     connection = Connection.to_peer(address.server, deadline)
     try:
         host, port = connection.socket.getsockname()[:2]
@@ -333,7 +333,7 @@ def _enter(address: ServerAddress, me: PeerAddress, deadline: Deadline) -> tuple
 
 
 def _end(exchanges: list[Exchange], pid: int) -> None:
-    if os.getpid() == pid:  # a forked child has no connections
+    if os.getpid() == pid:  # a forked child has no lines
         for exchange in list(exchanges):
             exchange.leave()
 

@@ -1,4 +1,4 @@
-"""One connection between a client and a channel server, after the handshake: a stream of values in each direction."""
+"""One connection between a client and a channel's server, after the handshake: a stream of values each way."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from rlinf_comm.wire.lifeline import Lifeline, left
 from rlinf_comm.wire.stream import Traffic, ValueReceiver, ValueSender
 
 _NO_READ_AHEAD = 0
-"""Only read by the thread that waits for a message."""
+"""It is read by who waits for a message, and by nobody else."""
 
 
 class Exchange:
     """Sends and receives messages (messages.py). For one thread at a time."""
 
     def __init__(self, connection: Connection, theirs: PeerAddress) -> None:
-        """Owns the connection; `theirs` is the other end."""
+        """Owns the connection; `theirs` is at its other end."""
         self._theirs = theirs
         self._lifeline = Lifeline(connection, theirs, carries_values=True)
         traffic = Traffic("TCP", theirs)
         self._outgoing = ValueSender(connection.socket, self._lifeline, traffic)
         self._incoming = ValueReceiver(connection.socket, _NO_READ_AHEAD, traffic)
         self.is_in_turn = True
-        """Whether both sides agree on whose turn it is; not after an interrupted wait for a reply."""
+        """Whether both sides agree on who speaks next; not after a wait for an answer was broken off."""
 
     def send(self, message: Encoded, deadline: Deadline) -> None:
-        """Sends the message, whole or not at all. Raises PeerLost, PeerLeft, or PeerTimeout: it will not arrive."""
+        """Whole or not at all. Raises PeerLost, PeerLeft, or PeerTimeout: it will not arrive."""
         self._outgoing.send_encoded(message, deadline)
 
     def receive(self, timeout_s: float = math.inf) -> tuple[bytes, list[memoryview]]:
@@ -38,7 +38,7 @@ class Exchange:
 
     @property
     def is_amid_a_message(self) -> bool:
-        """Whether part of the next message has arrived."""
+        """Whether a part of what the other side says has come."""
         return self._incoming.is_amid_a_value
 
     def has_more(self) -> bool:
@@ -46,7 +46,7 @@ class Exchange:
         return self._incoming.has_more()
 
     def check(self) -> None:
-        """Raises PeerLeft or PeerLost if the other side, whose turn it is not, has ended."""
+        """Raises PeerLeft or PeerLost when the other side, whose turn it is not, has ended."""
         if self._incoming.has_staged:
             kind, text = left(self._theirs)
             raise kind(text)

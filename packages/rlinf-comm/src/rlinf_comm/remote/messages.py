@@ -1,12 +1,12 @@
-"""The messages between a client and a channel server: the client sends requests, the server replies, and neither sends
-out of turn.
+"""The messages between a client and a channel's server: the client asks, the server answers, and neither speaks out of
+turn.
 
-The exception is a put that needs no reply, because the server has granted capacity for it beforehand. So nothing is in
-transit to a client that is not waiting for it, and killing a client loses none of its puts: the system still delivers
-what a dead process has written, unless it had left received data unread.
+A put that does not ask for an answer is the exception: the server has granted it room beforehand. So nothing is ever on
+its way to a client that is not waiting for it, and a client that is killed takes nothing back: the system still
+delivers what a dead process has written, unless it had left something unread.
 
-A message is sent as the header of a value of the peers' stream (wire/values.py): its length, the message, and the
-headers of the values that it carries, whose buffers are those of the stream.
+A message travels as the header of a value of the peers' stream (wire/values.py): its length, itself, and
+behind it the headers of the values that it carries, whose buffers are the stream's.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LENGTH = struct.Struct("<I")
 
 
 SERVICE = "channel"
-"""The server's name in a handshake."""
+"""What a server is called in a Hello."""
 
 
 class Enter(msgspec.Struct):
-    """The server's description of its channel, in the reply to a handshake."""
+    """What the answer to a caller's hello says of the channel."""
 
     capacity_items: int
     capacity_bytes: int
@@ -47,13 +47,14 @@ class Put(msgspec.Struct, tag=True, array_like=True):
 
 
 class Room(msgspec.Struct, tag=True, array_like=True):
-    """Asks for capacity for an item of this many bytes."""
+    """Is there room for an item of so many bytes?"""
 
     num_bytes: int
 
 
 class Flush(msgspec.Struct, tag=True, array_like=True):
-    """Replied to when the earlier puts are in the channel or, without `waits`, those for which there is capacity."""
+    """Answered when the puts before it are in the channel, or, without `waits`, when those are for which there is
+    room."""
 
     waits: bool
 
@@ -91,14 +92,14 @@ Message = Put | Room | Flush | Take | Close | Reopen | Abort | Stats | DropLost
 
 
 class Granted(msgspec.Struct, tag=True, array_like=True):
-    """The request is done. The caller may put this much more without waiting for a reply."""
+    """What was asked for is done. The caller may put so much more without waiting for an answer."""
 
     num_items: int
     num_bytes: int
 
 
 class Label(msgspec.Struct, array_like=True):
-    """A taken item, except its value."""
+    """What a taken item is, beside its value."""
 
     key: Key
     weight: float
@@ -115,14 +116,14 @@ class Taken(msgspec.Struct, tag=True, array_like=True):
 
 
 class Numbers(msgspec.Struct, tag=True, array_like=True):
-    """A reply in numbers: for Stats by name, for DropLost the lost processes."""
+    """An answer in numbers: of Stats by name, of DropLost the lost processes."""
 
     stats: dict[str, int | float | bool]
     pids: list[int]
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True):
-    """The request failed: an error of rlinf_comm.errors, or ValueError."""
+    """Nothing was done: an error of rlinf_comm.errors, or ValueError."""
 
     error: str
     text: str
@@ -140,7 +141,7 @@ NOTHING = Encoded(b"", ())
 
 
 def compose(message: Message | Answer, *values: Encoded) -> Encoded:
-    """Encodes the message with the values that it carries."""
+    """The message with the values that it carries."""
     encoded = _encoder.encode(message)
     buffers = values[0].buffers if len(values) == 1 else tuple(buffer for value in values for buffer in value.buffers)
     return Encoded(b"".join((_LENGTH.pack(len(encoded)), encoded, *(value.header for value in values))), buffers)

@@ -1,14 +1,14 @@
-"""The server of a channel, through which processes of other hosts use it.
+"""The server of a channel: where processes of other hosts reach it.
 
     server = ChannelServer(channel, host="10.0.0.1")        # in the process that created the channel
     channel = Channel.open(server.address)                  # in any process of the job
 
-Each client has a server thread, which performs the client's requests on the channel: it waits in the channel's own put
-and take, so that bounds, shares of keys, order, and waiting are those of a producer or consumer of this host. Client
-puts that are not in the channel yet wait here: one item that its client waits for, and the items that were put without
-waiting, for which there was capacity when the server granted it (`_grant`).
+Each client has a thread of the server's, which does with the channel what the client asks for: it waits in the
+channel's own put and take, so that bounds, shares of keys, order, and who waits for whom are those of a producer or
+consumer of this host. What a client has put, and is not in the channel yet, waits here: one item that its client waits
+for, and the items that were put without waiting, for which there was room when the server granted it (`_grant`).
 
-A value is not decoded on arrival: it is put into the channel as received (_carried.py).
+A value is not decoded on its way in: it goes into the channel as it came (_carried.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ChannelServer:
     """Serves one channel to processes that cannot share its memory, until it is closed or its process ends."""
 
     def __init__(self, channel: Channel, *, host: str = "127.0.0.1") -> None:
-        """Listens at exactly this address of the machine, on a port chosen by the system.
+        """Listens at exactly this address of the machine, on a port of the system's choice.
 
         Raises:
             ValueError: another process created the channel, or `host` is no address that others can call.
@@ -84,7 +84,7 @@ class ChannelServer:
         self.close()
 
     def close(self) -> None:
-        """Accepts no more connections, and ends waiting callers with PeerLeft. The channel itself stays as it is."""
+        """Lets nobody in any more, and ends what callers wait for with PeerLeft. The channel itself stays as it is."""
         self._is_open = False
         self._listener.close()
         with self._lock:
@@ -95,7 +95,7 @@ class ChannelServer:
     # --- who was lost (channel.RemoteUsers) ---
 
     def check(self) -> None:
-        """Raises PeerLost if a caller has died that used the channel and had not left it."""
+        """Raises PeerLost when a caller has died that used the channel and had not left it."""
         with self._lock:
             lost = list(self._lost.values())
         if lost:
@@ -107,7 +107,7 @@ class ChannelServer:
             )
 
     def drop(self) -> list[int]:
-        """Continues without lost clients; returns their pids, each on its host."""
+        """Goes on without those that were lost; their pids, each on its host."""
         with self._lock:
             lost, self._lost = self._lost, {}
         return [who.pid for who in lost.values()]

@@ -1,4 +1,4 @@
-"""Serves one connection of a client: a thread that receives a request, and waits in the channel on its behalf."""
+"""What a server does for one connection of a client: a thread that takes a request, and waits in the channel for it."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from rlinf_comm.wire.address import PeerAddress
 from rlinf_comm.wire.deadline import SLICE_S, Deadline
 
 _ANSWER_TIMEOUT_S = 60.0
-"""Time limit for sending a reply to a caller that has stopped reading."""
+"""Time for an answer to a caller that has stopped reading, though it waits for one."""
 _MAX_GRANTED_ITEMS = 4096
 _MAX_GRANTED_BYTES = 64 << 20
-"""Maximum bytes that a caller puts without waiting for a reply: enough to make the round trip negligible."""
+"""The most that a caller puts without waiting for an answer: enough that the round trip is a small part of the time."""
 
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """One Channel object of a remote process, with all of its connections."""
+    """One Channel object of a process elsewhere, with all of its connections."""
 
     address: PeerAddress
     num_connections: int = 0
@@ -58,17 +58,17 @@ class Client:
 
     @property
     def is_missed(self) -> bool:
-        """Whether its death must be reported: the same rule as for processes of the channel's host."""
+        """Whether its death concerns others: the same rule as for processes of the channel's host."""
         return self.has_taken or (self.has_put and not self.has_closed)
 
 
 class ServerTraffic:
-    """Traffic through a server, of all clients."""
+    """What has come and gone through a server, of all clients."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.num_put = self.put_bytes = self.num_taken = self.taken_bytes = 0
-        """Bytes of the structure and the tensors, as codec.Encoded counts them."""
+        """Bytes are those of the structure and the tensors, as codec.Encoded counts them."""
 
     def count_put(self, num_bytes: int) -> None:
         with self._lock:
@@ -103,8 +103,8 @@ class ServedConnection:
         num_producers: Callable[[], int],
         check_others: Callable[[], None] | None,
     ) -> None:
-        """`num_producers` is the number of callers that put; `check_others` raises PeerLost if a caller was lost and
-        waiting callers must be notified."""
+        """`num_producers` says how many callers put; `check_others` raises PeerLost when a caller was lost and who
+        waits is to be told."""
         self.exchange = exchange
         self.client = client
         self._channel = channel
@@ -113,13 +113,13 @@ class ServedConnection:
         self._num_producers = num_producers
         self._check_others = check_others
         self._owed: deque[Callable[[float | None], None]] = deque()
-        """Puts that no caller waits for, in order: calls with a timeout."""
+        """Puts for which nobody waits any more, in order: calls with a timeout."""
         self._owed_error: Exception | None = None
-        """Why such a put failed."""
+        """Why such a put was given up."""
         self._is_stopped = False
 
     def serve(self) -> None:
-        """Serves until the connection ends, whose PeerLost ends this too. Earlier puts are then in the channel."""
+        """Until the connection ends, by whose PeerLost this ends too. What was put before is in the channel then."""
         try:
             self._serve()
         except ClientGone as gone:
@@ -129,7 +129,7 @@ class ServedConnection:
                 self._try_owed(SLICE_S)
 
     def stop(self) -> None:
-        """Ends the connection from this side."""
+        """Ends the connection from here."""
         self._is_stopped = True
         self.exchange.shut(farewell=True)
 
@@ -202,13 +202,12 @@ class ServedConnection:
         except ChannelTimeout:
             pass  # there was room when it was granted, and there will be
         except PeerLost:
-            time.sleep(timeout_s)  # until some process continues without the lost one
+            time.sleep(timeout_s)  # until somebody goes on without who was lost
         except (CommError, ValueError) as error:
             self._owed_error = error
 
     def _put_owed(self, deadline: Deadline) -> None:
-        """Raises the reason why an unacknowledged put is not done. It stays pending after ChannelTimeout and
-        PeerLost."""
+        """Raises why a put for which nobody waited is not done. It stays owed after ChannelTimeout and PeerLost."""
         while self._owed:
             try:
                 self._owed[0](_timeout_s(deadline))
@@ -223,8 +222,8 @@ class ServedConnection:
             raise error
 
     def _grant(self) -> Granted:
-        """Half of the free capacity, shared by all callers that put: others may use it meanwhile, and puts that find
-        none wait here."""
+        """Half of the room that there is, shared by all callers that put: others may take it meanwhile, and what finds
+        none waits here."""
         counts = self._channel.stats()
         if counts.num_keys > 1 or self._owed or _is_over(counts):
             return Granted(0, 0)
@@ -234,7 +233,7 @@ class ServedConnection:
         return Granted(min(num_items, _MAX_GRANTED_ITEMS), min(num_bytes, _MAX_GRANTED_BYTES))
 
     def _room(self, num_bytes: int) -> Granted:
-        """For a put that must not wait: raises ChannelTimeout if it would certainly have to."""
+        """For a put that would not wait: raises ChannelTimeout where it certainly would have to."""
         counts = self._channel.stats()
         has_room = counts.num_items < counts.capacity_items and counts.num_bytes + num_bytes <= counts.capacity_bytes
         if _is_over(counts) or (has_room and not self._owed):  # the put itself will say that it is over

@@ -1,4 +1,4 @@
-"""Helpers for tests: bitwise comparison, and conformance suites for layouts, and for transports between peers.
+"""Helpers for tests: bitwise comparison, and checks that any layout, or transport between peers, must pass.
 
 assert_bitwise_equal(served, trained)
 

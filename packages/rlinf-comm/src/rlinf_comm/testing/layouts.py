@@ -1,4 +1,4 @@
-"""The conformance suite of layouts, with a reference executor for copies."""
+"""What any layout must fulfil, and a plain executor of copies to try it with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def execute_copies(table: CopyTable, src: Sequence[torch.Tensor], dst: Sequence[torch.Tensor]) -> None:
     """Runs a copy table on contiguous CPU tensors, one by one in torch: a reference, not a fast executor.
 
-    `src` and `dst` are the buffers, indexed by the table's buffer numbers.
+    `src` and `dst` are what the table's buffer numbers count.
     """
     columns = (table.src_buffer, table.dst_buffer, table.src_offset, table.dst_offset, table.lengths)
     strides = (table.src_strides, table.dst_strides)
@@ -80,7 +80,7 @@ def _indices(block: Block) -> np.ndarray:
 
 
 def check_round_trip(layout: Layout) -> None:
-    """Weights copied into this layout and back are bitwise equal, and padding is not written."""
+    """Weights that go into this layout and out again are the same bits, and padding is not written."""
     import torch
 
     whole = Layout.replicated(layout.specs, 1)

@@ -13,7 +13,7 @@ SMALL_CAPACITY_BYTES = 1 << 20
 
 
 class PeerLike(Protocol):
-    """The methods that the checks use; rlinf_comm.peers.Peer documents them."""
+    """What the checks need of a peer; rlinf_comm.peers.Peer says what each method means."""
 
     @property
     def name(self) -> str: ...
@@ -23,14 +23,14 @@ class PeerLike(Protocol):
 
 
 class PeersLike(Protocol):
-    """Creates the peers of one check."""
+    """Makes the peers of one check."""
 
     def make(self, *names: str, capacity_bytes: int = SMALL_CAPACITY_BYTES) -> Sequence[PeerLike]:
-        """Creates peers, which know each other and the earlier ones."""
+        """New peers, which know each other and those made before."""
         ...
 
     def crash(self, peer: PeerLike) -> None:
-        """Ends the peer as a kill would: nothing more is sent."""
+        """Ends the peer as the kernel ends those of a killed process: nothing more is said or sent."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The conformance suite of transports between peers."""
+"""What any transport between peers must fulfil."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_comm.testing.bitwise import assert_bitwise_equal
 from rlinf_comm.testing.peers_over import HANG_S, PeerLike, PeersLike
 
 _MAX_VALUES = 100_000
-"""More than any transport accepts before it makes a sender wait."""
+"""More than any transport takes before it makes a sender wait."""
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def check_privacy(peers: PeersLike) -> None:
 
 
 def check_keeping(peers: PeersLike) -> None:
-    """Received values, or views of them, do not change when more arrive; also beyond the capacity."""
+    """What a receiver keeps, or a view of it, does not change when more comes; also beyond the capacity."""
     import torch
 
     a, b = peers.make("a", "b")
@@ -140,7 +140,7 @@ def check_keeping(peers: PeersLike) -> None:
 
 
 def check_unsupported(peers: PeersLike) -> None:
-    """A value that cannot be sent is refused by the sender, naming its place, and the next one arrives."""
+    """A value that cannot cross is refused by the sender, with its place, and the next one crosses."""
     a, b = peers.make("a", "b")
     _assert_raises(UnsupportedValueError, lambda: a.send("b", {"f": [print]}, timeout_s=HANG_S), "f[0]")
     a.send("b", "next", timeout_s=HANG_S)
@@ -190,7 +190,7 @@ def check_order(peers: PeersLike) -> None:
 
 
 def check_senders_apart(peers: PeersLike) -> None:
-    """Values of several senders do not mix, and a sender whose values are not received blocks no other."""
+    """Values of several senders do not mix, and one that is not received from holds up nobody."""
     hub, *senders = peers.make("hub", "s0", "s1", "s2")
     full = senders[0]
     _assert_raises(PeerTimeout, lambda: [full.send("hub", np.zeros(30_000), timeout_s=0.3) for _ in range(_MAX_VALUES)])
@@ -251,7 +251,7 @@ def check_both_send_first(peers: PeersLike) -> None:
 
 
 def check_receive_timeout(peers: PeersLike) -> None:
-    """A receive that times out names the sender and the timeout; the next value arrives all the same."""
+    """A receive that waits in vain says for whom and how long; the next value arrives all the same."""
     a, b = peers.make("a", "b")
     _assert_raises(PeerTimeout, lambda: b.receive("a", timeout_s=0.05), "'a'", "0.05")
     a.send("b", 1, timeout_s=HANG_S)
@@ -260,7 +260,7 @@ def check_receive_timeout(peers: PeersLike) -> None:
 
 
 def check_send_timeout(peers: PeersLike) -> None:
-    """A send that is not received in time raises, and nothing of its value arrives; all others do."""
+    """A send that is not taken in time says so, and nothing of its value arrives; all others do."""
     a, b = peers.make("a", "b")
     values = [(index, np.full(900_000, index % 100, dtype=np.uint8)) for index in range(100)]
     large = np.zeros(40_000_000, dtype=np.uint8)
@@ -319,7 +319,7 @@ def check_crash(peers: PeersLike) -> None:
 
 
 def check_return(peers: PeersLike) -> None:
-    """A peer can claim the name of one that has ended, and is reachable for those that know of the end."""
+    """A peer takes the name of one that has ended, and is reached by those who have heard of the end."""
     (a,) = peers.make("a")
     for generation in range(3):
         (b,) = peers.make("b")

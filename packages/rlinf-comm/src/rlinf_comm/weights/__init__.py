@@ -1,12 +1,12 @@
-"""Copies weights from one sharding to another, between processes, and attests that they arrived.
+"""Weights from one sharding to another, between processes, with proof that they arrived.
 
-    layout.py   canonical tensors, boxes, layouts (table.py: the same in numpy; checks.py: validation)
+    layout.py   canonical tensors, boxes, layouts (table.py: the same in numpy; checks.py: what cannot be)
     plan.py     the intersection of two layouts: which box goes where (sharing.py, coalesce.py)
-    by_node.py  splits a plan in two: once to each node, and there to its ranks
-    executor.py runs a plan within one process, also on tensors shared with others
-    manifest.py digests of everything a rank holds, and their comparison
+    by_node.py  a plan in two: to each node once, and there to its ranks
+    executor.py runs a plan within one process, also on tensors that others share
+    manifest.py digests of all that a rank holds, and their comparison
     store/      the shared-memory executor
-    stream/     the same over any transport, dense or as deltas
+    stream/     the same over any link, dense or as deltas
 
 A sync in six lines, the two halves in different processes:
 

@@ -1,8 +1,8 @@
-"""Weights for several ranks of a node: sent to the node once, and copied by its ranks from there.
+"""Weights for several ranks of a node: they come to the node once, and its ranks take them from there.
 
-A reshard plan becomes two. In the first one the nodes are the destination ranks: each stores every box that any of its
-ranks needs, once, in one row of memory per dtype. In the second, one per node, that memory is the only source rank, and
-the ranks of the node are the destinations.
+A reshard plan becomes two. In the first one the nodes are the destination ranks: each keeps every box that any of its
+ranks takes, once, in one row of memory for each dtype. In the second, one for each node, that memory is the only source
+rank, and the ranks of the node are the destinations.
 
 Example: 2 trainer ranks on one node, and on another 4 engine ranks, which are 2 replicas of 2. The trainers send one
 model to the node, and each of its ranks copies half a model from there.
@@ -24,10 +24,10 @@ _ALIGNMENT_BYTES = 64
 
 
 def crossing_plan(reshard: ReshardPlan, nodes: Sequence[int]) -> ReshardPlan:
-    """The plan from the source ranks to the nodes; destination rank i is the i-th of the sorted nodes.
+    """From the source ranks to the nodes; destination rank i is the i-th of the nodes, which are sorted.
 
     Args:
-        nodes: the node of each destination rank of `reshard`.
+        nodes: that of each destination rank of `reshard`.
     """
     memories = [_NodeStorage.by(reshard, nodes, node) for node in sorted(set(nodes))]
     tables = [one.arriving(number) for number, one in enumerate(memories)]
@@ -36,7 +36,7 @@ def crossing_plan(reshard: ReshardPlan, nodes: Sequence[int]) -> ReshardPlan:
 
 
 def spread_plan(reshard: ReshardPlan, nodes: Sequence[int], node: int) -> ReshardPlan:
-    """The plan from a node's memory to its ranks, numbered within the node."""
+    """From a node's memory to its ranks, which are counted among those of the node."""
     memory = _NodeStorage.by(reshard, nodes, node)
     ranks = tuple(rank for rank, of_rank in enumerate(nodes) if of_rank == node)
     targets = tuple(reshard.dst_buffers[rank] for rank in ranks)
@@ -45,13 +45,13 @@ def spread_plan(reshard: ReshardPlan, nodes: Sequence[int], node: int) -> Reshar
 
 @dataclass(frozen=True, eq=False)
 class _NodeStorage:
-    """The memory of a node: p boxes, for the m moves to its ranks."""
+    """What a node keeps: p boxes, for the m moves to its ranks."""
 
     moves: MoveTable
     buffers: dict[str, BufferSpec]
     """A row of memory for each dtype, which is its name."""
     first: Int64s
-    """[p] a move of the box."""
+    """[p] a move that takes the box."""
     of_move: Int64s
     """[m] the box that each move takes."""
     buffer: Int64s
@@ -61,7 +61,7 @@ class _NodeStorage:
     strides: Int64s
     """[p, D] elements"""
     tied: np.ndarray
-    """[p] whether it shares the memory of another box, as it does on the ranks."""
+    """[p] whether it is kept where another box is, as it is on the ranks."""
 
     @classmethod
     def by(cls, reshard: ReshardPlan, nodes: Sequence[int], node: int) -> _NodeStorage:
@@ -124,8 +124,7 @@ class _NodeStorage:
 
 
 def _owners(moves: MoveTable) -> Int64s:
-    """[m] for a tied move, the move that fills its memory; for all others, and if no move fills exactly this,
-    itself."""
+    """[m] for a tied move the one that fills its memory; for all others, and where none fills just this, itself."""
     columns = (moves.dst_rank, moves.dst_buffer, moves.dst_offset, *moves.start.T, *moves.length.T)
     memory = np.stack((*columns, *moves.dst_strides.T), axis=1)
     owners = np.arange(len(memory))

@@ -1,4 +1,4 @@
-"""Validation of layouts: blocks outside of their tensor or buffer, overlapping blocks, duplicates."""
+"""What cannot be in a layout: blocks outside of their tensor or buffer, or on top of each other; doubles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_comm.weights.table import BlockTable, Int64s
 
 
 def check_blocks(table: BlockTable) -> None:
-    """Raises LayoutError, naming the tensor and the rank, unless every block is valid."""
+    """Raises LayoutError, which names the tensor and the rank, unless every block can be where it says."""
     _check_inside_tensor(table)
     _check_inside_buffer(table)
     _check_stored_once(table)
@@ -81,7 +81,7 @@ def _check_stored_once(table: BlockTable) -> None:
 def overlaps(key: Int64s, start: Int64s, stop: Int64s) -> Iterator[tuple[int, int]]:
     """Pairs of boxes with the same key that share an element; nothing when there are none.
 
-    Boxes with one key are usually slices along one dimension, which sorting reveals; only the others are compared in
+    Boxes with one key are usually slices along one dimension, which a sort shows; only the others are compared in
     pairs. Boxes must not be empty.
     """
     rows = np.arange(len(key))
@@ -112,11 +112,11 @@ def _check_apart_in_buffers(table: BlockTable) -> None:
     order = np.lexsort((first, buffer))
     rows, first, last, buffer = rows[order], first[order], last[order], buffer[order]
     suspect = buffer[_may_fold(table, rows)].tolist()
-    # Within a buffer, each block must begin after the end of all that begin before it.
+    # Within a buffer, each block must begin behind all that begin before it.
     room = int(last.max(initial=0)) + 1
     reached = np.maximum.accumulate(last + buffer * room)[:-1]
     suspect += buffer[1:][(first + buffer * room)[1:] <= reached].tolist()
-    for number in sorted(set(suspect)):  # spans overlap: inspect the runs
+    for number in sorted(set(suspect)):  # spans overlap: look at the runs
         _check_runs(table, rows[buffer == number], int(number))
 
 

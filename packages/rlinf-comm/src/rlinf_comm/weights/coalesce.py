@@ -1,7 +1,7 @@
-"""Converts moves to as few copies as possible, with as few dimensions as possible.
+"""Moves to copies: as few as possible, with as few dimensions as possible.
 
-Rows that are adjacent in both buffers become one run, and copies that continue each other become one copy, whatever
-tensors they belong to.
+Rows that lie behind each other in both buffers become one run, and copies that go on where another stops become one
+copy, whatever tensors they belong to.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _fuse(copies: _Copies) -> _Copies:
 
 
 def _join(copies: _Copies, dim: int) -> _Copies:
-    """Joins copies that only differ in that one continues where the other ends, along one dimension."""
+    """Makes one of copies that only differ in that the next goes on, along one dimension, where the last one stops."""
     num_copies, num_dims = copies.lengths.shape
     if num_copies < 2:
         return copies

@@ -1,7 +1,7 @@
 """Runs a reshard plan within one process: from the sources' tensors straight into a destination's, cast on the way.
 
-The sources' tensors may be any that this process can read: its own, or those of other processes received by reference
-(rlinf_comm.pool). Nothing is attested here; WeightSender, WeightReceiver and `verify` do that.
+The sources' tensors may be anything this process can read: its own, or those of other processes that came by reference
+(rlinf_comm.pool). Nothing is attested here; WeightSender and WeightReceiver do that, `verify` too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 _NUM_KEPT = 64
-"""Number of executors that `execute` caches: one per destination rank of a few plans."""
+"""Executors that `execute` keeps: one for each destination rank of a few plans."""
 
 
 class ReshardExecutor:
@@ -34,8 +34,8 @@ class ReshardExecutor:
         executor.run([rank0_tensors, rank1_tensors], own_tensors, num_threads=2)
 
     Args:
-        leave_out: Patterns, as in a shell, of whole names of tensors that the ranks have besides those of their
-            layouts: ["*.rotary_emb.inv_freq"]. Any other additional tensor is refused.
+        leave_out: Patterns, as in a shell, of whole names of tensors which the ranks have beside those of their
+            layouts: ["*.rotary_emb.inv_freq"]. Any other tensor beside the layout is refused.
 
     Raises:
         LayoutError: the plan has no such destination rank, or a pattern matches a tensor of a layout.
@@ -71,7 +71,7 @@ class ReshardExecutor:
         *,
         num_threads: int = 1,
     ) -> None:
-        """Copies the weights. Releases the GIL.
+        """Copies the weights; other Python threads run meanwhile.
 
         Args:
             sources: By source rank, that rank's buffers by name. Ranks and buffers that this destination does not need
@@ -90,7 +90,7 @@ class ReshardExecutor:
         sources: Sequence[Mapping[str, torch.Tensor]] | Mapping[int, Mapping[str, torch.Tensor]],
         destination: Mapping[str, torch.Tensor],
     ) -> list[dict[str, tuple[str, ...]]]:
-        """Returns, for each of these ranks, the tensors that each pattern leaves out.
+        """Returns, for each rank that is given, the tensors that each pattern leaves out.
 
         Raises:
             LayoutError: a source rank that the plan has not, or a tensor in no layout and not left out.
@@ -168,7 +168,7 @@ def execute(
     num_threads: int = 1,
     leave_out: Collection[str] = (),
 ) -> None:
-    """Fills the tensors of all destination ranks; what it prepares is cached. See ReshardExecutor.
+    """Fills the tensors of all destination ranks; what it prepares is kept for the next time. See ReshardExecutor.
 
     Raises:
         LayoutError: not one destination for each rank of the plan, or as ReshardExecutor and its run.

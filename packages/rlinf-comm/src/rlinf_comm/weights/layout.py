@@ -1,7 +1,7 @@
 """Layouts: canonical tensors, boxes of them, and the buffers in which each rank stores them.
 
 Every way to store a model is a list of blocks: FSDP shards, Megatron's fused and interleaved parameters, the merged
-ones of the inference engines (layouts/ has builders for these), or a custom one.
+ones of the inference engines (layouts/ has builders for these), or your own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @record
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A canonical tensor: as in the checkpoint, before any sharding."""
+    """A canonical tensor: the one that the checkpoint has, before any sharding."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -56,7 +56,7 @@ class TensorSpec:
 @record
 @dataclass(frozen=True, slots=True)
 class Box:
-    """An N-d interval: start[d] <= index[d] < start[d] + shape[d]. In 0 dimensions it contains the one element."""
+    """An N-d interval: start[d] <= index[d] < start[d] + shape[d]. In 0 dimensions it holds the one element."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
@@ -66,14 +66,14 @@ class Box:
         return math.prod(self.shape)
 
     def intersect(self, other: Box) -> Box | None:
-        """The intersection; None if it is empty."""
+        """What both hold; None when that is nothing."""
         start = tuple(map(max, self.start, other.start))
         stops = map(min, self._stop, other._stop)
         shape = tuple(stop - first for first, stop in zip(start, stops, strict=True))
         return Box(start, shape) if all(length > 0 for length in shape) else None
 
     def minus(self, other: Box) -> list[Box]:
-        """The difference, as disjoint boxes: at most two per dimension."""
+        """What only this one holds, as disjoint boxes: at most two for each dimension."""
         common = self.intersect(other)
         if common is None:
             return [self]
@@ -116,7 +116,7 @@ class Box:
 @record
 @dataclass(frozen=True, slots=True)
 class BufferSpec:
-    """A tensor that a rank actually stores: possibly fused from several canonical ones, padded, or of another dtype."""
+    """A tensor that a rank really stores: perhaps fused of several canonical ones, padded, or of another dtype."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -135,7 +135,7 @@ class BufferSpec:
 @record
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The place of one box of a canonical tensor in a buffer.
+    """Where one box of a canonical tensor lies in a buffer.
 
     Example: the rows 4:8 of a canonical [8, 6] tensor, transposed in the right half of a [6, 8] buffer:
         Block("w", Box((4, 0), (4, 6)), buffer="fused", offset=4, strides=(1, 8))
@@ -154,7 +154,7 @@ class Block:
 @record
 @dataclass(frozen=True)
 class RankLayout:
-    """The buffers of one rank. Elements of a buffer that no block covers (padding) are neither read nor written.
+    """What one rank stores. Elements of a buffer that no block covers (padding) are neither read nor written.
 
     Example: q [4, 6] and k [2, 6] of a rank, stacked in one [8, 6] buffer with two rows of padding:
         RankLayout({"qkv": BufferSpec((8, 6), "bfloat16")},
@@ -201,7 +201,7 @@ class Layout:
     (tied).
 
     Raises:
-        LayoutError: for any invalid value, on construction; names the tensor and the rank.
+        LayoutError: at once, for anything that cannot be; it names the tensor and the rank.
     """
 
     specs: Mapping[str, TensorSpec]
@@ -221,7 +221,7 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, hexadecimal: equal for layouts with the same content in the same places."""
+        """SHA-256, hexadecimal: equal for layouts that store the same in the same places."""
         return self.table.digest()
 
     @property

@@ -1,17 +1,16 @@
-"""Identifies weights by 16 bytes per tensor: digests that compare trained weights with served ones, whatever their
-layouts.
+"""What weights are, in 16 bytes a tensor: digests to compare trained weights with served ones, whatever their layouts.
 
     expected = merge_manifests(manifests of all trainer ranks)         # each made by manifest_of, where the shards are
     served = merge_manifests(manifests of all engine ranks)
     verify(expected, served)                                           # WeightMismatchError names what differs
 
-Each rank digests the boxes that it stores, in the canonical dtype. Digests of disjoint boxes add up to that of their
-tensor; boxes that several ranks store must be equal on all of them, which is checked when their manifests are merged. A
-manifest is plain values that can be sent through a channel. It also has the size of each tensor of the layout, so that
-a rank whose manifest was not merged is noticed, and what was left out: a rank may hold nothing else besides its layout.
+Each rank digests the boxes that it stores, in the canonical dtype. Disjoint boxes add up to their tensor; boxes that
+several ranks store must be equal on all of them, which is found when their manifests meet. A manifest is plain values
+that cross a channel. It also says how large each tensor of the layout is, so that a rank whose manifest was not merged
+is missed, and what was left out: a rank may hold nothing else beside its layout.
 
-If the engine stores less than the canonical dtype, such as bfloat16 for float32, the two are equal only in the engine's
-dtypes: then both sides pass manifest_of(..., served_by=engine), and the trainer digests its values after the cast.
+Where the engine stores less than the canonical dtype holds, say bfloat16 of float32, the two are equal only in the
+engine's dtypes: then both sides pass manifest_of(..., served_by=engine), and the trainer digests its values as cast.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class BoxDigest:
 
     @property
     def has_lost_bits(self) -> bool:
-        """Whether the buffer cannot represent all values of the dtype that is compared."""
+        """Whether the buffer cannot hold all values of the dtype that is compared."""
         return self.stored_dtype not in (self.dtype, "float32")
 
 
@@ -74,7 +73,7 @@ class WeightManifest:
     num_elements: Mapping[str, int]
     """Canonical name -> elements of the whole tensor, for every tensor of the layout, whichever ranks store it."""
     left_out: Mapping[str, tuple[str, ...]]
-    """Pattern of leave_out -> names of the tensors that were not attested."""
+    """Pattern of leave_out -> what it kept from being attested."""
 
     def digest_of(self, name: str) -> int:
         """The digest of all that the boxes cover of a tensor: of the whole tensor, if they cover it."""
@@ -94,12 +93,12 @@ def manifest_of(
     leave_out: Collection[str] = (),
     num_threads: int = 1,
 ) -> WeightManifest:
-    """The manifest of a rank of a layout.
+    """What a rank of a layout holds.
 
     Args:
         tensors: The rank's buffers by name; contiguous CPU tensors.
         served_by: Digest each tensor as this layout stores it, instead of in its canonical dtype. For an engine that
-            stores less; trainer and engine pass the same layout.
+            stores less than that; trainer and engine give the same one.
         leave_out: Patterns, as in a shell, of whole names of tensors beside those of the layout, which may pass without
             a digest: ["*.rotary_emb.inv_freq"]. `verify` refuses one that matches nothing on any rank.
 
@@ -190,7 +189,7 @@ def _code(dtype: str) -> int:
 
 
 def merge_manifests(manifests: Iterable[WeightManifest]) -> WeightManifest:
-    """Merges the manifests of several ranks.
+    """What several ranks hold together.
 
     Raises:
         WeightMismatchError: ranks are of different versions, or hold the same box with different contents; names it.
@@ -269,7 +268,7 @@ def _check_disjoint(name: str, boxes: tuple[BoxDigest, ...]) -> None:
 
 
 def verify(expected: WeightManifest, served: WeightManifest) -> None:
-    """Verifies that the served weights are the expected ones, bit for bit (up to a probability of about 2^-63).
+    """Whether the served weights are the expected ones, bit for bit (up to a chance of about 2^-63).
 
     Raises:
         WeightMismatchError: another version, or tensors that differ, are missing, are there in part only, or are not

@@ -1,8 +1,8 @@
-"""The reshard plan: which box goes from which rank to which; the intersection of two layouts.
+"""Which box goes from which rank to which: the intersection of two layouts.
 
-Every destination element arrives exactly once, directly from a rank that stores it. If several ranks store the same
-box, they share it (sharing.py). A plan is made once for two layouts and then reused: only addresses change from one
-sync to the next.
+Every destination element arrives exactly once, straight from a rank that stores it to its place, in either direction.
+Where several ranks store the same box they share it (sharing.py). A plan is made once for two layouts and then kept:
+only addresses change from one sync to the next.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlinf_comm.weights.sharing import Shares, share_out
 from rlinf_comm.weights.table import BlockTable, Int32s, Int64s
 
 _VERSION = b"rlinf reshard plan 1"
-"""Version of the planning algorithm. Part of every plan's digest, so that processes with equal digests behave the
+"""Version of the way plans are made. It is a part of every plan's digest, so that processes with equal digests do the
 same."""
 _NUM_KEPT = 8
 """Plans in the cache: a run has one for each pair of roles."""
@@ -48,7 +48,7 @@ class Move:
 @record
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box that a source rank sends once, to every rank that needs exactly this box in this dtype."""
+    """A box that a source rank hands out once, to every rank that needs exactly this box in this dtype."""
 
     name: str
     box: Box
@@ -80,7 +80,7 @@ class MoveTable:
     """[m, D] elements"""
     dst_strides: Int64s
     tied: NDArray[np.bool_]
-    """[m] shares the memory of another name, which has its own move."""
+    """[m] into the memory of another name, which has its own move."""
 
     def select(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> MoveTable:
         """Some of the moves: a mask of them, or their numbers in another order."""
@@ -90,8 +90,7 @@ class MoveTable:
 @record
 @dataclass(frozen=True, eq=False)
 class ReshardPlan:
-    """All moves from one layout to another. Plain values that can be sent through a channel; made once per pair of
-    layouts."""
+    """All moves from one layout to another. Plain values that cross a channel; built once per pair of layouts."""
 
     specs: dict[str, TensorSpec]
     """The canonical tensors, sorted by name."""
@@ -100,7 +99,7 @@ class ReshardPlan:
     dst_buffers: tuple[dict[str, BufferSpec], ...]
     table: MoveTable
     min_num_bytes: int
-    """Lower bound of any plan: the bytes of the destination's blocks, each element once; equals `num_bytes`."""
+    """The least that any plan can move: what the destination's blocks hold, each element once; `num_bytes` is that."""
     digest: str
     """SHA-256 of the two layouts, hexadecimal: two processes with equal digests have equal plans."""
 
@@ -181,7 +180,7 @@ class ReshardPlan:
 
     @cached_property
     def piece_of_moves(self) -> tuple[Piece, ...]:
-        """The piece of each move; several moves to different ranks may share a piece."""
+        """What each move takes; several moves to different ranks may take the same piece."""
         dtypes = _dtypes(self.dst_buffers)
         return tuple(
             Piece(move.name, move.box, move.src_rank, dtypes[number])
@@ -190,7 +189,7 @@ class ReshardPlan:
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
-        """The pieces that the sources send, each once for any number of destinations; in the order of the moves."""
+        """What the sources hand out, each once however many destinations it has; in the order of the moves."""
         return tuple(dict.fromkeys(self.piece_of_moves))
 
     @cached_property
@@ -235,7 +234,7 @@ _kept_lock = threading.Lock()
 
 
 def reshard_plan(src: Layout, dst: Layout) -> ReshardPlan:
-    """Makes the plan from `src` to `dst`. The last few plans are cached, and returned again for equal layouts.
+    """Plans the way from `src` to `dst`. The last few plans are kept, and given again for equal layouts.
 
     Raises:
         LayoutError: a tensor is only in one of them, differs in shape or dtype, or the source stores not all that the

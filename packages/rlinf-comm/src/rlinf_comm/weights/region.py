@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @record
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Memory of a tensor, which the holder of this record must keep alive."""
+    """Memory of some tensor, which the holder of this record must keep alive."""
 
     pointer: int
     """Address of the first element."""
@@ -30,7 +30,7 @@ class Region:
 @record
 @dataclass(frozen=True, slots=True)
 class BoxRegion:
-    """The place of a box in a buffer, as in a Block: elements, row-major, whatever the strides of the actual tensor."""
+    """Where a box lies in a buffer, as in a Block: elements, row-major, whatever the strides of the tensor at hand."""
 
     buffer: str
     offset: int
@@ -64,7 +64,7 @@ def checked_tensors(
     *,
     device_type: str = "cpu",
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a rank, checked against its layout, in its order.
+    """The tensors of a rank, which are what its layout says, in its order.
 
     Raises:
         WeightMismatchError: one is missing. LayoutError: one is wrong, or not of this layout.
@@ -79,8 +79,8 @@ def checked_tensors(
 
 
 def device_type_of(tensors: Mapping[str, torch.Tensor], own: str | None) -> str:
-    """The required device type of a rank's tensors: that of its device, `own`, unless it has none or all of them are on
-    the host, because the model has not been loaded onto its device yet."""
+    """Where the tensors of a rank have to be: on its device, of the type `own`, unless it has none or all of them are
+    on the host, as those of a model are that has not come to its device yet."""
     return "cpu" if own is None or all(tensor.is_cpu for tensor in tensors.values()) else own
 
 

@@ -1,4 +1,4 @@
-"""The report of one weight sync."""
+"""What one synchronization of weights did."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlinf_comm.records import record
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncReport:
-    """The report of one publish() or receive() on one rank."""
+    """What one publish() or receive() did, on one rank."""
 
     policy_version: int
     num_bytes: int

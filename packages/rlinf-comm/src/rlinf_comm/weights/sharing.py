@@ -1,7 +1,7 @@
-"""Which source rank sends which box: replicas share the load.
+"""Which source rank hands out which box: replicas share the load.
 
-Boxes that only one rank stores are sent by it. Boxes that several ranks store are split among them or assigned to the
-least loaded one, large tensors first, so that small ones even out the load.
+Boxes that one rank stores are its own to send. What several ranks store is cut among them or given to the one with the
+least to do, large tensors first, so that the small ones fill up what is uneven.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rlinf_comm.weights.checks import overlaps
 from rlinf_comm.weights.table import BlockTable, Int64s
 
 _MIN_SHARED_BYTES = 64 << 10
-"""Smaller boxes are not split among replicas: the cost of a copy no longer depends on its bytes."""
+"""A box below this is not cut up among its replicas: the cost of a copy is no longer its bytes."""
 
 
 @record
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """Disjoint boxes that together cover each tensor's stored elements; s of them, sorted by tensor."""
+    """Disjoint boxes that together are all that is stored of each tensor; s of them, sorted by tensor."""
 
     block: Int64s
     """[s] row of the source's table that it lies in; tells tensor, rank and buffer."""
@@ -90,7 +90,7 @@ class _Shares:
         self._lengths.append(table.length[rows])
 
     def share(self, table: BlockTable, start: Int64s, length: Int64s, blocks: NDArray[np.int64]) -> None:
-        """Splits a box among the blocks of several ranks that store it, or assigns it to the least loaded rank."""
+        """Cuts a box among the blocks of several ranks that hold it, or gives it to the rank with the least to do."""
         element_bytes = int(self._element_bytes[table.tensor[blocks[0]]])
         ranks, loads = table.rank[blocks].tolist(), self._loads
         order = sorted(range(len(ranks)), key=lambda at: (loads[ranks[at]], ranks[at]))

@@ -1,6 +1,6 @@
 """A layout as numpy arrays, one row for each block: what checks and plans work on.
 
-A model of 48 layers with 128 experts has 18,000 canonical tensors; per-tensor work in Python takes seconds.
+A model of 48 layers with 128 experts has 18,000 canonical tensors; what is done for each in Python costs seconds.
 """
 
 from __future__ import annotations

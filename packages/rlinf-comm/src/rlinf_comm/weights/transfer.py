@@ -128,7 +128,7 @@ class TransferPrograms:
     def _to_own(
         self, numbers: Iterable[int], src_bytes: Sequence[int], referenced: Mapping[str, BufferSpec] | None = None
     ) -> CopyProgram:
-        """Copies the parts with these numbers to own buffers, from the store or from referenced tensors."""
+        """Copies the parts with these numbers to own buffers, out of the store or what is referenced."""
         src_numbers = {name: number for number, name in enumerate(referenced or {})}
         copies = []
         for number in numbers:

@@ -32,6 +32,7 @@ class HostIdentity:
 
 @functools.cache
 def this_host() -> HostIdentity:
+    """Returns the identity of this host: its boot and the namespaces of this process."""
     boot_id = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     network, pid = (os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid"))
     return HostIdentity(boot_id=boot_id, network_namespace=network, pid_namespace=pid)

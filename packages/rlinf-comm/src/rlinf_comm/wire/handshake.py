@@ -148,6 +148,7 @@ class _Other(msgspec.Struct, tag_field="rlinf", tag="other"):
 
 
 encode_hello = msgspec.json.Encoder().encode
+"""Encodes the first message of a connection as JSON."""
 _decode = msgspec.json.Decoder(Hello | _Other).decode
 
 
@@ -157,7 +158,8 @@ def introduce(connection: Connection, hello: Hello, deadline: Deadline) -> Hello
     Raises:
         Refused: with the other side's reason.
         DecodeError: the other side speaks other protocols.
-        PeerLost, PeerTimeout.
+        PeerLost: the connection broke.
+        PeerTimeout: the deadline passed.
     """
     send_hello(connection, hello, deadline)
     answer = receive_hello(connection, deadline)
@@ -174,7 +176,8 @@ def accept_handshake(connection: Connection, own: Hello, deadline: Deadline) -> 
 
     Raises:
         DecodeError: it wants something else, or speaks other protocols; it is told so.
-        PeerLost, PeerTimeout.
+        PeerLost: the connection broke.
+        PeerTimeout: the deadline passed.
     """
     hello = receive_hello(connection, deadline)
     problem = disagreement(own, hello)

@@ -23,7 +23,9 @@ import threading
 from rlinf_comm.errors import NotTrusted
 
 SECRET_VARIABLE = "RLINF_JOB_SECRET"
+"""The env var with the job's secret."""
 FILE_VARIABLE = "RLINF_JOB_SECRET_FILE"
+"""The env var with the path of a file that contains the job's secret."""
 MIN_CHARACTERS = 32
 """16 random bytes in hexadecimal: nobody can try them all."""
 
@@ -74,6 +76,7 @@ def where_it_comes_from() -> str:
 
 
 def is_loopback(host: str) -> bool:
+    """Returns whether a host name or address leads to this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -111,6 +111,7 @@ LIBERO = CpuSimulator(
     cores_per_device=CORES_PER_DEVICE,
     env_device_bytes=300 * 10**6,  # an EGL context with its textures
 )
+"""LIBERO, which simulates and renders on CPU cores."""
 
 SIMULATORS: Mapping[str, GpuSimulator | CpuSimulator] = {
     simulator.name: simulator for simulator in (MANISKILL_PUT_ON_PLATE, LIBERO)

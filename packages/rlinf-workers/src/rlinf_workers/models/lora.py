@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ALL_LINEAR = "all-linear"
+"""The value of `targets` that adapts every linear layer but the head."""
 HEAD = ".lm_head"
 """Suffix of the head's name of a language model inside another model."""
 ADAPTER_STEM = "adapter_model"

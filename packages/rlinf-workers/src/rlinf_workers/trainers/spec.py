@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # specs are read when a recipe is checked, which must not imp
     from rlinf_sched.derive import Gpu, JobShape, ModelShape, RankMemory
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+"""Name of a dtype -> bytes of one number."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -240,7 +240,7 @@ class CriticConfig(OptimizerConfig):
 
 
 class ReasoningRunConfig(RunConfig):
-    """`RunConfig` plus the judge failures that a run tolerates."""
+    """Length of the run, evaluations, checkpoints, logs and failures, with the judge failures that a run tolerates."""
 
     max_judge_failures: float = Field(default=0.5, ge=0, le=1, description=MAX_JUDGE_FAILURES)
 

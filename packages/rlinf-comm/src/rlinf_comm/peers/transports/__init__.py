@@ -1,4 +1,4 @@
-"""The transports between peers: base.py defines the protocol, and each of the other files one transport."""
+"""The ways from one peer to another: base.py says what one is, and each of the other files has one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALL: tuple[Transport, ...] = (SharedTransport(), TcpTransport())
 
 
 def chosen_transports(transports: Sequence[str | Transport] | None) -> tuple[Transport, ...]:
-    """The transports to try, in order: `transports`, or all; restricted to those that the env var allows.
+    """The transports to try, in order: `transports`, or all; of these, the ones that the environment allows.
 
     Raises:
         ValueError: a name that there is none of, or nothing is left.

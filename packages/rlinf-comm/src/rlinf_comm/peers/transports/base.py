@@ -1,12 +1,12 @@
-"""The transport protocol: one direction between two peers, tested before it is used.
+"""What a transport is: one direction between two peers, tried before it is used.
 
-A transport carries values from one peer, the sender, to another, the receiver; the reverse direction is another link,
-possibly with another transport. When a peer first sends to another, it goes through its transports in order of speed
-and uses the first that actually delivers a probe:
+A transport carries values from one peer, the sender, to another, the receiver; the way back is another link, perhaps
+of another transport. When a peer first sends to another, it goes through its transports in order of speed and takes
+the first that really carries a probe:
 
     objection(mine, theirs)     known without trying, from the two addresses
-    offer(negotiation)              the sender's part: sends a probe, checks the echo, returns its end
-    answer(offer, negotiation)      the receiver's part: returns the received probe and its end
+    offer(negotiation)              the sender's part: sends a probe, checks that it came back, returns its end
+    answer(offer, negotiation)      the receiver's part: gives back the probe that arrived, returns its end
 
 Further ones are further classes in the list of Peer(transports=...).
 """
@@ -23,12 +23,12 @@ from rlinf_comm.wire.connection import Connection
 from rlinf_comm.wire.deadline import Deadline
 
 PROBE_BYTES = 4096
-"""One page: larger than what any transport treats as a small message."""
+"""One page: larger than what any transport treats as a special case of small."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenTransport:
-    """The transport to a peer, and why it was chosen.
+    """How values reach a peer, and why this way.
 
     Example: ChosenTransport("tcp", "a probe of 4096 bytes came back", (("shared memory", "another host ..."),))
     """
@@ -36,7 +36,7 @@ class ChosenTransport:
     name: str
     reason: str
     refused: tuple[tuple[str, str], ...]
-    """(name, reason) of the transports that were tried before."""
+    """(name, reason) of those that were tried before."""
 
     def __str__(self) -> str:
         others = "".join(f"; not {name}: {reason}" for name, reason in self.refused)
@@ -44,44 +44,44 @@ class ChosenTransport:
 
 
 class TransportOffer(msgspec.Struct, tag=True):
-    """The sender proposes this transport."""
+    """The sender would like to use this transport."""
 
     transport: str
     details: bytes
 
 
 class ProbeReply(msgspec.Struct):
-    """The probe as received, or the reason why it was not."""
+    """What the receiver has got of the probe, or why nothing."""
 
     arrived: bytes = b""
     refusal: str = ""
 
 
 class Unusable(Exception):
-    """This transport does not work for this pair; the message says why."""
+    """This transport does not work for this pair; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Negotiation:
-    """Two peers that are about to be linked, as seen by one of them."""
+    """Two peers about to be linked, as one of them sees it."""
 
     mine: PeerAddress
     theirs: PeerAddress
     connection: Connection
-    """The authenticated socket between the two; the created link owns it."""
+    """The authenticated socket between the two; the link that is made owns it."""
     capacity_bytes: int
-    """Bytes of values in transit before the sender has to wait."""
+    """Bytes of values that may be on their way before the sender has to wait."""
     deadline: Deadline
 
 
 def send_probe(name: str, details: bytes, probe: bytes, negotiation: Negotiation) -> Connection:
-    """Offers the transport `name`; the receiver replies with the received probe.
+    """Offers the transport `name`, whose receiver answers with what it has got of the probe.
 
     Returns:
         The negotiation's connection.
 
     Raises:
-        Unusable: the receiver refuses, or the probe arrived corrupted.
+        Unusable: the receiver refuses, or something else has arrived.
     """
     connection = negotiation.connection
     connection.send(TransportOffer(name, details), negotiation.deadline)
@@ -94,10 +94,10 @@ def send_probe(name: str, details: bytes, probe: bytes, negotiation: Negotiation
 
 
 class Outgoing(Protocol):
-    """The sender's end. Thread-safe."""
+    """The sender's end. Safe for several threads."""
 
     def send(self, value: Any, deadline: Deadline) -> None:
-        """Passes one value to the transport, whole or not at all.
+        """Hands one value to the transport, whole or not at all.
 
         Raises:
             PeerLost, PeerLeft: the receiver is gone.
@@ -111,21 +111,21 @@ class Outgoing(Protocol):
         ...
 
     def close(self, *, farewell: bool) -> None:
-        """Ends the link. Without farewell the receiver sees the same as if this process were killed."""
+        """Ends the link. Without farewell the receiver sees what it would see if this process were killed."""
         ...
 
 
 class Incoming(Protocol):
-    """The receiver's end. Thread-safe."""
+    """The receiver's end. Safe for several threads."""
 
     def receive(self, deadline: Deadline) -> Any:
-        """The next value in the order of sends; values sent completely before the sender's end are still returned.
+        """The next value in the order of sends; what was sent whole before the sender's end is still handed out.
 
         Raises:
             PeerLost, PeerLeft: the sender is gone, and nothing is left.
             PeerTimeout: nothing within the deadline.
             DecodeError: this value cannot be built here; the next can.
-            TornStream: the link cannot be used any more.
+            TornStream: the link is of no use any more.
         """
         ...
 
@@ -137,7 +137,7 @@ class Incoming(Protocol):
 
 
 class Transport(Protocol):
-    """One way to send values. These objects have no state."""
+    """One way to carry values. Objects of this kind have no state of their own."""
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
-"""Transport between two processes of one host: a channel in shared memory per direction, created by the sender.
+"""Transport between two processes of one host: a channel in shared memory for each direction, made by the sender.
 
-A value that fits the channel is one item, and the receiver's tensors are views of it. A larger one is sent as its
-structure followed by pieces, which the receiver assembles. An item's key gives its kind.
+A value that fits the channel crosses as one item, and the receiver's tensors are views of it. A larger one crosses as
+its structure followed by parts, which the receiver copies together. What an item is, its key says.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from rlinf_comm.wire.lifeline import Lifeline, left
 from rlinf_comm.wire.stream import Traffic
 
 _VALUE, _START, _PART, _CANCEL = range(4)
-"""Keys: a whole value; the structure and lengths of a large one; its bytes in order; cancellation of the rest."""
+"""Keys: a whole value; the structure and lengths of a large one; its bytes in order; 'the rest does not come'."""
 
 _MAX_PART_BYTES = 4 << 20
 """A fraction of what caches hold, so that the receiver reads what the sender has just written."""
 
 _MAX_PIECES = 32
-"""Maximum number of tensor pieces that are put into one item separately; if there are more, they are small and are
-joined."""
+"""The most pieces of tensors that go into one part as they are; if there are more, they are small and are joined."""
 
 _PROBE_TIMEOUT_S = 5.0
 
@@ -52,7 +51,7 @@ class SharedTransport:
         channel = Channel.create(
             f"{negotiation.mine.name} to {negotiation.theirs.name}",
             capacity_bytes=negotiation.capacity_bytes,
-            lost_peers="tolerate",  # the lifeline reports losses, and names the peer
+            lost_peers="tolerate",  # the lifeline tells, and names the peer
         )
         probe = os.urandom(PROBE_BYTES)
         channel.put(probe)
@@ -178,7 +177,7 @@ class _SharedIncoming:
             except ChannelTimeout:
                 if is_last:
                     self._lifeline.check()
-                is_last = self._lifeline.has_ended()  # it may have sent something between the two checks
+                is_last = self._lifeline.has_ended()  # it may have sent something between the two looks
                 if not is_last and deadline.has_passed:
                     raise self._traffic.timeout("receive from", deadline, self._progress()) from None
                 continue
@@ -198,7 +197,7 @@ class _SharedIncoming:
 
 
 class _Assembly:
-    """A value that arrives in pieces."""
+    """A value that comes in parts."""
 
     def __init__(self, lengths: list[int]) -> None:
         self.buffers = allocate(lengths)

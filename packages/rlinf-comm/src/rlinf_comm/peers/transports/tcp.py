@@ -1,7 +1,7 @@
-"""Transport between hosts, and wherever nothing faster works: the connection of the handshake.
+"""Transport between hosts, and wherever nothing faster works: the connection on which the peers met.
 
-While no thread receives, ReadAhead buffers up to `capacity_bytes`, so that two peers may send to each other before
-either receives.
+While nobody receives, ReadAhead takes in up to `capacity_bytes`, so that two peers may send to each other before either
+receives.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TcpTransport:
 
 
 class ReadAhead:
-    """One thread that reads from the TCP links of a peer that no thread receives from."""
+    """One thread that reads from the TCP links of a peer on which nobody receives."""
 
     def __init__(self) -> None:
         self._links: list[ValueReceiver] = []
@@ -50,7 +50,7 @@ class ReadAhead:
         self._thread: threading.Thread | None = None
 
     def add(self, link: object) -> None:
-        """Accepts links of any transport; those that are not TCP need no reading ahead and are ignored."""
+        """Takes links of any transport; those that are not TCP need no reading ahead and are ignored."""
         if not isinstance(link, ValueReceiver):
             return
         self._links = [*(other for other in self._links if other._is_open), link]

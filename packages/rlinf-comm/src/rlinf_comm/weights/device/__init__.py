@@ -1,18 +1,17 @@
-"""The weight store with its slots in device memory: no version passes through host memory.
+"""The store of weights with its slots in device memory: nothing of a version passes through the host's.
 
-A sender packs its share of a version, in the serving dtype, into its own arena (rlinf_comm.ipc) and writes into the
-store's shared memory how to open the arena, with the digests of what it packed. A receiver opens the arena, copies its
-boxes from there into its own tensors on the device, and digests *those tensors* there. Versions, turns and deaths are
-recorded in the words of the store (rlinf_comm.weights.store), whose two ends these are.
+A sender packs its share of a version, in the dtype that is served, into an arena of its own (rlinf_comm.ipc) and writes
+into the store's shared memory how the arena is opened, with the digests of what it packed. A receiver opens the arena,
+copies its boxes from there into its own tensors, on the device, and digests *those tensors* there. Versions, turns and
+deaths are words of the store (rlinf_comm.weights.store), whose two ends these are.
 
-The hosts synchronize with their devices before they announce that something is available or was received, so no events
-are shared.
+The hosts wait for their devices before they say that something is there or was taken, so no events are shared.
 
-A sender keeps a version from `publish` until every receiver has received it, and then frees the memory, in a thread
-that waits for that. So a version can be received only once. `mailbox_bytes` is the size of that memory.
+A sender holds a version from `publish` until every receiver has taken it, and gives the memory back then: a thread of
+its own waits for that. So a version can be taken once. `mailbox_bytes` says how much memory it is.
 
-device.py                the device protocol; a CUDA device
-memory.py                where the arenas are recorded, and the offsets of pieces in them
+device.py                what one device does, as a protocol; a CUDA device
+memory.py                where the arenas are written down, and where pieces lie in them
 sender.py, receiver.py   the two ends
 """
 

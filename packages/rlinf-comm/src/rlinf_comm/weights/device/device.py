@@ -1,4 +1,4 @@
-"""The device protocol of a rank's weights. Tests substitute host memory."""
+"""What the weights of a rank need of its device. Tests put host memory in its place."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     import torch
 
 MAX_CTAS = 1056
-"""Thread blocks: 8 on each of the 132 multiprocessors of an H100. A copy blocks its caller, and a digest that runs
-beside generation should end soon."""
+"""Thread blocks: 8 on each of the 132 multiprocessors of an H100. Somebody waits for a copy, and a digest that runs
+beside generation is over the sooner."""
 
 
 class Copies(Protocol):
     """A copy table that was prepared once."""
 
     def run(self, src_pointers: Int64s, dst_pointers: Int64s) -> None:
-        """Copies after the work on the current stream; returns when the bytes have arrived."""
+        """Copies after what is on the current stream; returns when the bytes are there."""
         ...
 
 
@@ -31,7 +31,7 @@ class Digests(Protocol):
     """A digest table that was prepared once."""
 
     def run(self, pointers: Int64s) -> list[int]:
-        """The digests of the current memory content; can be called from any thread."""
+        """The digests of what the memory holds now, from any thread."""
         ...
 
 
@@ -47,11 +47,11 @@ class TransferDevice(Protocol):
     """The arenas of other processes that are open in this one."""
 
     def new_arena(self, num_bytes: int) -> IpcArena:
-        """Allocates memory that other processes can open. Raises IpcError."""
+        """Memory that other processes can open. Raises IpcError."""
         ...
 
     def bytes_at(self, pointer: int, num_bytes: int) -> torch.Tensor:
-        """uint8[num_bytes], at least one, a view of device memory that its owner keeps alive."""
+        """uint8[num_bytes], at least one, of the device's memory, which somebody else keeps alive."""
         ...
 
     def copies(self, table: CopyTable) -> Copies: ...
@@ -67,7 +67,7 @@ class CudaDevice:
     type = "cuda"
 
     def __init__(self) -> None:
-        """Raises: DeviceUnavailable or IpcError, with the reason, if there is no usable one."""
+        """Raises: DeviceUnavailable or IpcError, with the reason, where there is none that can be used."""
         import torch
 
         cuda.check_device()
@@ -78,7 +78,7 @@ class CudaDevice:
         self.ordinal = torch.cuda.current_device()
         self.arenas = opened_arenas(self.driver)
         self._checks = torch.cuda.Stream(self.ordinal)
-        """Digests run concurrently with the model's own stream."""
+        """Digests run beside what a model does on its own stream."""
 
     def new_arena(self, num_bytes: int) -> IpcArena:
         import torch
@@ -86,7 +86,7 @@ class CudaDevice:
         try:
             return IpcArena.create(self.ordinal, num_bytes, driver=self.driver)
         except IpcError:
-            torch.cuda.empty_cache()  # freed blocks in torch's cache may be what is missing
+            torch.cuda.empty_cache()  # freed blocks that torch keeps may be what is missing
             return IpcArena.create(self.ordinal, num_bytes, driver=self.driver)
 
     def bytes_at(self, pointer: int, num_bytes: int) -> torch.Tensor:

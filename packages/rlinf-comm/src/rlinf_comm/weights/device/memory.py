@@ -1,4 +1,4 @@
-"""Where the senders of a device store record their arenas, and the offsets of pieces in an arena."""
+"""Where the senders of a device store write down their arenas, and where the pieces lie in an arena."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rlinf_comm.weights.store.memory import WeightStore, bytes_of
 
 ECHO_BYTES = 4096
 _RECORD_BYTES = 1024
-"""Space for a packed ArenaHandle, which has about 300 bytes."""
+"""Room for a packed ArenaHandle, which has about 300 bytes."""
 
 
 def create_device_store(plan: ReshardPlan, *, name: str) -> WeightStore:
-    """An empty store for the two ends of this folder; can be created anywhere, and without a device."""
+    """An empty store for the two ends of this folder; anywhere, and without a device."""
     return WeightStore.create(plan, name=name, slot_bytes=plan.num_src_ranks * _RECORD_BYTES)
 
 
 @dataclass(frozen=True)
 class Mailbox:
-    """The pieces that each source rank sends, one after the other in its arena."""
+    """The pieces that each source rank hands out, one after the other in its arena."""
 
     offsets: tuple[int, ...]
     """By piece of the plan: bytes from the start of its sender's arena."""
@@ -38,27 +38,27 @@ class Mailbox:
 
 
 def mailbox_bytes(plan: ReshardPlan, src_rank: int) -> int:
-    """Device memory that a source rank holds from `publish` until all receivers have received the version: its share in
-    the serving dtype, each piece padded to 512 bytes. Twice that while an older version waits."""
+    """Device memory that a source rank holds from its `publish` until all receivers have taken the version: what it
+    serves, in the dtype that is served, each piece filled up to 512 bytes. Twice that while an older version waits."""
     return Mailbox.of(plan).num_bytes[src_rank]
 
 
 def write_handle(store: WeightStore, plan: ReshardPlan, slot: int, src_rank: int, handle: ArenaHandle) -> None:
-    """Records the memory of a sender's slot. A process that sees a word stored later sees this too."""
+    """Says where the content of a sender's slot is. Whoever sees a word that is stored later sees it."""
     packed = pack(handle)
     assert len(packed) <= _RECORD_BYTES - 4, len(packed)
     _record(store, plan, slot, src_rank)[: 4 + len(packed)] = len(packed).to_bytes(4, "little") + packed
 
 
 def read_handle(store: WeightStore, plan: ReshardPlan, slot: int, src_rank: int) -> ArenaHandle | None:
-    """The latest record; None: there is none yet."""
+    """What was written last; None: nothing yet."""
     record = _record(store, plan, slot, src_rank)
     num_bytes = int.from_bytes(record[:4], "little")
     return unpack(bytes(record[4 : 4 + num_bytes])) if num_bytes else None
 
 
 def echo_of(handle: ArenaHandle) -> bytes:
-    """The bytes at the start of the arena with which a sender lets others test whether they can read it."""
+    """What stands at the start of the arena with which a sender lets others find out whether they can read it."""
     return (handle.nonce * ECHO_BYTES)[:ECHO_BYTES]
 
 

@@ -1,4 +1,4 @@
-"""The receiving end of a device store."""
+"""The fetching and checking end of a device store."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class DeviceWeightReceiver(DeviceSide, StoreReceiver):
-    """Receives what one destination rank serves, from the memory of the senders' devices.
+    """Fetches what one destination rank serves, out of the memory of the senders' devices.
 
     Raises:
-        IpcError: the memory of an open sender cannot be read from this device; the message says why.
+        IpcError: the memory of a sender that is there already cannot be read from this device; says why.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
     def take(
         self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0
     ) -> Callable[[], SyncReport]:
-        """Like WeightReceiver.take, on the device. A version that was checked is gone: its memory is freed.
+        """As WeightReceiver.take, on the device. A version that was checked is gone: its memory is given back.
 
         Raises:
             PeerLost: also when a sender died after it published, since its device memory died with it.
             IpcError: the memory of a sender cannot be opened.
-            WeightMismatchError: also for a version that this rank has checked before, or skipped.
+            WeightMismatchError: also for a version that this rank has checked before, or passed over.
         """
         served = self._words.load(self._control.served(self._rank))
         if served >= policy_version:
@@ -107,7 +107,7 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
             )
 
     def _try(self, src_rank: int) -> None:
-        """Reads the test bytes in a sender's device memory."""
+        """Reads what a sender has put in its device's memory to be read."""
         handle = read_handle(self._store, self._plan, 0, src_rank)
         if handle is None:
             return

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     import torch
 
 _LOOK_S = 1.0
-"""Polling interval of a thread that waits for receivers, in case it missed a notification."""
+"""A thread that waits for receivers looks this often for those that it was not told of."""
 
 
 class DeviceWeightSender(DeviceSide, StoreSender):
     """Publishes what one source rank stores, in memory of its device.
 
     Raises:
-        IpcError: the device cannot share memory, or has less than 4 KB free; the message says why.
+        IpcError: the device cannot share memory, or has none left for 4 KB; says why.
     """
 
     def __init__(self, store: WeightStore, plan: ReshardPlan, src_rank: int, device: TransferDevice) -> None:
@@ -39,19 +39,19 @@ class DeviceWeightSender(DeviceSide, StoreSender):
         self._arenas: dict[int, IpcArena] = {}
         """By slot, while a version is in it."""
         self._givers: dict[int, threading.Thread] = {}
-        """By slot: waits for the receivers, then frees the arena."""
+        """By slot: waits for the receivers, and gives the arena back."""
         self._echo: IpcArena | None = device.new_arena(ECHO_BYTES)
         handle = self._echo.handle
         device.driver.write(device.ordinal, handle.pointer, echo_of(handle))
         write_handle(store, plan, 0, src_rank, handle)
 
     def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
-        """Like WeightSender.publish, into device memory, which is allocated here and freed when all receivers have the
-        version. Tensors that are all on the host are packed there, which uses device memory only meanwhile.
+        """As WeightSender.publish, into device memory, which is taken here and given back when all receivers have the
+        version. Tensors that are all on the host are packed there, for the time that this takes.
 
         Raises:
-            IpcError: the device has not enough memory for this rank's share; the message states its size. And the
-            errors of WeightSender.publish; tensors on different devices are a LayoutError.
+            IpcError: the device has no room for this rank's share; says how much it is.
+            LayoutError: a tensor is elsewhere than the others, or as in WeightSender.publish.
         """
         report = super().publish(tensors, policy_version, timeout_s)
         slot = (self._words.load(self._control.num_published(self._rank)) - 1) % NUM_SLOTS

@@ -1,4 +1,4 @@
-"""The common base of the two ends of a device store: offsets of pieces, and the programs for a rank's tensors."""
+"""What the two ends of a device store have in common: where pieces lie, and the programs for a rank's tensors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 class DeviceSide(StoreSide):
-    """A rank's tensors are all on its device, or all on the host, if the model has not been loaded onto its device
-    yet."""
+    """A rank's tensors are on its device, or all of them on the host: a model may not have come to its device yet."""
 
     _device: TransferDevice
     _mailbox: Mailbox

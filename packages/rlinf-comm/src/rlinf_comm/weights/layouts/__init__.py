@@ -1,4 +1,4 @@
-"""Layouts of existing trainers and engines, for transformers with the names of the Hugging Face hub.
+"""Layouts of the trainers and engines that there are, for transformers named as on the Hugging Face hub.
 
     shape.py        TransformerShape: the sizes of a model, from its config (config.py)
     canonical.py    the names and shapes of its tensors in the checkpoint

@@ -1,4 +1,4 @@
-"""Assembles a rank's buffers: the common code of the layouts of all engines."""
+"""Putting a rank's buffers together: what the layouts of all engines have in common."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Part = tuple[str, Box]
 
 
 class RankAssembly:
-    """Collects the buffers and blocks of one rank."""
+    """Gathers the buffers and blocks of one rank."""
 
     def __init__(self, specs: Mapping[str, TensorSpec], dtype: str | None, fp8_block: tuple[int, int] = (1, 1)) -> None:
         self._specs = specs
@@ -25,7 +25,7 @@ class RankAssembly:
         self._blocks: list[Block] = []
 
     def add(self, buffer: str, parts: Iterable[Part], shape: tuple[int, ...]) -> None:
-        """A buffer of `shape` that contains the parts densely, one after the other; the rest at its end is padding."""
+        """A buffer of `shape` in which the parts lie dense, one after the other; what remains at its end is padding."""
         offset = 0
         dtype = self._dtype
         for name, box in parts:
@@ -36,7 +36,7 @@ class RankAssembly:
         self._buffers[buffer] = BufferSpec(shape, dtype)
 
     def add_linear(self, buffer: str, parts: Sequence[Part], shape: tuple[int, ...]) -> None:
-        """Adds weights of linear layers like `add`; in FP8 also the scales of their blocks."""
+        """Adds weights of linear layers as `add` does; in FP8 they bring the scales of their blocks along."""
         self.add(buffer, parts, shape)
         if f"{parts[0][0]}_scale_inv" in self._specs:
             num_matrices = math.prod(shape[:-2])
@@ -125,6 +125,7 @@ def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def rounded_up(number: int, multiple: int) -> int:
+    """Returns the smallest multiple of `multiple` that is at least `number`."""
     return -(-number // multiple) * multiple
 
 

@@ -1,8 +1,8 @@
 """The canonical tensors of a transformer: names, shapes and dtypes as in its checkpoint on disk.
 
-Multi-token prediction layers are numbered after the others, `model.layers.61.` in DeepSeek-V3. Its checkpoint repeats
-the embedding and the head there (`embed_tokens`, `shared_head.head`); they are the model's own, and only their regular
-names are used.
+Multi-token prediction layers are numbered behind the others, `model.layers.61.` in DeepSeek-V3. Its checkpoint repeats
+the embedding and the head there (`embed_tokens`, `shared_head.head`); they are the model's own, and are known by those
+names alone.
 """
 
 from __future__ import annotations

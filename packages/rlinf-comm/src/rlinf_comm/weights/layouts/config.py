@@ -1,4 +1,4 @@
-"""Reads the sizes of a model from a Hugging Face config, family by family."""
+"""What a Hugging Face config says about the tensors of a model, family by family."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODEL_TYPES = ("llama", "qwen2", "qwen3", *QWEN_MOE, *DEEPSEEK)
 
 
 def shape_fields(config: Mapping[str, Any], *, quantized: bool, mtp: bool) -> dict[str, Any]:
-    """The fields of TransformerShape, except dtype and latent.
+    """The fields of TransformerShape, but for dtype and latent.
 
     Raises:
         LayoutError: another model type, or a variant with tensors that the layouts do not know.

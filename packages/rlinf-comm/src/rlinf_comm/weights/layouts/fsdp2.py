@@ -1,7 +1,7 @@
-"""FSDP2: the layout of `fully_shard`, from the DTensors of any rank.
+"""FSDP2: what each rank of `fully_shard` holds, from the DTensors of one of them.
 
-Shards are those of torch.chunk, so the last ranks may have less, or nothing. Meshes of several dimensions (hybrid
-sharding, tensor parallelism below FSDP) are placed dimension by dimension, as DTensor does.
+Shards are what torch.chunk gives, so that the last ranks may hold less, or nothing. Meshes of several dimensions
+(hybrid sharding, tensor parallelism below FSDP) are placed dimension by dimension, as DTensor does it.
 """
 
 from __future__ import annotations

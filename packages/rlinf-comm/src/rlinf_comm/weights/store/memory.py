@@ -1,11 +1,11 @@
-"""The memory of a weight store: two slots for pieces, and control words that describe their content.
+"""The memory of a weight store: two slots for pieces, and words that say what is in them.
 
 Control words (one writer each, see csrc/include/rlinf/comm/shared_words.h):
     header    plan digest (4 words)
-    sender    pid, start time, number of publications, version of the digests; per slot: version, Where
+    sender    pid, start time, number of publications, version whose digests are there; for each slot: version, Where
     receiver  pid, start time, version wanted, version served, version being read, version whose digests it waits for
-    buffers   per buffer of each sender, the place of a version published by reference: descriptor, inode, offset
-    piece     per slot: version, digest (2 words)
+    referenced      for each buffer of each sender, where a version lies that is lent: descriptor, inode, offset
+    piece     for each slot: version, digest (2 words)
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ WORD_MODULUS = 1 << 64
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightStoreAddress:
-    """The address with which a process of the same machine and user opens a store. Valid while the creating WeightStore
-    object lives."""
+    """How a process of the same machine and user opens a store. Valid while the creating WeightStore object lives."""
 
     name: str
     creator_pid: int
@@ -42,14 +41,14 @@ class WeightStoreAddress:
 
 
 class Where(IntEnum):
-    """Where the version of a slot is."""
+    """Where the version of a slot lies."""
 
     STORED = 0
     """In the slot."""
     REFERENCED = 1
-    """In the sender's tensors, which do not change meanwhile; the slot is reserved for it."""
+    """In the sender's tensors, which do not change meanwhile; the slot is kept for it."""
     GONE = 2
-    """It was published by reference, all receivers have received it, and the sender's tensors have changed since."""
+    """It was lent, all receivers have taken it, and the sender's tensors have changed since."""
 
 
 class ControlWords:

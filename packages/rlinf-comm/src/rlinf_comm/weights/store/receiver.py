@@ -1,4 +1,4 @@
-"""The receiving end of a weight store."""
+"""The fetching and checking end of a weight store."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class StoreReceiver(StoreSide):
-    """Receives what one destination rank serves.
+    """Fetches what one destination rank serves.
 
     Args:
-        attests: False: serve what was copied without checking its digests.
+        attests: False: what was copied is served as it is; no digest is made of it.
     """
 
     def __init__(self, store: WeightStore, plan: ReshardPlan, dst_rank: int, *, attests: bool = True) -> None:
         super().__init__(store, plan, dst_rank, role="receiver")
         self._attests = attests
         self._register(self._control.receiver(dst_rank))
-        self._words.store(self._control.reading(dst_rank), NO_VERSION)  # a predecessor may have died while reading
+        self._words.store(self._control.reading(dst_rank), NO_VERSION)  # one that died may have been reading
         self._src_ranks = sorted({placed.piece.src_rank for placed in self._own})
         self._mappings = {src_rank: Mappings() for src_rank in self._src_ranks}
 
@@ -44,7 +44,7 @@ class StoreReceiver(StoreSide):
         Args:
             tensors: This rank's buffers by name, exactly those of its layout; any strides.
             policy_version: Exactly this version.
-            timeout_s: Time limit in seconds for waiting for the senders.
+            timeout_s: How long to wait for the senders.
 
         Raises:
             WeightMismatchError: tensors are missing or differ from what was published (named in the text and in
@@ -58,14 +58,13 @@ class StoreReceiver(StoreSide):
     def take(
         self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0
     ) -> Callable[[], SyncReport]:
-        """The first half of `receive`: copies the version. Returns the other half, the check.
+        """The first half of `receive`: copies the version. What it returns is the other half, the check.
 
-        The check only reads the tensors and releases the GIL: it may run in another thread while they are used. Until
-        it has returned, results computed with them must not be sent, and they must neither change nor move. It must be
-        called before the next `take`.
+        The check only reads the tensors, and leaves the GIL to others meanwhile: it may run in another thread while
+        they are used. Until it has returned, whatever is made with them must not leave, and they must neither change
+        nor move. It is called before the next `take`.
 
-        Raises:
-            The errors of `receive`; that tensors differ or are missing is raised by the check.
+        Raises: what `receive` raises; an error about tensors that differ or are missing comes from the check.
         """
         tensors = self._checked(tensors)
         control, words = self._control, self._words
@@ -92,7 +91,7 @@ class StoreReceiver(StoreSide):
         return check
 
     def want(self, policy_version: int) -> None:
-        """The beginning of `take`: only announces the wanted version."""
+        """The beginning of `take`: says which version is wanted, and no more."""
         control, words = self._control, self._words
         if words.load(control.served(self._rank)) >= policy_version:
             words.store(
@@ -102,9 +101,9 @@ class StoreReceiver(StoreSide):
         words.notify_all()
 
     def _copy(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], policy_version: int) -> list[int]:
-        """Fills the tensors, from the store or by reference. Returns the source ranks that published by reference."""
+        """Fills the tensors, from the store or from where the senders have it. Returns: those who lend."""
         control, words = self._control, self._words
-        words.store(control.reading(self._rank), policy_version)  # before reading where the version is
+        words.store(control.reading(self._rank), policy_version)  # before it is asked where the version lies
         try:
             where = {src_rank: words.load(control.slot_where(src_rank, slot)) for src_rank, slot in slots.items()}
             for src_rank in self._src_ranks:
@@ -125,13 +124,13 @@ class StoreReceiver(StoreSide):
         return referenced_ranks
 
     def _read(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], policy_version: int) -> None:
-        """Copies this rank's pieces from the slots of their senders."""
+        """Copies this rank's pieces out of the slots of their senders."""
         self._transfer(tensors).receive.run(self._slot_addresses(slots), addresses_of(tensors.values()))
 
     def _read_referenced(
         self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], referenced_ranks: list[int]
     ) -> None:
-        """The same, if some senders published by reference."""
+        """The same, where some senders have theirs in their own tensors."""
         transfer, addresses = self._transfer(tensors), addresses_of(tensors.values())
         for number, src_rank in enumerate(self._src_ranks):
             if src_rank in referenced_ranks:
@@ -141,14 +140,14 @@ class StoreReceiver(StoreSide):
                 transfer.stored(number).run(self._slot_addresses(slots), addresses)
 
     def _digests(self, tensors: dict[str, torch.Tensor]) -> list[int]:
-        """The digests of the pieces in the tensors."""
+        """The digests of the pieces as the tensors hold them."""
         return self._transfer(tensors).attest.run(addresses_of(tensors.values()))
 
     def _slot_addresses(self, slots: Mapping[int, int]) -> np.ndarray:
         return np.array([self._slot_address(slots[src_rank]) for src_rank in self._src_ranks], np.int64)
 
     def _referenced_addresses(self, src_rank: int) -> np.ndarray:
-        """The addresses of a sender's buffers in this process."""
+        """Where this process sees the buffers of a sender."""
         words, control = self._words, self._control
         places = []
         for number in range(len(self._plan.src_buffers[src_rank])):
@@ -157,12 +156,11 @@ class StoreReceiver(StoreSide):
         return self._mappings[src_rank].addresses_of(words.load(control.sender(src_rank)), places)
 
     def _wait_for_digests(self, referenced_ranks: list[int], policy_version: int, timeout_s: float) -> None:
-        """Senders digest what they published by reference on request."""
+        """Senders digest what they have lent when they are asked."""
         words, control = self._words, self._control
 
         def late() -> list[int]:
-            # A sender with digests of a later version had those of this one before, because this rank has not served
-            # it.
+            # One that has digested a later version has done so with this one, which this rank has not served, before.
             return [rank for rank in referenced_ranks if words.load(control.digested(rank)) < policy_version]
 
         def are_there() -> bool:

@@ -28,12 +28,12 @@ _WAKE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Referenced:
-    """A version published by reference: receivers read the sender's own tensors."""
+    """A version that receivers read where the sender has it."""
 
     tensors: dict[str, torch.Tensor]
     policy_version: int
     slot: int
-    """Reserved for it in the store."""
+    """Kept for it in the store."""
 
 
 class StoreSender(StoreSide):
@@ -46,8 +46,8 @@ class StoreSender(StoreSide):
         self._shared_tensors = SharedTensors()
         self._referenced: _Referenced | None = None
         self._lock = threading.Lock()
-        """Held while the reference ends, and while the referenced tensors are digested."""
-        for slot in range(NUM_SLOTS):  # references of a predecessor that died
+        """Held by who ends the referenced, and by who reads what is lent for its digests."""
+        for slot in range(NUM_SLOTS):  # what one that died had lent
             if self._words.load(self._control.slot_where(src_rank, slot)) == Where.REFERENCED:
                 self._words.store(self._control.slot_where(src_rank, slot), Where.GONE)
 
@@ -58,7 +58,7 @@ class StoreSender(StoreSide):
             tensors: This rank's buffers by name, exactly those of its layout; any strides. What a destination stores in
                 another dtype is cast here.
             policy_version: Larger than any published before.
-            timeout_s: Time limit in seconds for receivers that have not received the version before the last.
+            timeout_s: How long to wait for receivers that have not taken the version before the last.
 
         Raises:
             WeightMismatchError: a tensor is missing; names it.
@@ -76,12 +76,12 @@ class StoreSender(StoreSide):
     def publish_by_reference(
         self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0
     ) -> SyncReport:
-        """Like `publish`, but the receivers read the tensors by reference and nothing is copied. Call `finish_reads`
+        """As `publish`, but the receivers read the tensors where they are and nothing is copied. Call `finish_reads`
         before the tensors change. You may drop them; this object keeps them.
 
-        Requires contiguous tensors from which the last version was published too: their memory is moved to shared
-        memory once. Others are copied into the store, as `publish` does; so are all if shared memory (/dev/shm) has not
-        enough space or this process may not open that many files.
+        That takes contiguous tensors that the last version was published from too: their memory moves to where others
+        see it, once. Any others are copied into the store, as `publish` does. So it is where shared memory has no room
+        for them (/dev/shm) or this process may not open that many files.
         """
         tensors = self._checked(tensors)
         places = self._shared_tensors.places_of(list(tensors.values()))
@@ -97,12 +97,12 @@ class StoreSender(StoreSide):
         return self._report(policy_version, wait_s=wait_s, copy_s=0.0, digest_s=0.0)
 
     def finish_reads(self) -> None:
-        """Returns when no receiver reads the referenced tensors any more; call it before the tensors change.
+        """Returns when nobody reads what was lent last; before the tensors change.
 
-        If some receivers have not received the version, it is copied into the store now; otherwise this costs nothing.
-        It only waits for receivers that are currently copying. Can be called from any thread, and repeatedly.
+        Receivers that have not taken the version find it in the store, into which it is copied now; all others cost
+        nothing. It waits for receivers that copy at this moment, and for nothing else. From any thread, and again.
 
-        Raises: WeightTimeout: a receiver does not finish copying.
+        Raises: WeightTimeout: one that copies does not come to its end.
         """
         with self._lock:
             referenced, self._referenced = self._referenced, None
@@ -114,7 +114,7 @@ class StoreSender(StoreSide):
                 digests = self._write(referenced.tensors, referenced.slot)
                 if self._words.load(self._control.digested(self._rank)) != version:  # or they may be compared just now
                     self._store_digests(digests, referenced.slot, version)
-            # Receivers that look from now on find it there; earlier ones have announced that they are reading.
+            # Who looks from now on finds it there; who looked before has said that it reads.
             self._words.store(self._control.slot_where(self._rank, referenced.slot), where)
             self._words.notify_all()
             if self._wait_until(lambda: not self._readers_of(version), _READERS_S) is None:
@@ -125,7 +125,7 @@ class StoreSender(StoreSide):
                 )
 
     def wait_for_wanted(self, after: int, timeout_s: float) -> int | None:
-        """The first version after `after` that a receiver wants; None: none is wanted within the time."""
+        """The first of the versions past `after` that a receiver wants; None: nobody wants one within the time."""
 
         def pending() -> list[int]:
             versions = (self._words.load(self._control.requested(rank)) for rank in self._dst_ranks)
@@ -135,7 +135,7 @@ class StoreSender(StoreSide):
         return min(pending(), default=None)
 
     def _digest_when_asked(self, referenced: _Referenced) -> None:
-        """Digests the referenced tensors when the first receiver checks its copy, so not while any waits to copy."""
+        """Digests what is lent when the first receiver checks what it has taken: not while any waits for its copy."""
         words, control = self._words, self._control
         checking_words = [control.checking(rank) for rank in self._dst_ranks]
         while True:

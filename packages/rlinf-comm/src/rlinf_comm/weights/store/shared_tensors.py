@@ -1,7 +1,8 @@
-"""Tensors of one process that others read by reference.
+"""Tensors of one process that others read where they lie.
 
-torch moves the storages of the tensors into shared memory, in place: other views of them stay views, and values do not
-change. Other processes of the same user map that memory read-only, through the descriptors of the owner.
+torch moves the storages under the tensors into shared memory, in place: whatever else is a view of them stays one, and
+their values do not change. Other processes of the same user map that memory through the descriptors of the process that
+has it, and cannot write it.
 """
 
 from __future__ import annotations
@@ -23,36 +24,37 @@ if TYPE_CHECKING:
     from torch.multiprocessing.reductions import StorageWeakRef
 
 EMPTY_FD = -1
-"""Stands for a tensor without elements."""
+"""In the place of a tensor without elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPlace:
-    """The place of a tensor."""
+    """Where a tensor begins."""
 
     fd: int
-    """A descriptor of the owner."""
+    """A descriptor of the process that shares."""
     inode: int
-    """Distinguishes the file from another one that later got the same descriptor."""
+    """Tells the file from another one that was given the same descriptor later."""
     offset_bytes: int
 
 
 class SharedTensors:
-    """Tensors that are published by reference repeatedly; new tensors would have to be moved every time."""
+    """Tensors that are lent again and again: what is made anew each time would be moved each time."""
 
     def __init__(self) -> None:
         self._storages: list[int] = []
         self._references: list[StorageWeakRef] = []
         self._pointers: list[int] = []
         self._places: list[SharedPlace] | None = None
-        """The places of the tensors with those pointers."""
+        """Where the tensors with those pointers are."""
 
     def places_of(self, tensors: Sequence[torch.Tensor]) -> list[SharedPlace] | None:
-        """The places of the tensors, whose memory is moved at most once.
+        """Where others find the tensors, whose memory moves there at most once.
 
         Returns:
-            None if they cannot be shared: their memory differs from the last call's, one is not contiguous or pinned
-            for a GPU, half of the descriptors that this process may open are used, or /dev/shm has not enough space.
+            None where they cannot be lent: they have not the memory of those that were asked for the last time, one is
+            not contiguous or pinned for a GPU, half of the descriptors that this process may open are taken, or
+            /dev/shm has no room.
         """
         are_known = self._are_known(tensors)
         pointers = [tensor.data_ptr() for tensor in tensors]
@@ -65,12 +67,12 @@ class SharedTensors:
         return self._places
 
     def _are_known(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the storages are those of the last call, and have existed since."""
+        """Whether the storages are those of the last time, and have been there since."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
         storages = [tensor.untyped_storage() for tensor in tensors]
         identities = [storage._cdata for storage in storages]
-        # If one was freed, another may have its id.
+        # Where one has gone, another may have its identity.
         if identities == self._storages and not any(reference.expired() for reference in self._references):
             return True
         self._storages, self._references = identities, [StorageWeakRef(storage) for storage in storages]
@@ -78,8 +80,8 @@ class SharedTensors:
 
 
 def _share(tensors: Sequence[torch.Tensor]) -> list[SharedPlace] | None:
-    """Moves tensors that are not in shared memory yet. If it fails midway, some tensors have moved, which does not
-    affect their users."""
+    """Moves what is not in shared memory yet. Where that ends early, some tensors have moved, which changes nothing for
+    who uses them."""
     if any(tensor.is_pinned() or not tensor.is_contiguous() for tensor in tensors):
         return None
     new = {tensor.untyped_storage()._cdata for tensor in tensors if not tensor.is_shared()}
@@ -108,13 +110,13 @@ def _place_of(tensor: torch.Tensor) -> SharedPlace:
 
 
 class Mappings:
-    """Memory shared by one other process, mapped for reading; each file once."""
+    """Memory that one other process shares, mapped for reading; of each file once."""
 
     def __init__(self) -> None:
         self._mapped: dict[tuple[int, int, int], tuple[mmap.mmap, np.ndarray]] = {}
 
     def addresses_of(self, pid: int, places: Iterable[SharedPlace]) -> np.ndarray:
-        """[places] int64; 0 for a tensor without elements. Unmaps earlier files that are not requested again.
+        """[places] int64; 0 for a tensor without elements. What was mapped before and is not asked for is given up.
 
         Raises: PeerLost where the process, or what it shared, is gone.
         """

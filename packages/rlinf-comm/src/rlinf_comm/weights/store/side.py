@@ -1,4 +1,4 @@
-"""The common base of sender and receiver of a weight store: one rank's view of it."""
+"""What sender and receiver of a weight store have in common: one rank's view of it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class PlacedPiece:
 
     piece: Piece
     place: BoxRegion
-    """The place of the piece in this rank's buffers."""
+    """Where the piece lies in this rank's buffers."""
     index: int
     """Index of the piece among all pieces of the plan."""
     offset: int
     """Bytes from the start of a slot."""
     num_bytes: int
     source: BoxRegion | None
-    """For a receiver: its place in the sender's buffers; None if it shares the memory of another (tied)."""
+    """For a receiver: where it lies in the sender's buffers; None where it has the memory of another (tied)."""
 
 
 class StoreSide:
@@ -64,7 +64,7 @@ class StoreSide:
         self._prepared: tuple[list[tuple[int, ...]], TransferPrograms] | None = None
 
     def _register(self, first_word: int) -> None:
-        """Records the process of this rank, so that peers notice its death."""
+        """Tells the peers which process this rank is, so that they notice its death."""
         pid, start_ticks = _C.current_process()
         owner = (self._words.load(first_word), self._words.load(first_word + 1))
         if owner[0] not in (0, pid) and _C.is_alive(*owner):
@@ -129,7 +129,7 @@ class StoreSide:
         return self._store.slots_pointer + slot * self._slot_bytes
 
     def _wait_until(self, is_done: Callable[[], bool], timeout_s: float) -> float | None:
-        """Seconds waited; None after a timeout. `is_done` is evaluated after every change, and every 0.1 s."""
+        """Seconds waited; None when the time was up. `is_done` is asked after every change, and every 0.1 s."""
         start_s = time.monotonic()
         while True:
             seen = self._words.sequence()

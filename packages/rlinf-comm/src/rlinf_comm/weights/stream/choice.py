@@ -1,5 +1,4 @@
-"""Decides whether a delta pays off, from measurements: on a fast link, sending everything is cheaper than finding what
-changed.
+"""Whether a delta pays, from what was measured: a fast link is cheaper than the search for what changed.
 
 For a buffer of n bytes, with moving averages of all rates,
 
@@ -15,13 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _WEIGHT = 0.25
-"""Weight of the newest measurement in the moving average: a change takes effect after four or five publications."""
+"""Weight of the newest measurement in the moving average: a change is believed after four or five publications."""
 _MIN_LINK_BYTES = 1_000_000
-"""Smaller transfers do not measure the link: the fixed cost of a message (such as 0.1 ms) would look like a slow
-link."""
+"""Fewer bytes do not measure the link: the cost of a message by itself (0.1 ms, say) would pass for a slow link."""
 RETRY_EVERY = 16
-"""Number of dense versions after which a delta is tried again: bounds both the delay of finding out that deltas pay
-off, and the cost of trying."""
+"""Dense versions after which a delta is tried again: if deltas pay after all, that is found within so many versions,
+and at most one version in so many is spent on trying."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,18 +77,18 @@ class DeltaChoice:
         return EncodingChoice(is_delta=False, reason="predicted to be slower", dense_s=dense_s, delta_s=delta_s)
 
     def encoded(self, num_bytes: int, delta_bytes: int, seconds: float) -> None:
-        """Records that a buffer of `num_bytes` became `delta_bytes` (num_bytes if dense was as small) in `seconds`."""
+        """A buffer of `num_bytes` became `delta_bytes` (num_bytes when dense was as small) in `seconds`."""
         if num_bytes:
             self.encode_s_per_byte = self._mean(self.encode_s_per_byte, seconds / num_bytes)
             self.share = self._mean(self.share, delta_bytes / num_bytes)
 
     def applied(self, num_bytes: int, seconds: float) -> None:
-        """Records how long the receiver took for the deltas of `num_bytes` of its buffers."""
+        """The receiver took that long for the deltas of `num_bytes` of its buffers."""
         if num_bytes:
             self.apply_s_per_byte = self._mean(self.apply_s_per_byte, seconds / num_bytes)
 
     def sent(self, num_bytes: int, seconds: float) -> None:
-        """Records how long this many bytes took on the link; few bytes do not determine its rate."""
+        """Notes how long so many bytes took on the link; too few tell nothing of its rate."""
         if num_bytes >= _MIN_LINK_BYTES:
             self.link_s_per_byte = self._mean(self.link_s_per_byte, seconds / num_bytes)
 

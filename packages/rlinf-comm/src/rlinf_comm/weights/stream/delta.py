@@ -1,13 +1,13 @@
-"""The bitwise difference between two versions of a buffer: one optimizer step leaves most bfloat16 weights unchanged.
+"""What changed between two versions of a buffer, bit for bit: one optimizer step leaves most bfloat16 weights alone.
 
     encoder = DeltaEncoder(bucket.nbytes, element_bytes=2)
     content = encoder.encode(bucket)              # None: send the bucket itself
     ...
-    apply_delta(held, content)                    # where the previous version is held
+    apply_delta(held, content)                    # where the version before is held
 
-Elements are compared as bits, so that NaN payloads and -0.0 arrive too. Each run of 4096 elements uses the smallest of
-four forms: nothing, positions with values, a bitmap with values, or all elements. The format is in
-csrc/include/rlinf/comm/delta.h.
+Elements are compared as bits, so that NaN payloads and -0.0 arrive too. Each run of 4096 elements is what takes the
+fewest bytes: nothing, positions with values, a bitmap with values, or all elements. csrc/include/rlinf/comm/delta.h has
+the format.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ELEMENT_BYTES = (1, 2, 4, 8)
 
 
 class DeltaEncoder:
-    """Encodes the difference to what a receiver holds. Keeps a copy of that, which is all the memory it needs.
+    """Encodes what a receiver lacks. Keeps a copy of what it holds, which is all the memory that this takes.
 
     One thread at a time. Other Python threads run meanwhile.
 
@@ -54,7 +54,7 @@ class DeltaEncoder:
         self._snapshot: Bytes | None = None
 
     def encode(self, tensor: torch.Tensor) -> Bytes | None:
-        """The delta from the previous version to this one; from then on the receiver is assumed to hold this one.
+        """What takes the version before to this one; from then on this one is what the receiver is taken to hold.
 
         Args:
             tensor: `num_bytes` in any shape and dtype, contiguous, on the CPU. It must not change meanwhile.
@@ -85,7 +85,7 @@ class DeltaEncoder:
         np.copyto(self._snapshot, bytes_of_tensor(tensor))
 
     def reset(self) -> None:
-        """Marks the receiver's state as unknown: the next `encode` returns None."""
+        """Nobody knows what the receiver holds: the next `encode` returns None."""
         self._snapshot = None
 
     def _checked(self, tensor: torch.Tensor) -> int:

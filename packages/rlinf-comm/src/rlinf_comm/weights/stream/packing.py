@@ -1,4 +1,4 @@
-"""Packs, unpacks and attests a bucket: in host memory, or on the device of the rank's tensors.
+"""How a bucket is packed, unpacked and attested: in host memory, or on the device where the rank's tensors are.
 
 A bucket is a row of bytes, in numpy's hands on the host and in torch's on a device. Links carry both (peers copy those
 of a device to the host), and either end takes what the other one packed.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _KEPT_BYTES = 1 << 20
-"""Buckets of at least this many bytes are packed into reused pages."""
+"""Buckets of at least so many bytes are packed in pages that have been used before."""
 
 
 class Packing(Protocol):
@@ -38,11 +38,11 @@ class Packing(Protocol):
         ...
 
     def unpack(self, data: Bytes | torch.Tensor, own: Int64s) -> None:
-        """Copies a bucket, wherever it is, into the tensors."""
+        """Puts a bucket, wherever it is, in its places."""
         ...
 
     def digests(self, own: Int64s) -> list[int]:
-        """Digests of the tensors' content at the bucket's places."""
+        """Of what the tensors hold in the bucket's places."""
         ...
 
 
@@ -73,7 +73,7 @@ class HostPacking:
 
     @cached_property
     def _gaps(self) -> Int64s:
-        """The positions of the bytes between the boxes."""
+        """The places of the bytes between the boxes."""
         places = self._transfer.stored_at()
         ends = [0, *(start + num_bytes for start, num_bytes in places)]
         starts = [*(start for start, _ in places), self._num_bytes]

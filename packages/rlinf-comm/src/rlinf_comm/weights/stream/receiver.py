@@ -1,4 +1,4 @@
-"""The receiving end of a weight stream; see sender.py."""
+"""The fetching and checking end of a weight stream; see sender.py."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from rlinf_comm.weights.device.device import TransferDevice
 
 _FAREWELL_S = 1.0
-"""Time limit for notifying all senders that their version failed here."""
+"""Seconds for telling all senders that their version failed here."""
 
 
 @dataclass(slots=True)
 class _Source:
-    """A receiver's state about one sender."""
+    """What a receiver knows of one sender."""
 
     name: str
     pair: Pair | None = None
     held: HeldVersion | None = None
     buckets: list[np.ndarray] = field(default_factory=list)
-    """The buckets of `held`; empty if no deltas follow."""
+    """The buckets of `held`; empty when no deltas follow."""
 
     def forget(self) -> None:
         self.held = None
@@ -55,7 +55,7 @@ class _Source:
 
 @dataclass(slots=True)
 class _Taken:
-    """What one call of receive() has received from one sender."""
+    """What one call of receive() has taken from one sender."""
 
     offer: StreamOffer
     digests: list[bytes] = field(default_factory=list)
@@ -67,7 +67,7 @@ class _Taken:
 
 
 class WeightStreamReceiver:
-    """Receives what one destination rank serves, from all source ranks that store any of it.
+    """Fetches what one destination rank serves, from all source ranks that store any of it.
 
     Args:
         src_names: The name that the link has for every source rank of the plan, in their order.
@@ -163,7 +163,7 @@ class WeightStreamReceiver:
         while True:
             while not isinstance(message, StreamOffer) or not self._is_wanted(message, policy_version, talk):
                 message = talk.receive(StreamOffer)
-            # A sender whose call failed midway offers again: then everything starts over.
+            # A sender whose call failed on the way offers again: then all begins anew.
             message = self._take_offered(self._sources[rank], message, tensors, talk, taken, rank)
             if message is None:
                 return
@@ -197,7 +197,7 @@ class WeightStreamReceiver:
         taken: dict[int, _Taken],
         rank: int,
     ) -> StreamOffer | None:
-        """Receives and unpacks all buckets. Returns another offer if that arrives instead."""
+        """All buckets, unpacked. Returns another offer if that comes instead."""
         if source.pair is None or source.pair.bucket_bytes != offer.bucket_bytes:
             if offer.bucket_bytes < 16:
                 raise DecodeError(f"{talk.who} offers buckets of {offer.bucket_bytes} bytes")
@@ -275,7 +275,7 @@ class WeightStreamReceiver:
     # --- all of them ---
 
     def _wrong(self, rank: int, tensors: Mapping[str, torch.Tensor], intake: _Taken) -> set[str]:
-        """Names of tensors whose content differs from what this sender packed."""
+        """Names of what holds something else than this sender packed."""
         pair = self._sources[rank].pair
         assert pair is not None, "it was made for the offer"
         addresses = addresses_of(tensors.values())
@@ -312,8 +312,7 @@ class WeightStreamReceiver:
         )
 
     def _tell(self, taken: Mapping[int, _Taken], policy_version: int, error: BaseException) -> None:
-        """Notifies the senders, also those whose offer is about to arrive, so that they need not wait for their
-        timeout."""
+        """The senders need not wait until their time is up, nor those whose offer is about to come."""
         talks = {
             rank: Talk(self._link, source.name, f"sender {rank}", policy_version, _FAREWELL_S)
             for rank, source in self._sources.items()

@@ -1,4 +1,4 @@
-"""A version that is sent by reference, until its tensors are about to change."""
+"""A version that is sent from where it lies, until its tensors are about to change."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class ReferencedTensors:
-    """Tensors that senders read bucket by bucket; between buckets the tensors may be replaced by copies.
+    """What a sender reads bucket by bucket, between which the tensors may be replaced by copies.
 
     Args:
-        num_readers: readers that must call `release` before the tensors are not needed any more.
+        num_readers: that have to say `release` until nobody needs the tensors any more.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], num_readers: int = 1) -> None:
@@ -40,15 +40,15 @@ class ReferencedTensors:
                 self._changed.notify_all()
 
     def release(self) -> None:
-        """One reader is done."""
+        """One reader has all that it needs."""
         with self._changed:
             self._num_readers -= 1
             if not self._num_readers:
                 self._tensors = {}
 
     def finish_reads(self) -> None:
-        """Returns when the referenced tensors are not read any more; copies them if some reader still needs them. It
-        only waits for buckets that are being packed. Can be called from any thread, and repeatedly."""
+        """Returns when nobody reads the tensors that were lent, which are copied where somebody still needs them. It
+        waits for buckets that are being packed, and for nothing else. From any thread, and again."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_settling)
             if self._is_settled:

@@ -1,19 +1,18 @@
-"""Weights over any transport between two processes: for other hosts, without shared memory.
+"""Weights over any link between two processes: for other hosts, without shared memory.
 
     sender = WeightStreamSender(reshard, src_rank=0, link=peer, dst_names=["engine0", "engine1"])
     report = sender.publish(shard, policy_version=7)                                  # in the trainer
     ...
     WeightStreamReceiver(reshard, dst_rank=1, link=peer, src_names=["trainer0"]).receive(parameters, policy_version=7)
 
-The two calls wait for each other. Boxes are sent in buckets, in the serving dtype: whole, or as a delta to the version
-that the receiver acknowledged last (delta.py), whichever is predicted to be faster (choice.py). A receiver digests the
-tensors that it is about to serve and compares with the digests that the senders computed while packing.
+Both calls meet: each waits for the other. Boxes travel in buckets, in the dtype that is served: whole, or as what
+changed since the version that the receiver acknowledged last (delta.py), whichever should be faster (choice.py).
+A receiver digests the tensors that it is about to serve and compares with what the senders digested while they packed.
 
-Memory: each side keeps a copy of what it sent or received, against which deltas are made; with deltas=False neither
-does.
+Memory: each side keeps a copy of what it sent or got, against which deltas are made; with deltas=False neither does.
 
-An end with a device uses tensors on it directly: it packs, unpacks and digests on the device, and sends device memory,
-always whole.
+An end that is given its device takes tensors that are there as they are: it packs, unpacks and digests on the device,
+and what it sends is in device memory, always whole.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ if TYPE_CHECKING:
     from rlinf_comm.weights.device.device import TransferDevice
 
 BUCKET_BYTES = 16 << 20
-"""Packed, sent and unpacked in a pipeline, while the data is in the caches."""
+"""Packed, sent and unpacked at the same time, while the caches have it."""
 DEVICE_BUCKET_BYTES = 64 << 20
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamReport:
-    """The report of one publication to one receiver."""
+    """One publication, to one receiver."""
 
     policy_version: int
     dst_rank: int
@@ -76,7 +75,7 @@ class StreamReport:
 
 
 class _Destination:
-    """A sender's state about one receiver."""
+    """What a sender knows of one receiver."""
 
     def __init__(self, name: str, pair: Pair, choice: DeltaChoice) -> None:
         self.name = name
@@ -99,7 +98,7 @@ class WeightStreamSender:
         dst_ranks: Publishes to these alone; by default to all that need any of what this rank stores.
         bucket_bytes: The most that is packed at a time, for each receiver; None: 16 MiB, and 64 MiB with a device.
         deltas: False: always dense, and no copy is kept on either side.
-        new_choice: Creates the object that decides between delta and dense, one per receiver.
+        new_choice: Makes what decides between delta and dense, one for each receiver.
         device: This rank's, where its tensors may be.
 
     Raises:
@@ -146,11 +145,11 @@ class WeightStreamSender:
     def publish(
         self, tensors: Mapping[str, torch.Tensor] | ReferencedTensors, policy_version: int, timeout_s: float = 60.0
     ) -> list[StreamReport]:
-        """Sends a version to all receivers in parallel; returns when they have received and verified it.
+        """Brings a version to all receivers, at the same time; returns when they have it and found it right.
 
         Args:
             tensors: This rank's buffers by name, exactly those of its layout; any strides. They must not change until
-                this returns, except referenced ones, which may after `finish_reads`.
+                this returns, but for lent ones, which may after `finish_reads`.
             policy_version: Larger than any that was published before. One that failed may be published again.
             timeout_s: Seconds for all of it, the wait for the receivers included.
 

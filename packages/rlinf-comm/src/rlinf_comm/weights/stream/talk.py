@@ -1,5 +1,4 @@
-"""The messages between two ends of a weight stream: deadlines, messages of earlier attempts, and failures of other
-receivers."""
+"""The messages between two ends of a weight stream: deadlines, messages of earlier attempts, and failures of others."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _Message = TypeVar("_Message")
 _Result = TypeVar("_Result")
 
 _SLICE_S = 0.25
-"""A wait notices within this time that another one has failed."""
+"""A wait notices this soon that another one has failed."""
 
 
 class Cancelled(Exception):
@@ -53,7 +52,7 @@ class Talk:
     def receive(
         self, kind: type[_Message] | tuple[type[_Message], ...], key: tuple[str, int] | None = None
     ) -> _Message:
-        """The next message of that kind, session and attempt; skips messages of earlier attempts.
+        """The next message of that kind, and of that session and attempt; others are of earlier attempts.
 
         Raises:
             WeightTimeout, PeerLost. DecodeError: what came is no message. Cancelled: another talk failed.
@@ -89,7 +88,7 @@ class Talk:
 def for_each(
     call: Callable[[int, Talk], _Result], talks: Mapping[int, Talk], *, stop_at_failure: bool
 ) -> list[_Result]:
-    """Calls it for all of them in parallel; raises the first failure, by rank, after all have ended.
+    """Calls it for all of them at the same time; raises the first failure, by rank, after all have ended.
 
     Args:
         stop_at_failure: The others stop waiting as soon as one has failed.

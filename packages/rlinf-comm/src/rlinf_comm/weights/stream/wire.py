@@ -1,13 +1,13 @@
-"""The wire format of streamed weights: buckets of boxes, and the messages that carry them.
+"""What streamed weights are on their way: buckets of boxes, and the messages that carry them.
 
 For each receiver, in this order (the sender's messages on the left):
 
     Offer ->        which version, of which plan
     <- Reply        what the receiver holds, or why it does not want this version
-    Content -> ...  one per bucket
-    <- Ack          what it holds now, after it has checked its own tensors
+    Content -> ...  one for each bucket
+    <- Ack          what it holds now, after it has looked at its own tensors
 
-Both sides divide the same plan into the same buckets, so only contents are sent.
+Both sides cut the same plan into the same buckets, so that only contents travel.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Content:
     attempt: int
     bucket: int
     is_delta: bool
-    """Whether `data` is a delta to what the receiver reported that it holds."""
+    """Whether `data` is a delta to what the receiver said that it holds."""
     is_kept: bool
     """Whether the receiver must keep the bucket, because deltas may follow."""
     digests: bytes

@@ -10,8 +10,10 @@ from rlinf_sched.derive.shapes import BYTES_PER_PARAMETER, ModelShape
 MAX_LOGITS_BYTES = 1 << 30
 """Bytes of a pass's logits in float32 above which the head works in tiles; so many bytes of logits are kept for the
 backward pass, the others are computed again."""
-GPU_CHUNK_BYTES, CPU_CHUNK_BYTES = 256 << 20, 4 << 20
-"""Bytes of float32 in which the statistics of logits are worked out at once (rlinf_algos.logprobs)."""
+GPU_CHUNK_BYTES = 256 << 20
+"""Bytes of float32 in which the statistics of logits are computed at once on a GPU (rlinf_algos.logprobs)."""
+CPU_CHUNK_BYTES = 4 << 20
+"""The same on a CPU."""
 GPU_TILE_BYTES, CPU_TILE_BYTES = 640 << 20, 160 << 20
 """Bytes of the buffers in which a head without logits works: two in float32 (256 or 64 MiB each), one below that
 (rlinf_algos.head)."""

@@ -6,6 +6,7 @@ from rlinf_sched.derive.memory.rank import RankMemory
 from rlinf_sched.derive.shapes import ModelShape
 
 FLOAT_BYTES = 4
+"""Bytes of one float32 number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

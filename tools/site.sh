@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Builds the documentation as a site in build/site. A dead link, a dead anchor or a page outside the navigation is an error.
+#   --serve   shows it at http://127.0.0.1:8000 and follows changes
+#   --check   builds it and opens four pages in Chromium: nothing is wider than the window, text has enough contrast
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source tools/environment.sh
+ensure_environment
+.venv/bin/python -m pip --quiet --disable-pip-version-check install -c tools/constraints.txt -r tools/docs-requirements.txt
+export NO_MKDOCS_2_WARNING=1 # about another product
+
+case "${1:-}" in
+  --serve) exec .venv/bin/python -m mkdocs serve ;;
+  --check)
+    .venv/bin/python -m mkdocs build --strict --quiet
+    .venv/bin/python tools/site/check_in_browser.py build/site
+    ;;
+  "") .venv/bin/python -m mkdocs build --strict --quiet ;;
+  *) fail "usage: tools/site.sh [--serve | --check]" ;;
+esac

@@ -1,0 +1,241 @@
+"""The reference pages of all config keys, made from the config models."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rlinf.config.evaluation import EvalConfig
+from rlinf.config.playing import TrainedConfig
+from rlinf.config.reference import REQUIRED, KeyEntry, SectionEntry, option_entries, sections
+from rlinf.config.schema import SHIPPED
+from rlinf.config.suites import SuiteConfig
+from rlinf_algos import FIELDS_OF_SAMPLES, preset
+from rlinf_algos.presets import EPISODE_PRESETS, PRESETS
+from rlinf_workers.plugins import ENGINES, TRAINERS, Plugins
+
+REPOSITORY = Path(__file__).parents[2]
+EXPLAINED = {
+    "": "start.md",
+    "task": "data.md",
+    "benchmarks": "evaluation.md",
+    "evaluation": "evaluation.md",
+    "model": "models.md",
+    "sft_warm_up": "start.md",
+    "algorithm": "algorithms.md",
+    "algorithm.correction": "trust.md",
+    "algorithm.rejection": "trust.md",
+    "rollout.engine": "sglang.md",
+    "rollout.stop_on_mismatch": "trust.md",
+    "rollout": "batches.md",
+    "reward": "rewards.md",
+    "actor": "backends.md",
+    "actor.micro_batch_groups": "batches.md",
+    "actor.max_tokens_per_micro_batch": "batches.md",
+    "actor.balance_shards": "batches.md",
+    "actor.num_shards": "batches.md",
+    "actor.group_order": "batches.md",
+    "reference": "algorithms/parts.md",
+    "critic": "algorithms/ppo.md",
+    "cluster": "clusters.md",
+    "cluster.weight_sync": "plugins/weight_sync.md",
+    "cluster.attest_weights": "trust.md",
+    "cluster.pass_env_vars": "security.md",
+    "plan": "scheduling.md",
+    "mode": "scheduling.md",
+    "venvs": "venvs.md",
+    "run": "start.md#stop-and-resume",
+    "run.checkpoint_every": "checkpoints.md",
+    "run.keep_checkpoints": "checkpoints.md",
+    "run.step_timeout_s": "explain.md",
+    "run.wandb": "metrics.md",
+    "run.num_samples_logged": "metrics.md",
+    "env": "environments.md",
+    "env.num_eval_videos": "playing.md",
+    "policy": "models.md",
+    "demonstrations": "demonstrations.md",
+    "checkpoint": "playing.md",
+    "suite": "playing.md",
+    "variants": "playing.md",
+}
+"""Key or section -> the page that explains it; the longest match counts."""
+_WORD = re.compile(r"docs/[\w/-]+\.md|[a-z]+(?:[._][a-z0-9]+)+|[<*_\[]")
+
+
+def key_pages() -> dict[str, str]:
+    """Returns path below docs/ -> Markdown of the pages of all keys."""
+    reasoning, embodied = SHIPPED
+    return {
+        "reference/keys-reasoning.md": _page(
+            "Keys: language models",
+            "A recipe with `job: reasoning` has these keys. Set them in a recipe, or as options of `rlinf train`, for "
+            "example `--rollout.temperature 0.8`.",
+            sections(reasoning),
+            _options(ENGINES, "rollout.engine_options", "engine")
+            + _options(TRAINERS, "actor.backend_options", "backend"),
+            PRESETS,
+            "completions",
+        ),
+        "reference/keys-embodied.md": _page(
+            "Keys: robots",
+            "A recipe with `job: embodied` has these keys. Set them in a recipe, or as options of `rlinf train`, for "
+            "example `--env.num_envs 16`.",
+            sections(embodied),
+            _options(TRAINERS, "actor.backend_options", "backend"),
+            EPISODE_PRESETS,
+            "episodes",
+        ),
+        "reference/keys-evaluation.md": _page(
+            "Keys: rlinf eval",
+            "`rlinf eval` takes these keys as options, for example `--temperature 0`, or in a YAML file.",
+            sections(EvalConfig),
+            _options(ENGINES, "engine_options", "engine"),
+        ),
+        "reference/keys-suites.md": _page(
+            "Keys: suites",
+            "A suite of `rlinf eval --suite` is a YAML file with these keys. On the command line they begin with "
+            "`suite.`, for example `--suite.num_episodes 20`.",
+            sections(SuiteConfig),
+        ),
+        "reference/keys-play.md": _page(
+            "Keys: rlinf play",
+            "`rlinf play` and `rlinf eval --suite` take these keys from the config of the run and as options, for "
+            "example `--env.max_episode_steps 200`.",
+            sections(TrainedConfig),
+        ),
+    }
+
+
+def _options(plugins: Plugins[Any], key: str, kind: str) -> list[SectionEntry]:
+    """Returns the options of the shipped plug-ins that declare them."""
+    declared = [(spec, option_entries(spec.options, key)) for spec in plugins.specs() if spec.options is not None]
+    return [
+        SectionEntry(key=key, kinds=(spec.name,), meaning=f"Options of the {kind} `{spec.name}`.", keys=tuple(entries))
+        for spec, entries in declared
+        if entries
+    ]
+
+
+def _page(
+    title: str,
+    introduction: str,
+    entries: Sequence[SectionEntry],
+    options: Sequence[SectionEntry] = (),
+    presets: Mapping[str, Any] | None = None,
+    samples: str = "",
+) -> str:
+    entries = [*entries, *options]
+    keys = {key.key: _anchor(section, key.key) for section in entries for key in section.keys}
+    places = {section.key: _heading_anchor(section) for section in reversed(entries)}
+    defaults = _preset_defaults(presets, samples) if presets else {}
+    parts = [f"# {title}", introduction]
+    for section in entries:
+        parts += [_heading(section), _text(section.meaning, section.key, keys)]
+        for entry in section.keys:
+            name = entry.key.removeprefix("algorithm.")
+            if section.key == "algorithm" and (name == "samples" or name in _fields_of_others(samples)):
+                continue
+            parts += _key(entry, section, keys, places, defaults.get(name, "") if section.key == "algorithm" else "")
+    return "\n\n".join([*parts, ""])
+
+
+def _fields_of_others(samples: str) -> set[str]:
+    return {name for kind, names in FIELDS_OF_SAMPLES.items() if kind != samples for name in names}
+
+
+def _key(
+    entry: KeyEntry, section: SectionEntry, keys: Mapping[str, str], places: Mapping[str, str], by_preset: str
+) -> Iterator[str]:
+    yield f"#### `{entry.key}` {{ #{_anchor(section, entry.key)} }}"
+    default = by_preset or (f"default {_value(entry.default)}" if entry.default not in ("", REQUIRED) else "")
+    kind = entry.type
+    if kind.startswith("section") and entry.key in places:
+        kind = f"[{kind.partition(',')[0]}](#{places[entry.key]})"
+    elif match := re.fullmatch(r"section, as (.*)", kind):
+        kind = f"section, as [{match[1]}](#{places[match[1]]})"
+    else:
+        kind = re.sub(r'"[^"]*"', lambda text: _value(text[0]), kind)
+    facts = [kind, "**required**" if entry.default == REQUIRED else default]
+    page = _explained(entry.key)
+    facts.append(f"see [{_title(page)}](../{page})")
+    yield " · ".join(filter(None, facts)) + "\n{ .facts }"
+    yield _text(entry.meaning, section.key, keys)
+
+
+def _value(text: str) -> str:
+    """Returns a JSON value as Markdown; text without its quotes."""
+    value = json.loads(text)
+    return f"`{value}`" if isinstance(value, str) and value.strip() == value != "" else f"`{text}`"
+
+
+@cache
+def _title(page: str) -> str:
+    text = (REPOSITORY / "docs" / page.partition("#")[0]).read_text(encoding="utf-8")
+    return text.partition("\n")[0].removeprefix("# ")
+
+
+def _explained(key: str) -> str:
+    parts = key.split(".")
+    prefixes = [".".join(parts[:length]) for length in range(len(parts), -1, -1)]
+    starts = [start for start in EXPLAINED if start and "." in start and key.startswith(start)]
+    return EXPLAINED[max(starts, key=len)] if starts else next(EXPLAINED[one] for one in prefixes if one in EXPLAINED)
+
+
+def _heading(section: SectionEntry) -> str:
+    title = f"`{section.key}`" if section.key else "Top level"
+    kinds = f": {', '.join(section.kinds)}" if section.kinds else ""
+    return f"## {title}{kinds} {{ #{_heading_anchor(section)} }}"
+
+
+def _heading_anchor(section: SectionEntry) -> str:
+    return "-".join([section.key.replace("<name>", "name") or "top", "section", *section.kinds])
+
+
+def _anchor(section: SectionEntry, key: str) -> str:
+    kinds = f"-{'-'.join(section.kinds)}" if section.kinds else ""
+    return key.replace("<name>", "name") + kinds
+
+
+def _text(text: str, section: str, keys: Mapping[str, str]) -> str:
+    """Converts a meaning to Markdown: links pages and keys, and protects what Markdown would change.
+
+    Args:
+        section: names without a dot may be keys of this section.
+        keys: key -> its anchor.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        word = match[0]
+        if word.startswith("docs/"):
+            return f"[{word.rpartition('/')[2]}](../{word.removeprefix('docs/')})"
+        for key in (word, f"{section}.{word}"):
+            if key in keys:
+                return f"[`{word}`](#{keys[key]})"
+        return re.sub(r"[_*\[]", r"\\\g<0>", word).replace("<", "&lt;")
+
+    pieces = re.split(r"(`[^`]*`)", text)
+    return "".join(piece if piece.startswith("`") else _WORD.sub(replaced, piece) for piece in pieces)
+
+
+def _preset_defaults(presets: Mapping[str, Any], samples: str) -> dict[str, str]:
+    """Returns field -> its values by preset, where presets differ."""
+    algorithms = {name: preset(name, samples=samples) for name in presets}
+    result = {}
+    for field in type(next(iter(algorithms.values()))).__dataclass_fields__:
+        names: defaultdict[str, list[str]] = defaultdict(list)
+        for name, algorithm in algorithms.items():
+            names[json.dumps(getattr(algorithm, field))].append(name)
+        if field == "name":
+            result[field] = f"one of {', '.join(f'`{name}`' for name in presets)}"
+        elif len(names) == 1:
+            result[field] = f"default {_value(next(iter(names)))}"
+        else:
+            most = max(names, key=lambda value: len(names[value]))
+            others = [f"{_value(value)} in {', '.join(ones)}" for value, ones in names.items() if value != most]
+            result[field] = f"default {_value(most)}; {'; '.join(others)}"
+    return result
