@@ -406,3 +406,22 @@ def test_a_reward_model_that_cannot_serve_says_so(folder, tmp_path, monkeypatch)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RewardError, match=r"pip install 'rlinf-algos\[model\]'"):
         RewardModel(folder)
+
+
+def test_a_reward_by_source_scores_each_row_by_its_own():
+    spec = RewardSpec(
+        rule="by_source",
+        options={"column": "from"},
+        terms=(
+            RewardTerm(name="numbers", weight=1.0, reward=RewardSpec(rule="numeric_match")),
+            RewardTerm(name="texts", weight=1.0, reward=RewardSpec(rule="exact_match")),
+        ),
+    )
+    reward = make_reward(spec)
+    rows = [{"from": name} for name in ("texts", "numbers", "texts", "numbers")]
+    results = score_all(reward, ["a 2", "a 2", "2", "3"], ["2"] * 4, rows=rows)
+    assert [result.outcome for result in results] == ["wrong", "right", "right", "wrong"]
+    with pytest.raises(RewardError, match="from='none', which has no reward; known sources: 'numbers', 'texts'"):
+        score_all(reward, ["a"], ["a"], rows=[{"from": "none"}])
+    with pytest.raises(RewardError, match="reads the column 'from' of the data rows; give rows"):
+        score_all(reward, ["a"], ["a"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlinf.config.tasks import ColumnsConfig, FilesTask
+from rlinf.config.tasks import ColumnsConfig, FilesTask, MixtureSource
 from rlinf.errors import UserError
 from rlinf.tasks import TaskProblem, make_task
 from rlinf.tasks.files import FileProblems
@@ -196,6 +196,34 @@ def test_duplicates_are_dropped_where_the_task_says_so(files):
     unique = task(train, test, drop_duplicates=True)
     assert sorted(unique.train_problem(i).number for i in range(3)) == [1, 2, 4]
     assert unique.notes == ["1 of 4 problems occur again and were dropped"]
+
+
+def test_a_mixture_has_its_shares_and_names_its_sources(files):
+    one = files("one.jsonl", [{"question": f"a{i}", "answer": f"#### {i}"} for i in range(3)])
+    two = files("two.jsonl", [{"problem": f"b{i}", "answer": "x"} for i in range(5)])
+    test = files("test.jsonl", [{"question": "t", "answer": "1"}])
+    sources = {
+        "one": MixtureSource(files=(one,), weight=3.0, answer_format="gsm8k"),
+        "two": MixtureSource(files=(two,), prompt_template="Q: {question}"),
+    }
+    config = FilesTask(kind="files", mixture=sources, eval_files=(test,), eval_source="one", eval_sets={"two": test})
+    stream = [FileProblems(config, 3).train_problem(i) for i in range(1000)]
+    names = [problem.row["data_source"] for problem in stream]
+    assert (names.count("one"), names.count("two")) == (750, 250)
+    assert names[:500].count("one") not in (500, 0), "they are shuffled"
+    assert {problem.prompt for problem in stream if problem.row["data_source"] == "two"} == {
+        f"Q: b{i}" for i in range(5)
+    }
+    assert len({problem.prompt for problem in stream if problem.row["data_source"] == "one"}) == 3
+    later = FileProblems(config, 3)
+    assert [later.train_problem(i) for i in (2500, 17, 999)] == [
+        FileProblems(config, 3).train_problem(2500), stream[17], stream[999]
+    ]  # fmt: skip
+    held_out = later.held_out()
+    assert held_out[""][0].row["data_source"] == "one" and held_out["two"][0].row["data_source"] == "two"
+    rare = sources | {"two": MixtureSource(files=(two,), weight=1e-5)}
+    with pytest.raises(UserError, match=r"task\.mixture\.two\.weight=1e-05 is less than a thousandth"):
+        FileProblems(config.model_copy(update={"mixture": rare}), 3)
 
 
 # -- the stream ----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 
 from rlinf_algos.errors import RewardError
 from rlinf_algos.rewards.base import BatchReward, RewardRule
+from rlinf_algos.rewards.by_source import RewardBySource
 from rlinf_algos.rewards.choice import MultipleChoice
 from rlinf_algos.rewards.custom import TIME_LIMIT_S, CustomReward
 from rlinf_algos.rewards.length import LengthPenalty, LengthTarget
@@ -35,7 +36,7 @@ class RewardSpec:
     time_limit_s: float = TIME_LIMIT_S
     """Seconds that each call of a function of your own may take."""
     terms: "tuple[RewardTerm, ...]" = ()
-    """Terms of the rule "weighted"."""
+    """Terms of the rule "weighted"; sources of the rule "by_source", whose weights are not used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +75,7 @@ _CLASSES: dict[str, Callable[..., RewardRule]] = {
     "length_target": LengthTarget,
 }
 
-RULES_WITH_OPTIONS = (*_CLASSES, "weighted")
+RULES_WITH_OPTIONS = (*_CLASSES, "weighted", "by_source")
 """code_tests takes the fields of `SandboxLimits` beside its own."""
 
 
@@ -90,6 +91,8 @@ def make_reward(spec: RewardSpec | str) -> RewardRule:
     options = spec.options or {}
     if spec.rule == "weighted":
         return WeightedReward([(term.name, term.weight, make_reward(term.reward)) for term in spec.terms])
+    if spec.rule == "by_source":
+        return RewardBySource({term.name: make_reward(term.reward) for term in spec.terms}, **options)  # type: ignore[arg-type]
     make = _CLASSES.get(spec.rule) or get_reward(spec.rule)
     if spec.rule in _CLASSES or isinstance(make, type):
         try:

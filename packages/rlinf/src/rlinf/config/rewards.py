@@ -167,8 +167,38 @@ class WeightedRewardConfig(Section):
                 )
 
 
-RewardConfig = Annotated[TermReward | WeightedRewardConfig, Field(discriminator="kind")]
+class BySourceRewardConfig(Section):
+    """A reward for each source of a mixture of data."""
+
+    kind: Literal["by_source"]
+    sources: dict[str, TermReward] = Field(min_length=1, description="Source -> its reward.")
+    column: str = Field(
+        default="data_source",
+        description="Column of a row that names its source; rows of `task.mixture` have their name in data_source.",
+    )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        for name, reward in self.sources.items():
+            if reward.kind == "random":
+                yield Conflict(
+                    keys=(f"reward.sources.{name}.kind",),
+                    text="=random is a control for a whole run; use it as reward.kind",
+                )
+
+
+RewardConfig = Annotated[TermReward | WeightedRewardConfig | BySourceRewardConfig, Field(discriminator="kind")]
 """Any reward's config."""
+
+
+def members_of(reward: RewardConfig, key: str = "reward") -> dict[str, TermReward]:
+    """Config key -> each reward that a weighted sum or a reward by source consists of; empty for others."""
+    match reward:
+        case WeightedRewardConfig():
+            return {f"{key}.terms.{name}.reward": term.reward for name, term in reward.terms.items()}
+        case BySourceRewardConfig():
+            return {f"{key}.sources.{name}": member for name, member in reward.sources.items()}
+    return {}
+
 
 COMPARING = ("exact", "numeric", "multiple_choice", "math", "code")
 
@@ -176,6 +206,4 @@ COMPARING = ("exact", "numeric", "multiple_choice", "math", "code")
 def compares_with_answer(reward: RewardConfig) -> bool:
     """Returns whether a reward compares completions with a reference answer. What a custom function does is its own
     affair, so it does not need one."""
-    if isinstance(reward, WeightedRewardConfig):
-        return any(compares_with_answer(term.reward) for term in reward.terms.values())
-    return reward.kind in COMPARING
+    return reward.kind in COMPARING or any(map(compares_with_answer, members_of(reward).values()))

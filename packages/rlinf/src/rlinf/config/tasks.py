@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -54,19 +55,47 @@ class ColumnsConfig(Section):
     )
 
 
+class MixtureSource(Section):
+    """One source of a mixture. What it leaves out is as in `task`."""
+
+    HUB_USE = "rows"
+
+    files: Files = Field(min_length=1, description="As task.train_files.")
+    weight: float = Field(default=1.0, gt=0, description="Share of the problems, relative to the other sources.")
+    columns: ColumnsConfig | None = Field(default=None, description="As task.columns.")
+    prompt_template: str | None = Field(default=None, description="As task.prompt_template.")
+    answer_format: Literal["gsm8k", "exact"] | None = Field(default=None, description="As task.answer_format.")
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.prompt_template is not None:
+            field = (self.columns and self.columns.prompt) or "question"
+            yield from template_conflicts(self.prompt_template, field, "task.mixture.prompt_template", "columns.prompt")
+
+
 class FilesTask(_Task):
     """Problems from data files or from data sets on the Hugging Face Hub; GSM8K for example."""
 
     HUB_USE = "rows"
 
     kind: Literal["files"]
-    train_files: Files = Field(
+    train_files: Files | None = Field(
+        default=None,
         min_length=1,
         description="Problems to train on: files, folders, patterns (data/train-*.parquet) or names on the Hub "
         "(openai/gsm8k:main[train]); docs/data.md.",
     )
+    mixture: dict[str, MixtureSource] = Field(
+        default={},
+        description="Name -> source, in place of train_files: in every thousand problems each source has its share. A "
+        "row gets its source's name as data_source, unless it has one; reward.kind by_source reads it.",
+    )
     eval_files: Files = Field(
         min_length=1, description="Problems to evaluate on, named the same way; num_held_out limits them."
+    )
+    eval_source: str | None = Field(
+        default=None,
+        description="data_source of the rows of eval_files that have none, for reward.kind by_source. Rows of "
+        "eval_sets get the name of their set.",
     )
     eval_sets: dict[str, DataPath] = Field(
         default={},
@@ -110,7 +139,21 @@ class FilesTask(_Task):
         "the run's notes.",
     )
 
+    @property
+    def sources(self) -> dict[str, MixtureSource]:
+        """The sources of training problems by name; train_files are one without a name."""
+        return dict(self.mixture) if self.train_files is None else {"": MixtureSource(files=self.train_files)}
+
+    @property
+    def all_files(self) -> list[Path]:
+        """Everything that is read."""
+        files = [path for source in self.sources.values() for path in source.files]
+        return [*files, *self.eval_files, *self.eval_sets.values()]
+
     def conflicts(self) -> Iterator[Conflict]:
+        if (self.train_files is None) == (not self.mixture):
+            text = " and task.mixture are both set" if self.mixture else " is not set, and neither is task.mixture"
+            yield Conflict(keys=("task.train_files", "task.mixture"), text=f"{text}; give one of them")
         yield from template_conflicts(
             self.prompt_template, self.columns.prompt or "question", "task.prompt_template", "columns.prompt"
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.rewards import (
+    BySourceRewardConfig,
     ChoiceReward,
     CodeRewardConfig,
     FunctionReward,
@@ -19,6 +20,7 @@ from rlinf.config.rewards import (
     RewardConfig,
     RuleReward,
     WeightedRewardConfig,
+    members_of,
 )
 from rlinf.errors import UserError
 from rlinf.tasks import TaskProblem
@@ -66,6 +68,12 @@ def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
                 for name, term in config.terms.items()
             )
             return RewardSpec(rule="weighted", terms=tuple(terms))
+        case BySourceRewardConfig():
+            sources = (
+                RewardTerm(name=name, weight=1.0, reward=reward_spec(reward, random_stands_for=random_stands_for))
+                for name, reward in config.sources.items()
+            )
+            return RewardSpec(rule="by_source", options={"column": config.column}, terms=tuple(sources))
         case MathRewardConfig():
             options = {
                 "num_processes": config.num_processes,
@@ -95,6 +103,8 @@ def judging_s(config: RewardConfig) -> float:
     match config:
         case WeightedRewardConfig():
             return sum(judging_s(term.reward) for term in config.terms.values())
+        case BySourceRewardConfig():
+            return max(map(judging_s, config.sources.values()))
         case MathRewardConfig():
             return config.wall_limit_s / config.num_processes
         case CodeRewardConfig():
@@ -109,13 +119,9 @@ def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:
 
     Raises: UserError for a missing extra, folder, module or function, or a sandbox that is weak without leave.
     """
+    if members := members_of(config, key):
+        return tuple(note for place, member in members.items() for note in check_reward(member, place))
     match config:
-        case WeightedRewardConfig():
-            return tuple(
-                note
-                for name, term in config.terms.items()
-                for note in check_reward(term.reward, f"{key}.terms.{name}.reward")
-            )
         case MathRewardConfig() if importlib.util.find_spec("math_verify") is None:
             raise UserError(f"{key}.kind=math needs math-verify", hint="pip install 'rlinf[math]'")
         case ModelReward():
@@ -141,13 +147,10 @@ def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:
 
 def reward_folders(config: RewardConfig, key: str = "reward") -> dict[str, Path]:
     """Config key -> folder of each reward model."""
-    match config:
-        case ModelReward():
-            return {f"{key}.path": config.path}
-        case WeightedRewardConfig():
-            terms = (reward_folders(term.reward, f"{key}.terms.{name}.reward") for name, term in config.terms.items())
-            return {place: folder for folders in terms for place, folder in folders.items()}
-    return {}
+    if isinstance(config, ModelReward):
+        return {f"{key}.path": config.path}
+    folders = (reward_folders(member, place) for place, member in members_of(config, key).items())
+    return {place: folder for below in folders for place, folder in below.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,9 +174,20 @@ def try_rewards(config: RewardConfig, problem: TaskProblem, key: str = "reward")
     """
     match config:
         case WeightedRewardConfig():
-            places = {name: f"{key}.terms.{name}.reward" for name in config.terms}
-            tried = [try_rewards(config.terms[name].reward, problem, place) for name, place in places.items()]
+            tried = [try_rewards(member, problem, place) for place, member in members_of(config, key).items()]
             return TriedReward(judges=tried[0].judges, reads_rows=any(one.reads_rows for one in tried))
+        case BySourceRewardConfig():
+            members = members_of(config, key)
+            source = problem.row.get(config.column)
+            if source not in config.sources:
+                raise UserError(
+                    f"{key}.sources: {problem.place or 'a row'} has {config.column}={source!r}, which has no reward",
+                    hint=f"known sources: {', '.join(config.sources)}; --{key}.column names another column",
+                )
+            place = f"{key}.sources.{source}"
+            try_rewards(members[place], problem, place)
+            judges = all(member.kind in JUDGES for member in members.values())
+            return TriedReward(judges=judges, reads_rows=True)
         case FunctionReward():
             return try_own_reward(reward_spec(config, random_stands_for="exact"), problem, f"{key}.path={config.path}")
         case CodeRewardConfig():

@@ -35,7 +35,7 @@ SECTIONS = ("seed", "task", "model", "sft_warm_up", "rollout", "reward", "evalua
 accuracy ends the SFT warm-up."""
 PACKAGES = ("rlinf", "rlinf_workers", "rlinf_algos", "rlinf_comm")
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "safetensors")
-OWN_CODE = ("function", "model", "code", "weighted")
+OWN_CODE = ("function", "model", "code", "weighted", "by_source")
 """Kinds of reward that may hang on code or files which the config does not name."""
 
 
@@ -142,7 +142,7 @@ def _files(config: ReasoningConfig) -> list[Path]:
     task = config.task
     named = [config.model.path] if config.model.path else []
     if task.kind == "files":
-        named += [*task.train_files, *task.eval_files, *task.eval_sets.values()]
+        named += task.all_files
     named = [file for path in named for file in (matching(path) if hub_name(path) is None else ())]  # or a commit
     files = [file for path in named for file in ([path] if path.is_file() else path.rglob("*"))]
     return sorted(file for file in files if file.is_file())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlinf.config.devices import device_kind
 from rlinf.config.inputs import check_model_folder
+from rlinf.config.rewards import BySourceRewardConfig
 from rlinf.errors import UserError
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.generation import check_engine, check_installed
@@ -105,6 +106,21 @@ def prompts(job: ReasoningJob) -> Sequence[str]:
     return (*notes, *problems.notes)
 
 
+def sources(job: ReasoningJob) -> None:
+    """Every row has a source with a reward."""
+    reward, problems = job.config.reward, job.prompts.task
+    if not isinstance(reward, BySourceRewardConfig):
+        return
+    rows = problems.all_problems() if isinstance(problems, FileProblems) else iter(job.prompts.held_out[""])
+    for problem in rows:
+        if (source := problem.row.get(reward.column)) not in reward.sources:
+            raise UserError(
+                f"reward.sources: {problem.place or 'a problem'} has {reward.column}={source!r}, which has no reward; "
+                f"known sources: {', '.join(reward.sources)}",
+                hint="add it to reward.sources; task.eval_source names the source of eval_files",
+            )
+
+
 def settings_without_effect(job: ReasoningJob) -> Sequence[str]:
     on_gpu = device_kind(job.config.cluster, job.machine) == "cuda"
     return (*idle_notes(job.config.algorithm), *job.config.actor.trainer_spec.notes(on_gpu=on_gpu))
@@ -181,6 +197,7 @@ CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (
     adapter,
     teacher,
     prompts,
+    sources,
     settings_without_effect,
     positions,
     generated_prompts,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.reasoning import ReasoningConfig
-from rlinf.config.rewards import FunctionReward, ModelReward, RewardConfig, WeightedRewardConfig
+from rlinf.config.rewards import FunctionReward, ModelReward, RewardConfig, members_of
 from rlinf.config.tasks import FilesTask
 from rlinf.jobs.checks import check_data, refused
 from rlinf.jobs.spec import JobSpec
@@ -34,7 +34,7 @@ class ReasoningSpec(JobSpec):
                 check_model_folder(path, key=key)
         _check_reward(config.reward, "reward")
         if isinstance(task := config.task, FilesTask):
-            check_data([*task.train_files, *task.eval_files, *task.eval_sets.values()])
+            check_data(task.all_files)
 
     def resolve_for_devices(self, config: ReasoningConfig, num_devices: int) -> ReasoningConfig:
         """With a shard for each replica of the actor that the devices have room for, as far as the prompts of an
@@ -67,10 +67,9 @@ class ReasoningSpec(JobSpec):
 
 
 def _check_reward(reward: RewardConfig, key: str) -> None:
+    for place, member in members_of(reward, key).items():
+        _check_reward(member, place)
     match reward:
-        case WeightedRewardConfig():
-            for name, term in reward.terms.items():
-                _check_reward(term.reward, f"{key}.terms.{name}.reward")
         case ModelReward():
             check_model_folder(reward.path, key=f"{key}.path")
         case FunctionReward():
