@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the documentation as a site in build/site. A dead link, a dead anchor or a page outside the navigation is an error.
+# Builds the documentation as a site in build/site. A dead link or a dead anchor is an error.
 #   --serve   shows it at http://127.0.0.1:8000 and follows changes
 #   --check   builds it and opens four pages in Chromium: nothing is wider than the window, text has enough contrast
 set -euo pipefail

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Iterator
 
 from rlinf.cli.main import make_parser
@@ -50,7 +51,7 @@ def _options(title: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction | argparse._HelpAction) or action.help == argparse.SUPPRESS:
             continue
-        names = ", ".join(action.option_strings) or formatter._format_args(action, str(action.metavar or action.dest))
+        names = ", ".join(action.option_strings) or str(action.metavar or action.dest)
         value = (
             formatter._format_args(action, action.dest.upper()) if action.option_strings and action.nargs != 0 else ""
         )
@@ -63,4 +64,5 @@ def _options(title: str, parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    return " ".join(text.split()).replace("<", "&lt;").replace("*", "\\*")
+    text = " ".join(text.split()).replace("<", "&lt;").replace("*", "\\*")
+    return re.sub(r"docs/([\w/-]+\.md)", r"[\1](../\1)", text)

@@ -19,9 +19,9 @@ _LINKED = LinkedFiles()
 REFERENCE = """
 Reference: the keys of a recipe for [language models](reference/keys-reasoning.md) and for
 [robots](reference/keys-embodied.md), the [commands](reference/commands.md), and the Python packages
-([algorithms](reference/api/rlinf_algos.md), [environments](reference/api/rlinf_envs.md),
-[workers](reference/api/rlinf_workers.md), [planner](reference/api/rlinf_sched.md),
-[communication](reference/api/rlinf_comm.md)).
+([rlinf](reference/api/rlinf.md), [algorithms](reference/api/rlinf_algos.md),
+[environments](reference/api/rlinf_envs.md), [workers](reference/api/rlinf_workers.md),
+[planner](reference/api/rlinf_sched.md), [communication](reference/api/rlinf_comm.md)).
 """
 
 
@@ -78,6 +78,8 @@ def _expanded(nav: Any, unlisted: list[str]) -> Any:
             depth = entry.count("/")
             pages = (uri for uri in unlisted if fnmatch(uri, entry) and uri.count("/") == depth)
             result += sorted(pages, key=lambda uri: uri.removesuffix(".md"))  # a package before its modules
-        else:
-            result.append(_expanded(entry, unlisted))
+            continue
+        expanded = _expanded(entry, unlisted)
+        if not isinstance(expanded, dict) or all(expanded.values()):  # a section without pages is left out
+            result.append(expanded)
     return result

@@ -53,7 +53,7 @@ EXPLAINED = {
     "run.checkpoint_every": "checkpoints.md",
     "run.keep_checkpoints": "checkpoints.md",
     "run.step_timeout_s": "explain.md",
-    "run.wandb": "metrics.md",
+    "run.loggers": "loggers.md",
     "run.num_samples_logged": "metrics.md",
     "env": "environments.md",
     "env.num_eval_videos": "playing.md",
@@ -153,13 +153,10 @@ def _key(
 ) -> Iterator[str]:
     yield f"#### `{entry.key}` {{ #{_anchor(section, entry.key)} }}"
     default = by_preset or (f"default {_value(entry.default)}" if entry.default not in ("", REQUIRED) else "")
-    kind = entry.type
-    if kind.startswith("section") and entry.key in places:
-        kind = f"[{kind.partition(',')[0]}](#{places[entry.key]})"
-    elif match := re.fullmatch(r"section, as (.*)", kind):
-        kind = f"section, as [{match[1]}](#{places[match[1]]})"
-    else:
-        kind = re.sub(r'"[^"]*"', lambda text: _value(text[0]), kind)
+    kind = re.sub(r'"[^"]*"', lambda text: _value(text[0]), entry.type)
+    kind = re.sub(r"section, as ([\w.<>]+)", lambda place: f"section, as [{place[1]}](#{places[place[1]]})", kind)
+    if entry.key in places:
+        kind = re.sub(r"^section(?!,)", f"[section](#{places[entry.key]})", kind)
     facts = [kind, "**required**" if entry.default == REQUIRED else default]
     page = _explained(entry.key)
     facts.append(f"see [{_title(page)}](../{page})")

@@ -38,11 +38,10 @@ def public_modules() -> list[str]:
     contracts = settings["tool"]["importlinter"]["contracts"]
     (stated,) = [contract["public_modules"] for contract in contracts if contract["type"] == "public_api"]
     modules = [*stated, *OF_RLINF]
-    own = [name for name in PACKAGES if name != "rlinf"]
     return [
         name
         for package in PACKAGES
-        for name in ([package] if package in own else []) + sorted(m for m in modules if m.partition(".")[0] == package)
+        for name in [package, *sorted(module for module in modules if module.partition(".")[0] == package)]
     ]
 
 

@@ -4,7 +4,7 @@ From the rewards to the loss: `rewards` -> `grpo_advantages` or `gae` -> `token_
 `clipped_value_loss`, `kl_k3` -> `token_mean`. Masked-out elements affect nothing, NaN included; a non-finite number
 inside the mask raises `NonFiniteError` with its place. Nothing broadcasts by accident.
 
-The names are those of `_exports`, imported at first use: `rlinf_algos.algorithm` also works in programs without torch.
+A name is imported when it is first used, so `Algorithm` and `preset` also work in programs without torch.
 """
 
 import lazy_loader

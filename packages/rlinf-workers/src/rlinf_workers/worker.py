@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rlinf_workers.launchers.base import Identity
 
 Phase = Literal["train", "evaluate"]
+"""What a flow runs for: a training step or an evaluation."""
 ShownRow = dict[str, bool | int | float | str]
 """A row that a worker shows people: column -> value."""
 
