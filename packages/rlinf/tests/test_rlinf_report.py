@@ -429,9 +429,9 @@ def test_samples_are_whole_groups_below_their_prompt(tmp_path: Path) -> None:
     for expected in (
         "4 completions, mean reward 0.5, 50.0 % right, reference answer 42",
         "It is 41<br>",
-        "found 41",
+        "answer 41",
         "cut at the token limit",
     ):
         assert expected in re.sub(r"\s", " ", says), expected
-    assert says.count("found 42") == 2
+    assert says.count("answer 42") == 3, "the reference and two completions"
     assert "prompt 2" in says and "prompt 3" not in says, "four groups of a step"

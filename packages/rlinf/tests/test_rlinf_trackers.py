@@ -11,6 +11,7 @@ import sys
 import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -209,6 +210,164 @@ def test_trackio(logged, tmp_path, monkeypatch):
 # -- without the packages ----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def installed(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin="x/__init__.py"))
+
+
+class FakeMlflowClient:
+    """Keeps runs in memory; the tests above check that MLflow's own client has these methods."""
+
+    runs: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, tracking_uri):
+        self.uri = tracking_uri
+
+    def get_experiment_by_name(self, name):
+        return None
+
+    def create_experiment(self, name):
+        return f"id of {name}"
+
+    def create_run(self, experiment_id, run_name, tags):
+        run = SimpleNamespace(uri=self.uri, experiment=experiment_id, name=run_name, status="RUNNING")
+        run.params, run.metrics, run.files, run.tags = {}, {}, [], dict(tags)
+        self.runs["r1"] = run
+        return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+
+    def get_run(self, run_id):
+        return SimpleNamespace(data=SimpleNamespace(tags=self.runs[run_id].tags))
+
+    def update_run(self, run_id, status):
+        self.runs[run_id].status = status
+
+    set_terminated = update_run
+
+    def log_batch(self, run_id, metrics=(), params=()):
+        assert len(params) <= 100
+        for key, value in params:
+            assert key not in self.runs[run_id].params, "a resumed run does not write them again"
+            self.runs[run_id].params[key] = value
+        for key, value, _, step in metrics:
+            self.runs[run_id].metrics.setdefault(key, {})[step] = value
+
+    def log_dict(self, run_id, dictionary, artifact_file):
+        self.runs[run_id].files.append(artifact_file)
+        assert dictionary["data"] == TABLE
+
+    def log_artifact(self, run_id, local_path, artifact_path=""):
+        self.runs[run_id].files.append(str(Path(artifact_path, Path(local_path).name)))
+
+    def set_tag(self, run_id, key, value):
+        self.runs[run_id].tags[key] = value
+
+
+@pytest.mark.parametrize("uri", [None, "sqlite:///runs.db"])
+def test_mlflow_gets_everything_in_one_run(logged, installed, monkeypatch, tmp_path, uri):
+    fake = ModuleType("mlflow")
+    fake.__dict__.update(
+        MlflowClient=FakeMlflowClient,
+        entities=SimpleNamespace(Param=lambda *fields: fields, Metric=lambda *fields: fields),
+        exceptions=SimpleNamespace(MlflowException=KeyError),
+    )
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    monkeypatch.setattr(FakeMlflowClient, "runs", {})
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    path = logged("mlflow", samples_every=2, **({"tracking_uri": uri} if uri else {}))
+    (run,) = FakeMlflowClient.runs.values()
+    assert (run.uri, run.experiment) == (uri or (tmp_path / "mlruns").as_uri(), "id of rlinf")
+    assert (run.name, run.status) == ("run", "FINISHED")
+    assert json.loads((path / "mlflow.json").read_text()) == {"run_id": "r1", "tracking_uri": run.uri}
+    assert without_nan(run.metrics) == {mlflow_name(name, uri is None): steps for name, steps in EXPECTED.items()}
+    assert run.params["rollout.max_new_tokens"] == "9" and len(run.params) > 100
+    assert run.files == [
+        f"{file}{ending}"
+        for film, table in (("000000", "000000"), ("000004", "000002"))
+        for file, ending in (
+            ("videos/step-", f"{film}.mp4"),
+            ("samples/step-", f"{table}.json"),
+            ("config.", "yaml"),
+            ("report.", "html"),
+        )
+    ]
+
+
+def mlflow_name(name: str, is_folder: bool) -> str:
+    return name.replace("/pick, (x)", ".pick_ _x_" if is_folder else "/pick_ _x_")
+
+
+class FakeSwanlabRun:
+    def __init__(self):
+        self.logs, self.files, self.ends = [], [], []
+
+    def log(self, values, step):
+        self.logs.append((values, step))
+
+    def save(self, path, base_path, policy):
+        self.files.append(Path(path).name)
+
+    def finish(self, **arguments):
+        self.ends.append(arguments)
+
+
+def test_swanlab_gets_everything_in_one_run(logged, installed, monkeypatch):
+    class Table(SimpleNamespace):
+        def add(self, columns, cells):
+            self.cells = cells
+
+    inits, run, fake = [], FakeSwanlabRun(), ModuleType("swanlab")
+    fake.__dict__.update(
+        Settings=lambda: SimpleNamespace(mode="online", api_key=None),
+        init=lambda **arguments: inits.append(arguments) or run,
+        echarts=SimpleNamespace(Table=Table),
+        Html=lambda page: ("html", page),
+    )
+    monkeypatch.setitem(sys.modules, "swanlab", fake)
+    path = logged("swanlab", mode="offline", group="seeds", tags="a", samples_every=2)
+    assert inits[0] == inits[1] and inits[0]["id"] and inits[0]["resume"] == "allow"
+    assert (inits[0]["name"], inits[0]["group"], inits[0]["tags"], inits[0]["mode"]) == (
+        "run",
+        "seeds",
+        ["a"],
+        "offline",
+    )
+    assert values_of(run.logs) == EXPECTED
+    tables = [(values["samples"].cells, step) for values, step in run.logs if "samples" in values]
+    assert tables == [([["" if cell is None else cell for cell in row] for row in TABLE], step) for step in (0, 2)]
+    films = [(values["evaluation/film"], step) for values, step in run.logs if "evaluation/film" in values]
+    assert [step for _, step in films] == [0, 4] and "data:video/mp4;base64,ZmlsbQ==" in films[0][0][1]
+    assert run.files == ["config.yaml", "report.html"] * 2 and run.ends == [{}, {}]
+    assert ({"report": ("html", path / "report.html")}, 0) in run.logs
+
+
+def test_trackio_gets_everything_in_one_run(logged, installed, monkeypatch):
+    inits, logs, fake = [], [], ModuleType("trackio")
+    run = SimpleNamespace(log=lambda values, step: logs.append((values, step)), finish=lambda: None)
+    fake.__dict__.update(
+        init=lambda **arguments: inits.append(arguments) or run,
+        Table=lambda columns, data: data,
+        Video=lambda path, format: Path(path).name,
+    )
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    logged("trackio", group="seeds", samples_every=2)
+    assert [init["resume"] for init in inits] == ["never", "allow"]
+    assert (inits[0]["project"], inits[0]["name"], inits[0]["group"]) == ("rlinf", "run", "seeds")
+    assert values_of(logs) == EXPECTED
+    assert [(values["samples"], step) for values, step in logs if "samples" in values] == [(TABLE, 0), (TABLE, 2)]
+    films = [(values["evaluation/film"], step) for values, step in logs if "evaluation/film" in values]
+    assert films == [("step-000000.mp4", 0), ("step-000004.mp4", 4)]
+
+
+def values_of(logs: list) -> dict:
+    """Metric -> step -> value, without NaN."""
+    values = {}
+    for row, step in logs:
+        for name in row.keys() & EXPECTED.keys():
+            values.setdefault(name, {})[step] = row[name]
+    return without_nan(values)
+
+
 def test_a_config_is_parameters_by_dotted_key():
     config = {"run": {"num_steps": 5, "loggers": {}}, "seed": None, "actor": {"betas": [0.9, 0.99]}, "name": "x"}
     assert flat(config) == {
@@ -218,11 +377,6 @@ def test_a_config_is_parameters_by_dotted_key():
         "actor.betas": "[0.9, 0.99]",
         "name": "x",
     }
-
-
-@pytest.fixture
-def installed(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: SimpleNamespace(origin="x/__init__.py"))
 
 
 def test_an_mlflow_server_that_does_not_answer_is_one_screen(installed, monkeypatch):

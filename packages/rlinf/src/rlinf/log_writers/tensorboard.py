@@ -38,10 +38,9 @@ class TensorboardWriter(LogWriter):
             self._evaluations[row["step"]] = values
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        if self._file is None:  # with the first value, so that a run that never starts has no such folder
-            self._open()
+        file = self._file or self._open()  # with the first value, so that a run that never starts has no such folder
         for name, value in values.items():
-            self._file.add_scalar(name, float(value), step)
+            file.add_scalar(name, float(value), step)
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         self.write(step, values)
@@ -56,7 +55,7 @@ class TensorboardWriter(LogWriter):
             self._file.close()
             self._file = None
 
-    def _open(self) -> None:
+    def _open(self) -> Any:
         from torch.utils.tensorboard import SummaryWriter  # seconds to import; only the driver needs it
 
         step = self._purge_step
@@ -64,6 +63,7 @@ class TensorboardWriter(LogWriter):
         if step is not None:  # TensorBoard hides everything from purge_step on, including the checkpoint's evaluation
             for name, value in self._evaluations.get(step, {}).items():
                 self._file.add_scalar(name, value, step)
+        return self._file
 
 
 def _number(value: float | None) -> float:

@@ -18,8 +18,8 @@ NUM_GROUPS = 4
 NUM_COMPLETIONS = 64
 """Completions shown of a group."""
 NOTE = (
-    "All completions that were sampled for a prompt, with their rewards and the answers that were found in them; all "
-    "samples are in samples.jsonl."
+    "All completions that were sampled for a prompt, with their rewards and the answers that were read from them; "
+    "samples.jsonl has those of all steps."
 )
 LOOKS = {"right": "good", "wrong": "bad"}
 """Outcome -> look of its badge."""
@@ -57,16 +57,17 @@ def _group(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _card(row: Mapping[str, Any]) -> str:
-    reward, outcome = row.get("reward"), _text(row.get("outcome"))
-    facts = [f"<b>{number(float(reward)) if _is_number(reward) else '-'}</b>"]
+    outcome = _text(row.get("outcome"))
+    facts = [f"reward <b>{number(float(row['reward'])) if _is_number(row.get('reward')) else '-'}</b>"]
     if outcome:
         facts.append(f'<span class="outcome {LOOKS.get(outcome, "")}">{escape(outcome)}</span>')
     if answer := _text(row.get("answer")):
-        facts.append(f"found {escape(answer)}")
+        facts.append(f"answer {escape(answer)}")
     if row.get("truncated") is True:
         facts.append("cut at the token limit")
+    line = " \N{MIDDLE DOT} ".join(facts)
     text = escape(_text(row.get("completion")))
-    return f'<div class="completion"><div class="sub">{" ".join(facts)}</div><div class="long">{text}</div></div>'
+    return f'<div class="completion"><div class="sub">{line}</div><div class="long">{text}</div></div>'
 
 
 def _is_number(value: Any) -> bool:

@@ -207,9 +207,9 @@ class RunFolder:
 
     def send_files(self) -> None:
         """Sends config, plan, result and report to the log writers, those that exist."""
-        for name in ARTIFACTS if self._loggers is not None else ():
-            if (self.path / name).is_file():
-                self._loggers.artifact(Path(name).stem, self.path / name)
+        for file in (self.path / name for name in ARTIFACTS):
+            if self._loggers is not None and file.is_file():
+                self._loggers.artifact(file.stem, file)
 
     # -- what happens in it ----------------------------------------------------------------------------------------
 
