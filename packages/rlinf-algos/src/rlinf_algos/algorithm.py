@@ -58,8 +58,8 @@ class AlgorithmError(AlgosError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """How rewards become an update. Make it with `preset`, which fills in what is left out; null: the algorithm has no
-    such number.
+    """How rewards become an update. `preset` creates one and fills in omitted fields. null: the algorithm does not use
+    the field.
 
     Example: preset("grpo") == Algorithm(name="grpo", normalize_std=True, clip_low=0.2, clip_high=0.2)
     """
@@ -73,123 +73,135 @@ class Algorithm:
     """For configs that have an algorithm as a section: pydantic reads the docstrings of the fields as descriptions."""
 
     name: str = "own"
-    """A preset (ppo, grpo, ... of completions; ppo or grpo of episodes), or package.module:NAME of one of your own."""
+    """Name of a preset (ppo, grpo, ... for completions; ppo or grpo for episodes), or package.module:NAME of a custom
+    algorithm."""
     samples: Literal["completions", "episodes"] = "completions"
-    """What it learns from: completions of a language model, or episodes of environments. The job says which."""
+    """What the algorithm learns from: completions of a language model or episodes of environments. The job determines
+    it."""
     group_size: int = 8
-    """Completions sampled for each prompt; most algorithms compare them."""
+    """Completions sampled for each prompt; most algorithms compare them with each other."""
     advantage: str = "grpo"
-    """grpo, rloo, opo, pass_at_k, otb, gdpo (with a weighted reward), gae (with a critic), returns; of episodes grpo,
-    rloo, opo, pass_at_k, grpo_steps, gigpo, gae_steps (with values); or package.module:function."""
+    """How advantages are computed. Completions: grpo, rloo, opo, pass_at_k, otb, gdpo (with a weighted reward), gae
+    (with a critic), returns. Episodes: grpo, rloo, opo, pass_at_k, grpo_steps, gigpo, gae_steps (with values). Or
+    package.module:function."""
     normalize_std: bool | None = None
-    """Divide advantages by the standard deviation of the group's rewards."""
+    """Divide advantages by the standard deviation of the rewards in the group."""
     gamma: float | None = None
-    """Discount of a reward one token, or one answer of a policy, later; in [0, 1]."""
+    """Discount factor per token, or per answer of a policy; in [0, 1]."""
     gae_lambda: float | None = None
-    """Weight of longer returns in the advantage: the decay of the trace, in [0, 1]."""
+    """Lambda of generalized advantage estimation, the decay of later temporal-difference errors; in [0, 1]."""
     bootstrap_at_termination: bool | None = None
-    """gae_steps: count the value of the last state also where the task ended the episode, as if it went on; false: only
-    where a time limit cut it."""
+    """gae_steps: add the value of the last state also if the task ended the episode, as if the episode continued.
+    false: only if a time limit ended it."""
     reward_level: Literal["chunk", "action"] = "chunk"
-    """What rewards, values and advantages belong to where a policy answers several actions at once: the chunk, whose
-    rewards are added up, or each action, which needs a finer ratio_level."""
+    """What rewards, values and advantages belong to if a policy answers with several actions at once. chunk: all of
+    these actions together; their rewards are added up. action: each action; needs ratio_level action or token."""
     ratio_level: Literal["chunk", "action", "token"] = "chunk"
-    """Whose probability ratio is clipped: a chunk's, each action's, or that of each token or number of an action."""
+    """What has its own clipped probability ratio: a chunk of actions, each action, or each token or dimension of an
+    action."""
     whiten_advantages: bool = False
-    """Bring the advantages of a step to mean 0 and deviation 1, over all its tokens or steps."""
+    """Normalize the advantages of a step to mean 0 and standard deviation 1, over all its tokens or environment
+    steps."""
     policy_loss: str = "ppo_clip"
-    """ppo_clip, gspo, gmpo, cispo, sapo, sequence_clip, dppo_tv, dppo_kl, clip_cov, kl_cov, decoupled, policy_gradient,
-    or package.module:function."""
+    """The policy loss: ppo_clip, gspo, gmpo, cispo, sapo, sequence_clip, dppo_tv, dppo_kl, clip_cov, kl_cov, decoupled,
+    policy_gradient, or package.module:function."""
     proximal_policy: Literal["actor", "rollout"] = "actor"
-    """Whose log-probabilities the ratio is anchored at: the actor's before the first of several optimizer steps, or the
-    rollout's, of the engine that sampled, which are not computed again (verl: bypass_mode)."""
+    """The log-probabilities in the denominator of the ratio. actor: the actor's, computed before the first of several
+    optimizer steps. rollout: those of the engine that sampled, which saves a forward pass (verl: bypass_mode)."""
     clip_low: float | None = None
-    """The probability ratio is clipped below at 1 - clip_low; gmpo: its logarithm at -clip_low; dppo: the largest
-    divergence of a token that became less likely."""
+    """The probability ratio is clipped below at 1 - clip_low. gmpo: the logarithm of the ratio is clipped at -clip_low.
+    dppo: maximum divergence of a token that became less likely."""
     clip_high: float | None = None
-    """The probability ratio is clipped above at 1 + clip_high; gmpo: its logarithm at clip_high; dppo: the largest
-    divergence of a token that became likelier."""
+    """The probability ratio is clipped above at 1 + clip_high. gmpo: the logarithm of the ratio is clipped at
+    clip_high. dppo: maximum divergence of a token that became more likely."""
     dual_clip: float | None = None
-    """Ratio, above 1, from which the loss of a negative advantage no longer grows; null: none."""
+    """Ratio, above 1, beyond which the loss of a negative advantage no longer grows; null: no such bound."""
     weight_cap: float | None = None
-    """decoupled: tokens, or actions, that the engine and the actor find so differently likely are dropped."""
+    """decoupled: maximum importance weight between actor and engine; tokens, or actions, with a larger weight are left
+    out. null: none is left out."""
     correction: Literal["truncated", "masked", "rejected", "icepop"] | None = None
-    """What is done about tokens that the engine and the actor find differently likely; rejected is masked without
-    weights."""
+    """Correction of the mismatch between engine and actor by importance weights. truncated: weights are cut at
+    correction_high. masked: tokens outside correction_low and correction_high are left out. rejected: the same, without
+    weights for the others. icepop: masked, token by token (arXiv:2510.18855). null: no correction."""
     correction_level: Literal["token", "sequence", "geometric"] | None = None
-    """Whose ratio counts: a token's, a completion's, or the geometric mean over a completion; icepop: a token's."""
+    """What has its own importance weight: a token, a whole completion (sequence), or the geometric mean over a
+    completion. icepop always uses tokens."""
     correction_low: float | None = None
-    """Tokens whose ratio, actor over engine, is lower are left out; not for truncated."""
+    """Tokens with a smaller ratio of actor to engine are left out; not used by truncated."""
     correction_high: float | None = None
-    """Tokens whose ratio is higher are left out; truncated: the largest weight."""
+    """Tokens with a larger ratio of actor to engine are left out; truncated: maximum weight."""
     rejection: str | None = None
-    """Leaves out tokens, or completions, whose divergence between engine and actor exceeds rejection_limit, beside any
-    correction: token_k1, token_k2, token_k3, the same of a completion's sum or mean (sequence_sum_k1,
-    sequence_mean_k3, ...) or its largest token (sequence_max_k2, sequence_max_k3)."""
+    """Leaves out tokens, or completions, whose divergence between engine and actor exceeds rejection_limit, in addition
+    to any correction. token_k1, token_k2, token_k3: of a token. sequence_sum_k1, sequence_mean_k3, ...: sum or mean
+    over a completion. sequence_max_k2, sequence_max_k3: the largest of a completion's tokens. null: nothing is
+    rejected."""
     rejection_limit: float | None = None
-    """Nats; for k1 it bounds the size of the log-ratio."""
+    """Limit of rejection in nats; for k1 it bounds the absolute value of the log-ratio."""
     off_policy_threshold: float | None = None
-    """Completions of a negative advantage that drifted by more nats a token from the policy that sampled them are left
-    out (DeepSeek-V3.2); null: none is."""
+    """Completions with a negative advantage are left out if their mean log-ratio to the policy that sampled them
+    exceeds this many nats per token (DeepSeek-V3.2); null: none is."""
     top_entropy_fraction: float = 1.0
-    """Share of the tokens of an optimizer step, those of the highest entropy, that the policy loss is of
-    (arXiv:2506.01939); below 1 it takes a pass of the actor over them beforehand."""
+    """Share of the tokens of an optimizer step that the policy loss uses: those with the highest entropy
+    (arXiv:2506.01939). Below 1 the actor computes entropies in an additional forward pass."""
     aggregation: Literal[
         "token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum", "constant_length_mean"
     ] = "token_mean"
-    """From the losses of tokens to one number."""
+    """How the losses of tokens are combined into one number."""
     kl: str = "k3"
-    """Estimate of the KL to the reference: k1, k2, k3, abs, k1+, k3+."""
+    """Estimator of the KL divergence from the reference: k1, k2, k3, abs, k1+, k3+."""
     kl_coef: float = 0.0
-    """Weight of the KL to the reference model; 0 leaves the reference worker out."""
+    """Weight of the KL divergence from the reference model; 0 leaves the reference worker out."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Whether the KL is a term of the loss or a penalty on the rewards."""
+    """Where the KL divergence goes: a term of the loss, or a penalty on the rewards."""
     kl_bias_correction: bool = False
-    """Weigh the KL of each token in the loss by the probability ratio, with its gradient (DeepSeek-V3.2)."""
+    """Multiply the KL of each token in the loss by the probability ratio, with its gradient (DeepSeek-V3.2)."""
     kl_clamp: float | None = None
-    """Largest KL of a token, in nats, for k3 and k3+; null: no bound. verl: 10."""
+    """Maximum KL of a token in nats, for k3 and k3+; null: no limit. verl uses 10."""
     kl_target: float | None = None
-    """Adapt kl_coef after each step so that the KL of a completion, in nats, comes to this; needs kl_in=reward. null:
-    it stays."""
+    """Adapt kl_coef after each step so that the KL of a completion approaches this value in nats; needs kl_in reward.
+    null: kl_coef stays constant."""
     kl_horizon: int | None = None
-    """Completions in which an adapted kl_coef may change by a fifth."""
+    """Number of completions over which an adapted kl_coef may change by a fifth."""
     reward_coef: float = 1.0
-    """Weight of the reward beside a KL in it; 0: the KL alone teaches, as in distillation."""
+    """Weight of the reward if the KL is in the reward; 0: only the KL teaches, as in distillation."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     entropy_target: float | None = None
-    """Adapt entropy_coef after each optimizer step so that the entropy of a token, in nats, does not fall below this
-    (Skywork-OR1); the bonus applies while it is not above. null: it stays."""
+    """Adapt entropy_coef after each optimizer step so that the entropy of a token does not fall below this value in
+    nats (Skywork-OR1); the bonus applies only while the entropy is not above it. null: entropy_coef stays constant."""
     entropy_coef_step: float | None = None
-    """How far an adapted entropy_coef moves in an optimizer step; it stays between 0 and 1."""
+    """Change of an adapted entropy_coef per optimizer step; the coefficient stays between 0 and 1."""
     router_aux_coef: float = 0.0
-    """Weight of the load-balancing loss of a mixture of experts, over a micro-batch's tokens (arXiv:2101.03961)."""
+    """Weight of the load-balancing loss of a mixture of experts, over the tokens of a micro-batch
+    (arXiv:2101.03961)."""
     value_loss: Literal["clipped", "huber"] | None = None
-    """Loss of the critic, where the advantage reads values."""
+    """Loss of the critic, if the advantage uses values."""
     value_clip: float | None = None
-    """How far a value may move in an update, with the clipped loss; null: as far as it likes."""
+    """clipped: maximum change of a value in an update; null: no limit."""
     huber_delta: float | None = None
-    """Error from which on the critic's huber loss is linear."""
+    """huber: error beyond which the loss of the critic is linear."""
     value_coef: float | None = None
-    """Weight of the value loss of a policy that has values of its own."""
+    """Weight of the value loss, if the policy itself predicts values."""
     dynamic_sampling: bool = False
-    """Leave groups whose rewards are all equal out of the update and its totals (DAPO)."""
+    """Leave groups whose rewards are all equal out of the update and of its totals (DAPO)."""
     oversampling: float = 1.0
-    """With dynamic_sampling: times as many prompts are sampled; the first with a signal train."""
+    """With dynamic_sampling: sample this many times as many prompts and train on the first groups that have a learning
+    signal."""
     overlong_buffer_tokens: int = 0
-    """Tokens before the limit of a completion within which the reward falls (DAPO); 0: no penalty."""
+    """Length of the interval below rollout.max_new_tokens in which the reward falls linearly (DAPO), in tokens; 0: no
+    penalty."""
     overlong_penalty: float | None = None
-    """How much the reward of a completion that reaches the limit falls."""
+    """Amount by which the reward of a completion at the length limit falls."""
     overlong_filter: bool = False
-    """Leave completions that were cut at the limit out of the update and its totals (DAPO)."""
+    """Leave completions that were cut at the length limit out of the update and of its totals (DAPO)."""
     num_minibatches: int = 1
     """Optimizer steps in one pass over the samples of a step."""
     num_epochs: int = 1
     """Passes over the samples of a step."""
     target_kl: float | None = None
-    """End the epochs once the KL to the policy that sampled, in nats, exceeds it; null: never."""
+    """End the epochs once the KL divergence from the policy that sampled exceeds this value in nats; null: never."""
     options: Mapping[str, Option] = field(default_factory=dict)
-    """Further arguments of an advantage or a policy loss of your own."""
+    """Further arguments of a custom advantage or policy loss."""
 
     def __post_init__(self) -> None:
         errors = list(problems(asdict(self)))
