@@ -36,7 +36,7 @@ def test_a_resolved_config_has_what_makes_sense_for_its_job(recipe, other):
 def test_every_field_is_described():
     properties = json_schema()["$defs"]["Algorithm"]["properties"]
     assert set(properties) == FIELDS
-    assert properties["kl_coef"]["description"].startswith("Weight of the KL to the reference model")
+    assert properties["kl_coef"]["description"].startswith("Weight of the KL divergence from the reference model")
 
 
 NEEDS = {
