@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlinf import jobs
 from rlinf.config.base import Section
 from rlinf.config.common import RunConfig
 from rlinf.config.load import load_config, load_for_resume, to_yaml
@@ -21,6 +22,7 @@ from rlinf.log_writers import LoggedRun, LogWriter, Uploads, side_by_side
 from rlinf.log_writers.delivery import LogWriters
 from rlinf.log_writers.spec import LOG_WRITERS
 from rlinf.run_folder import RunFolder
+from rlinf.training import run_training
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -362,3 +364,19 @@ def test_values_are_remembered_over_sessions(tmp_path):
     assert run.recall("mine") == {}
     run.remember("mine", {"id": 7})
     assert run.recall("mine") == {"id": 7}
+
+
+def test_a_writer_that_refuses_to_begin_leaves_no_folder(tmp_path, monkeypatch):
+    module = (
+        "from rlinf.log_writers import LogWriter\nclass Closed(LogWriter):\n    def write(self, step, values): ...\n"
+    )
+    module += "    def begin(self, run):\n        (run.folder / 'closed').mkdir()\n        raise OSError('no access')\n"
+    (tmp_path / "refusing.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_config("sort-grpo", parse_overrides(["--run.loggers", "[refusing:Closed]"]))
+    monkeypatch.setattr(jobs, "prepare", lambda config: SimpleNamespace(config=config, inputs={}))
+    monkeypatch.setattr("rlinf.processes.fork_server.start", lambda config: False)
+    says = r"run\.loggers\.refusing:Closed: it did not start: OSError: no access\nhint: leave it out"
+    with pytest.raises(UserError, match=says):
+        run_training(config, tmp_path / "run", command=["rlinf"])
+    assert not (tmp_path / "run").exists()

@@ -404,6 +404,14 @@ def test_the_verdict_and_the_worst_tokens_are_shown_and_are_no_samples(tmp_path:
     assert text.count("12=<mark>") == 2, "they are not among the samples"
 
 
+def test_of_a_long_run_only_the_samples_that_are_shown_are_held_in_memory(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_steps=50)
+    folder.samples(7, [{"worst_token": "x"}])
+    folder.close()
+    samples = read_run(folder.path).samples
+    assert [row["step"] for row in samples] == [7, 0, 49] and samples[2]["prompt"] == "<u>49</u>"
+
+
 def test_samples_are_whole_groups_below_their_prompt(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", num_steps=2)
     group = [

@@ -15,8 +15,8 @@ from rlinf.report.axes import number, percent
 from rlinf.report.curves import MAX_POINTS, draw
 from rlinf.report.evaluations import films, success_by_task
 from rlinf.report.metric_names import SCORES, curves, score_name
-from rlinf.report.records import RunRecords, read_run
-from rlinf.report.samples import WORST, samples
+from rlinf.report.records import WORST, RunRecords, read_run
+from rlinf.report.samples import samples
 from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
 from rlinf.run_folder.manifest import INTERRUPTED
 from rlinf.run_folder.rows import write_file

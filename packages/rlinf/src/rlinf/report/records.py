@@ -14,7 +14,10 @@ from rlinf.errors import UserError
 from rlinf.run_folder import read_events, read_rows
 from rlinf.run_folder.folder import films_of
 from rlinf.run_folder.plain_files import read_plain
+from rlinf.run_folder.rows import iter_rows
 
+WORST = "worst_token"
+"""Key that marks rows of samples.jsonl that describe one token instead of a sample."""
 OBJECTS = ("manifest", "plan", "plan_times", "flow", "result")
 """Files with one JSON object; each is a field of `RunRecords`."""
 
@@ -68,6 +71,7 @@ class RunRecords:
     metrics: tuple[Mapping[str, Any], ...]
     evaluations: tuple[Mapping[str, Any], ...]
     samples: tuple[Mapping[str, Any], ...]
+    """The samples of the first and the last step with some, and the worst tokens of all steps."""
     films: Mapping[int, Path]
     """Training steps before an evaluation -> its film."""
 
@@ -170,12 +174,19 @@ def _step_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
 
 
 def _sample_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """Reads sample rows; rows with an invalid step are left out."""
-    rows = read_rows(path)
-    return tuple(
-        row if _is_step(row.get("step")) else {name: value for name, value in row.items() if name != "step"}
-        for row in rows
-    )
+    """Reads the sample rows that the report shows. The file of a long run may have gigabytes, so the others are not
+    kept."""
+    worst: list[Mapping[str, Any]] = []
+    by_step: dict[int, list[Mapping[str, Any]]] = {}
+    for row in iter_rows(path):
+        step = row.get("step")
+        if WORST in row:
+            worst.append(row if _is_step(step) else {name: value for name, value in row.items() if name != "step"})
+        elif _is_step(step):
+            by_step.setdefault(step, []).append(row)
+            if len(by_step) > 2:
+                del by_step[sorted(by_step)[1]]
+    return (*worst, *(row for step in sorted(by_step) for row in by_step[step]))
 
 
 def _is_step(value: Any) -> bool:

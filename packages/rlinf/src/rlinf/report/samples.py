@@ -9,10 +9,8 @@ from typing import Any
 from rlinf.log_writers.base import sample_groups
 from rlinf.report import html
 from rlinf.report.axes import number, percent
-from rlinf.report.records import RunRecords
+from rlinf.report.records import WORST, RunRecords
 
-WORST = "worst_token"
-"""Key that marks rows of samples.jsonl that describe one token instead of a sample."""
 NUM_GROUPS = 4
 """Groups shown of a step."""
 NUM_COMPLETIONS = 64

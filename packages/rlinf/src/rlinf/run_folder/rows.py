@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlinf.run_folder.plain_files import create_plain, open_plain, read_plain
+from rlinf.run_folder.plain_files import create_plain, open_plain
 
 
 def finite(value: Any) -> Any:
@@ -52,7 +52,12 @@ def append_text(path: Path, text: str) -> None:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Reads the rows of a file in order; none if there is no such file. Truncated lines are skipped."""
-    return [row for _, row in _whole_rows(path)]
+    return list(iter_rows(path))
+
+
+def iter_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a file as `read_rows`, without holding the file in memory."""
+    return (row for _, row in _whole_rows(path))
 
 
 def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
@@ -99,10 +104,15 @@ def sync(path: Path) -> None:
 
 def _whole_rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     try:
-        content = read_plain(path)
+        descriptor = open_plain(path)
     except FileNotFoundError:
         return
-    for line in content.splitlines(keepends=True):
+    with open(descriptor, "rb") as file:
+        yield from _parsed(file)
+
+
+def _parsed(lines: Iterable[bytes]) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    for line in lines:
         if not line.endswith(b"\n"):
             continue
         try:
