@@ -19,6 +19,7 @@ from rlinf.report.records import Series, read_run
 from rlinf.report.timeline import busy_shares, draw_timeline, last_steps
 from rlinf.run_folder import RunFolder, TraceEvent
 from rlinf.run_folder.folder import film_path
+from rlinf.run_folder.rows import append_rows
 
 CONFIG = "job: reasoning\nname: sort <grpo>\nmode: hybrid\nseed: 7\nalgorithm: {name: grpo}\nrun: {num_steps: 9}\n"
 PLAN = {
@@ -404,12 +405,23 @@ def test_the_verdict_and_the_worst_tokens_are_shown_and_are_no_samples(tmp_path:
     assert text.count("12=<mark>") == 2, "they are not among the samples"
 
 
-def test_of_a_long_run_only_the_samples_that_are_shown_are_held_in_memory(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", num_steps=50)
-    folder.samples(7, [{"worst_token": "x"}])
-    folder.close()
-    samples = read_run(folder.path).samples
-    assert [row["step"] for row in samples] == [7, 0, 49] and samples[2]["prompt"] == "<u>49</u>"
+@pytest.mark.parametrize(
+    ("num_steps", "steps"),
+    [(1, [0]), (8, list(range(8))), (9, [0, 2, 4, 6, 8]), (50, [0, 8, 16, 24, 32, 40, 48, 49])],
+)
+def test_of_a_long_run_the_samples_of_some_steps_are_held_in_memory(
+    tmp_path: Path, num_steps: int, steps: list
+) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "config.yaml").write_text("name: x\n")
+    rows = [{"step": step, "prompt": f"p{step}", "completion": i} for step in range(num_steps) for i in range(2)]
+    append_rows(path / "samples.jsonl", [*rows, {"step": 7, "worst_token": "x"}])
+    samples = read_run(path).samples
+    assert [row["step"] for row in samples] == [7, *(step for step in steps for _ in range(2))]
+    page = write_report(path).read_text()
+    assert page.index(f"Step {num_steps}<") <= page.index("Step 1<"), "the newest first, then the first"
+    assert [int(step) - 1 for step in re.findall(r"<summary>Step (\d+)<", page)] == steps[1:-1]
 
 
 def test_samples_are_whole_groups_below_their_prompt(tmp_path: Path) -> None:

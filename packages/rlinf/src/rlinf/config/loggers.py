@@ -52,7 +52,7 @@ class LoggersConfig(Section):
 def _field(spec: LogWriterSpec) -> Any:
     assert spec.section is not None, f"{spec.name} ships and has a section"
     is_default = spec.name == LOG_WRITERS.default
-    description = f"Write to {spec.title}; null: not. Options in docs/loggers.md."
+    description = f"Write to {spec.title}; null: do not (docs/loggers.md)."
     return spec.section | None, Field(default=spec.section() if is_default else None, description=description)
 
 

@@ -18,6 +18,8 @@ from rlinf.run_folder.rows import iter_rows
 
 WORST = "worst_token"
 """Key that marks rows of samples.jsonl that describe one token instead of a sample."""
+MAX_SAMPLE_STEPS = 8
+"""Maximum number of steps whose samples are shown."""
 OBJECTS = ("manifest", "plan", "plan_times", "flow", "result")
 """Files with one JSON object; each is a field of `RunRecords`."""
 
@@ -71,7 +73,7 @@ class RunRecords:
     metrics: tuple[Mapping[str, Any], ...]
     evaluations: tuple[Mapping[str, Any], ...]
     samples: tuple[Mapping[str, Any], ...]
-    """The samples of the first and the last step with some, and the worst tokens of all steps."""
+    """The samples of at most `MAX_SAMPLE_STEPS` steps, and the worst tokens of all steps."""
     films: Mapping[int, Path]
     """Training steps before an evaluation -> its film."""
 
@@ -174,18 +176,24 @@ def _step_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
 
 
 def _sample_rows(path: Path) -> tuple[Mapping[str, Any], ...]:
-    """Reads the sample rows that the report shows. The file of a long run may have gigabytes, so the others are not
-    kept."""
+    """Reads the worst tokens, and the samples of some steps, evenly spread, with the first and the last. The file of a
+    long run may have gigabytes, so the others are not kept."""
     worst: list[Mapping[str, Any]] = []
     by_step: dict[int, list[Mapping[str, Any]]] = {}
+    index: dict[int, int] = {}  # of the kept steps, among all steps of the file
+    num_steps, stride = 0, 1
     for row in iter_rows(path):
-        step = row.get("step")
+        step: Any = row.get("step")
         if WORST in row:
             worst.append(row if _is_step(step) else {name: value for name, value in row.items() if name != "step"})
         elif _is_step(step):
+            if step not in by_step:
+                if len(by_step) == MAX_SAMPLE_STEPS:
+                    stride *= 2
+                for other in [other for other in by_step if index[other] % stride]:
+                    del by_step[other]
+                index[step], num_steps = num_steps, num_steps + 1
             by_step.setdefault(step, []).append(row)
-            if len(by_step) > 2:
-                del by_step[sorted(by_step)[1]]
     return (*worst, *(row for step in sorted(by_step) for row in by_step[step]))
 
 

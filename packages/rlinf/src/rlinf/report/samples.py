@@ -1,4 +1,4 @@
-"""The report's section on samples: whole groups of completions, of the first and the last step that has some."""
+"""The report's section on samples: whole groups of completions, of the first step, the last one and some others."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rlinf.report.axes import number, percent
 from rlinf.report.records import WORST, RunRecords
 
 NUM_GROUPS = 4
-"""Groups shown of a step."""
+"""Groups filled of a step."""
 NUM_COMPLETIONS = 64
-"""Completions shown of a group."""
+"""Completions filled of a group."""
 NOTE = (
     "All completions that were sampled for a prompt, with their rewards and the answers that were read from them; "
     "samples.jsonl has those of all steps."
@@ -24,14 +24,16 @@ LOOKS = {"right": "good", "wrong": "bad"}
 
 
 def samples(records: RunRecords) -> str:
-    """Returns the groups of the last and of the first step with samples."""
+    """Returns the groups of the last and of the first step with samples, and folded those of steps in between."""
     rows = [row for row in records.samples if WORST not in row]
-    steps = sorted({row["step"] for row in rows if "step" in row})
-    parts = []
-    for step in dict.fromkeys([steps[-1], steps[0]] if steps else []):
+    steps = dict.fromkeys(sorted({row["step"] for row in rows if "step" in row}), "")
+    for step in steps:
         groups = sample_groups([row for row in rows if row.get("step") == step])[:NUM_GROUPS]
-        if groups:
-            parts += [f'<p class="sub">Step {step + 1}</p>', *map(_group, groups)]
+        steps[step] = "".join(map(_group, groups))
+    filled = [step for step, text in steps.items() if text]
+    ends = dict.fromkeys([*filled[-1:], *filled[:1]])
+    parts = [f'<p class="sub">Step {step + 1:,}</p>{steps[step]}' for step in ends]
+    parts += [html.folded(f"Step {step + 1:,}", steps[step]) for step in filled if step not in ends]
     return html.section("Samples", *parts, note=NOTE if parts else "")
 
 
@@ -47,7 +49,7 @@ def _group(rows: Sequence[Mapping[str, Any]]) -> str:
         facts.append(f"reference answer {reference}")
     cards = "".join(map(_card, rows[:NUM_COMPLETIONS]))
     if len(rows) > NUM_COMPLETIONS:
-        facts.append(f"the first {NUM_COMPLETIONS} are shown")
+        facts.append(f"the first {NUM_COMPLETIONS} are filled")
     return (
         f'<div class="group"><div class="long prompt">{escape(_text(rows[0].get("prompt")))}</div>'
         f'<p class="sub">{escape(", ".join(facts))}</p><div class="completions">{cards}</div></div>'
