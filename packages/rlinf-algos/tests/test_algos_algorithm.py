@@ -311,7 +311,7 @@ def test_registering():
     assert "test_algos_halved" in ADVANTAGES.names()
     with pytest.raises(AlgosError, match="the advantage name 'grpo' is taken by"):
         register_advantage("grpo")(halved)
-    with pytest.raises(AlgosError, match="a colon stands for an import path"):
+    with pytest.raises(AlgosError, match="a colon marks an import path"):
         register_policy_loss("a:b")(my_loss)
     ADVANTAGES._added.pop("test_algos_halved")
 

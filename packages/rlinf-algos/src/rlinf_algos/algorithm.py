@@ -265,7 +265,7 @@ def preset(name: str, **changes: Any) -> Algorithm:
     """The algorithm of that name, with changes.
 
     Args:
-        name: a key of `PRESETS`, or the import path "package.module:NAME" of an `Algorithm` of your own.
+        name: a key of `PRESETS`, or the import path "package.module:NAME" of a custom `Algorithm`.
         changes: fields to change.
 
     Raises: AlgosError that lists what is wrong: the name, a field that is unknown, unused or out of range.
@@ -317,11 +317,11 @@ def problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("rejection_limit", "it bounds a divergence"),
     ):
         if values[name] is not None and not 0 < values[name] < math.inf:
-            yield name, f"={values[name]} must be above 0 and finite, or null to leave it out: {why}"
+            yield name, f"={values[name]} must be above 0 and finite, or null to disable it: {why}"
     if not 0 < values["top_entropy_fraction"] <= 1:
         yield "top_entropy_fraction", f"={values['top_entropy_fraction']} must be above 0 and at most 1: it is a share"
     if values["dual_clip"] is not None and not values["dual_clip"] > 1:
-        yield "dual_clip", f"={values['dual_clip']} must be above 1, or null to leave it out: it bounds the ratio"
+        yield "dual_clip", f"={values['dual_clip']} must be above 1, or null to disable it: it bounds the ratio"
     if values["huber_delta"] is not None and not 0 < values["huber_delta"] < math.inf:
         yield "huber_delta", f"={values['huber_delta']} must be above 0 and finite: it is where the square ends"
     if not unknown:
@@ -363,7 +363,7 @@ def _preset_fields(name: str, samples: str | None) -> dict[str, Any]:
     if ":" not in name:
         raise AlgosError(
             f"no algorithm is called {name!r}; {did_you_mean(name, presets)} "
-            "An algorithm of your own is 'package.module:NAME'"
+            "A custom algorithm is 'package.module:NAME'"
         )
     registry: Registry[Any] = Registry("algorithm")
     own = registry.get(name, callable_only=False)

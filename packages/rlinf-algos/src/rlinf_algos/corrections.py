@@ -78,7 +78,7 @@ def truncated_importance_sampling(
     Raises:
         ShapeError: shapes differ. NonFiniteError: NaN or infinity inside the mask. AlgosError: cap, level.
     """
-    check_range("cap", cap, low=1.0, why="weights on-policy are 1")
+    check_range("cap", cap, low=1.0, why="on-policy weights are 1")
     ratios = _Ratios.of(proximal_logprobs, rollout_logprobs, loss_mask, level)
     is_cut = ratios.per_token > math.log(cap)
     weights = torch.where(is_cut, cap, ratios.per_token.clamp(max=math.log(cap)).exp())
@@ -196,7 +196,7 @@ def off_policy_sequence_mask(
 
     Raises: ShapeError, NonFiniteError. AlgosError: a negative threshold.
     """
-    check_range("threshold", threshold, low=0.0, why="on-policy the difference is 0, and must stay")
+    check_range("threshold", threshold, low=0.0, why="an on-policy token, whose difference is 0, must be kept")
     check_shape("rollout_logprobs", rollout_logprobs, policy_logprobs.shape, "policy_logprobs")
     mask = as_mask("loss_mask", loss_mask, "policy_logprobs", policy_logprobs)
     if policy_logprobs.ndim == 2 and advantages.shape == policy_logprobs.shape[:1]:

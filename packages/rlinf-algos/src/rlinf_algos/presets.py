@@ -1,5 +1,5 @@
-"""The named algorithms, the numbers that only some algorithms have with their defaults and ranges, and the names of
-what else can be chosen. Needs no torch."""
+"""The named algorithms, the defaults and ranges of the settings that only some algorithms use, and the names of other
+choices. Does not import torch."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ KL_ESTIMATES: Registry[Callable[..., Any]] = Registry(
         "k3+": "rlinf_algos.kl:kl_k3_plus",
     },
 )
-"""The estimates of the KL that an algorithm may name."""
+"""The KL estimators that an algorithm may name."""
 CORRECTIONS = ("truncated", "masked", "rejected", "icepop")
 CORRECTION_LEVELS = ("token", "sequence", "geometric")
 REJECTIONS = (
@@ -65,7 +65,7 @@ DEFAULTS: dict[str, bool | int | float | str | None] = {
     "bootstrap_at_termination": False,
     "value_coef": 0.5,
 }
-"""Fields that only some algorithms use -> their value where a preset does not say otherwise."""
+"""Fields that only some algorithms use -> their value unless a preset sets another."""
 CORRECTION_OPTIONS: dict[str, dict[str, float | str]] = {
     "truncated": {"correction_level": "token", "correction_high": 2.0},
     "masked": {"correction_level": "token", "correction_low": 0.0, "correction_high": 2.0},
@@ -74,7 +74,7 @@ CORRECTION_OPTIONS: dict[str, dict[str, float | str]] = {
 }
 """Correction -> its options, with their defaults."""
 NULLABLE = {"dual_clip", "weight_cap", "value_clip", "kl_clamp"}
-"""Fields of `DEFAULTS` for which None is a setting of its own, even in an algorithm that uses them."""
+"""Fields of `DEFAULTS` for which None is a valid setting, even in an algorithm that uses them."""
 
 _DPPO: dict[str, Any] = {
     "normalize_std": False,
@@ -82,7 +82,7 @@ _DPPO: dict[str, Any] = {
     "proximal_policy": "rollout",
     "num_minibatches": 4,
 }
-"""With the advantages of Dr. GRPO and anchored at the engine, as the authors' recipe in verl has it."""
+"""With the advantages of Dr. GRPO and the rollout policy as proximal policy, as in the authors' recipe in verl."""
 OPTIONS_OF_RATIO = (
     "clip_low",
     "clip_high",
@@ -92,7 +92,7 @@ OPTIONS_OF_RATIO = (
     "tau_negative",
     "cov_kl_coef",
 )
-"""Arguments of policy losses that change neither value nor gradient where every probability ratio is 1."""
+"""Arguments of policy losses that change neither value nor gradient if every probability ratio is 1."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "ppo": {"advantage": "gae", "whiten_advantages": True, "kl": "k1", "kl_in": "reward", "num_minibatches": 2},
@@ -156,7 +156,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "kl_coef": 1.0,
     },
 }
-"""Name -> what differs from the defaults; docs/algorithms says where each number comes from."""
+"""Name -> the settings that differ from the defaults; docs/algorithms gives the source of each number."""
 
 _OF_EPISODES: dict[str, Any] = {
     "gamma": 0.99,
@@ -166,13 +166,13 @@ _OF_EPISODES: dict[str, Any] = {
     "num_epochs": 8,
     "target_kl": 0.1,
 }
-"""Discount and trace as CleanRL's PPO has them for Gymnasium; the rest is ManiSkill's baseline for short tasks."""
+"""gamma and gae_lambda as in CleanRL's PPO for Gymnasium; the rest as in ManiSkill's baseline for short tasks."""
 EPISODE_PRESETS: dict[str, dict[str, Any]] = {
     "ppo": {**_OF_EPISODES, "advantage": "gae_steps", "whiten_advantages": True},
     "grpo": _OF_EPISODES,
     "gigpo": {**_OF_EPISODES, "advantage": "gigpo", "gamma": 0.95},
 }
-"""The same where samples are episodes of environments."""
+"""The same for samples that are episodes of environments."""
 
 FIELDS_OF_SAMPLES: dict[str, tuple[str, ...]] = {
     "completions": (
@@ -198,29 +198,29 @@ FIELDS_OF_SAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "episodes": ("value_coef", "bootstrap_at_termination", "target_kl", "reward_level", "ratio_level"),
 }
-"""What samples are -> the fields that make sense for these alone."""
+"""Kind of samples -> the fields that apply only to these samples."""
 
 RANGES: dict[str, tuple[float, float, str]] = {
     "gamma": (0.0, 1.0, "it is a discount"),
     "gae_lambda": (0.0, 1.0, "it is a trace decay"),
     "clip_low": (0.0, 1.0, "a probability ratio is not negative"),
-    "clip_high": (0.0, math.inf, "the range must hold the ratio 1"),
-    "weight_cap": (1.0, math.inf, "weights on-policy are 1"),
+    "clip_high": (0.0, math.inf, "the range must contain the ratio 1"),
+    "weight_cap": (1.0, math.inf, "on-policy weights are 1"),
     "kl_coef": (0.0, math.inf, "a reward for leaving the reference is no penalty"),
     "reward_coef": (0.0, math.inf, "a negative one would teach the opposite"),
     "kl_horizon": (1, math.inf, "it counts completions"),
-    "off_policy_threshold": (0.0, math.inf, "on-policy the difference is 0, and must stay"),
-    "entropy_coef_step": (0.0, 1.0, "it is how far the weight of a bonus moves"),
+    "off_policy_threshold": (0.0, math.inf, "an on-policy token, whose difference is 0, must be kept"),
+    "entropy_coef_step": (0.0, 1.0, "it is the step by which a weight changes"),
     "router_aux_coef": (0.0, math.inf, "it is the weight of a loss"),
     "entropy_coef": (0.0, math.inf, "it is the weight of a bonus"),
     "value_coef": (0.0, math.inf, "it is the weight of a loss"),
-    "correction_low": (0.0, 1.0, "the range must hold the ratio 1"),
-    "correction_high": (1.0, math.inf, "the range must hold the ratio 1"),
+    "correction_low": (0.0, 1.0, "the range must contain the ratio 1"),
+    "correction_high": (1.0, math.inf, "the range must contain the ratio 1"),
     "value_clip": (0.0, math.inf, "it is a distance"),
-    "oversampling": (1.0, math.inf, "fewer prompts than an update takes are no sample of it"),
+    "oversampling": (1.0, math.inf, "an update needs all of its prompts"),
     "overlong_buffer_tokens": (0, math.inf, "it counts tokens"),
-    "overlong_penalty": (0.0, math.inf, "it is what the reward falls by"),
+    "overlong_penalty": (0.0, math.inf, "it is subtracted from the reward"),
     "group_size": (1, math.inf, "a prompt has at least one completion"),
-    "num_minibatches": (1, math.inf, "a step trains"),
-    "num_epochs": (1, math.inf, "a step trains"),
+    "num_minibatches": (1, math.inf, "a step trains at least once"),
+    "num_epochs": (1, math.inf, "a step trains at least once"),
 }

@@ -1,7 +1,7 @@
-"""Parts by name: those of this package, those that a decorator adds, and those of an import path.
+"""Components by name: those of this package, those that a decorator registers, and those with an import path.
 
-A registry is cheap: the parts of this package are import paths until somebody asks for one, so that a config can check
-names without importing torch.
+The components of this package are import paths until one is needed, so that a config can check names without importing
+torch.
 """
 
 import difflib
@@ -23,9 +23,9 @@ class Registry(Generic[F]):
     """Names of one kind of function.
 
     Args:
-        what: the kind, in the singular, as messages say it: "policy loss".
-        builtin: name -> "package.module:function"; imported when asked for.
-        error: what is raised; a kind of AlgosError.
+        what: the kind in the singular, for messages: "policy loss".
+        builtin: name -> "package.module:function"; imported on first use.
+        error: the exception to raise; a subclass of AlgosError.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class Registry(Generic[F]):
         self._error = error
 
     def register(self, name: str) -> Callable[[G], G]:
-        """Decorator: makes the function, which is one of F, known as `name`; it keeps its own type.
+        """Decorator: registers the function as `name` and returns it with its own type.
 
         Raises:
-            AlgosError: the name holds a colon, or is taken by another function.
+            AlgosError: the name contains a colon, or is taken by another function.
         """
 
         def add(function: G) -> G:
             if ":" in name or not name:
-                raise self._error(f"{name!r} is no name for a {self._what}: a colon stands for an import path")
+                raise self._error(f"{name!r} is not a valid name for a {self._what}: a colon marks an import path")
             holder = self._added.get(name, self._builtin.get(name, function))
             if holder is not function and holder != path_of(function):
                 raise self._error(f"the {self._what} name {name!r} is taken by {holder!r}; choose another")
@@ -56,16 +56,16 @@ class Registry(Generic[F]):
         return add
 
     def names(self) -> tuple[str, ...]:
-        """All names known at present, sorted."""
+        """All registered names, sorted."""
         return tuple(sorted({*self._builtin, *self._added}))
 
     def check(self, name: str) -> None:
-        """Raises AlgosError unless `name` is known or an import path (which is not followed)."""
+        """Raises AlgosError unless `name` is registered or an import path (which is not imported)."""
         if ":" not in name and name not in self.names():
             raise self._error(self.unknown(name))
 
     def locate(self, name: str) -> None:
-        """As `check`; the package that an import path begins with must be there, too. Nothing is imported.
+        """Like `check`; the top-level package of an import path must be installed, too. Nothing is imported.
 
         Raises:
             AlgosError: as `get`.
@@ -79,21 +79,20 @@ class Registry(Generic[F]):
                 raise self._error(f"the {self._what} {path!r} cannot be imported: No module named {package!r}")
 
     def unknown(self, name: str) -> str:
-        """What to say of a name that nothing is known by."""
-        article = "an" if self._what[0] in "aeiou" else "a"
+        """The error message for a name that is not registered."""
         return (
             f"no {self._what} is called {name!r}; {did_you_mean(name, self.names())} "
-            f"{article.capitalize()} {self._what} of your own is 'package.module:NAME'"
+            f"A custom {self._what} is 'package.module:NAME'"
         )
 
     def get(self, name: str, *, callable_only: bool = True) -> F:
-        """The function of that name, or of an import path "package.module:function".
+        """The function with that name, or at an import path "package.module:function".
 
-        What stands behind the colon may also be a name that the module registers. The current folder is looked at too.
-        Without `callable_only` it may be any object.
+        After the colon there may also be a name that the module registers. The current folder is searched, too.
+        With `callable_only=False` any object is accepted.
 
         Raises:
-            AlgosError: nothing is known by that name; says what is near. Or the path does not lead to a function.
+            AlgosError: no such name (the message suggests a similar one), or the path does not lead to a function.
         """
         if name in self._added:
             return self._added[name]
@@ -117,13 +116,13 @@ class Registry(Generic[F]):
 
 
 def _look_in_current_folder() -> None:
-    """A command that is installed as a script does not import from there by itself."""
+    """Adds the current folder to `sys.path`; an installed script does not import from there by default."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
 
 
 def _place(error: Exception) -> str:
-    """Where a module raised while it was imported, as the end of a message; nothing where it was not found."""
+    """File and line at which a module raised during its import, as the end of a message; empty if it was not found."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames and frames[-1].filename != __file__ else ""
 
@@ -134,7 +133,7 @@ def path_of(function: Callable[..., Any]) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The nearest of the known names, or all of them, as the end of a message."""
+    """The most similar of the known names, or all of them, as the end of a message."""
     names = sorted(names)
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}."

@@ -1,5 +1,5 @@
-"""The load-balancing loss of a mixture of experts (Switch Transformers, arXiv:2101.03961, eq. 4 to 6), in the form that
-transformers has for several experts a token and several layers.
+"""The load-balancing loss of a mixture of experts (Switch Transformers, arXiv:2101.03961, eq. 4 to 6), as in Hugging
+Face transformers for several experts per token and several layers.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from rlinf_algos.errors import AlgosError, ShapeError
 
 def router_balance_loss(router_logits: Sequence[Tensor], *, top_k: int, mask: Tensor | None = None) -> Tensor:
     """`E * sum over experts of f_e P_e`: over the tokens of all layers, f_e is how often expert e was among the `top_k`
-    of a token and P_e its mean probability. At least `top_k`, where all experts are used alike; the gradient goes
-    through P.
+    of a token, and P_e its mean probability. The minimum is `top_k`, reached if all experts are used equally; the
+    gradient passes through P.
 
     Args:
-        router_logits: [N, E] of each layer, with gradient; N tokens, the same in all layers.
-        top_k: experts of a token, between 1 and E.
+        router_logits: [N, E] for each layer, with gradient; N tokens, the same in all layers.
+        top_k: experts per token, between 1 and E.
         mask: [N], bool or 0/1, 0 on padding; None: every token.
 
     Returns:
-        a scalar tensor, at least float32; 0 without a token.
+        a scalar tensor, at least float32; 0 if there is no token.
 
     Raises: ShapeError, NonFiniteError. AlgosError: top_k, no layer.
     """

@@ -1,9 +1,8 @@
-"""The largest of numbers in parts, on many ranks: which they are depends on the numbers alone, never on how they
-are cut into micro-batches, shards and ranks.
+"""Selects the k largest numbers across parts and ranks. The choice depends on the numbers alone, never on how they are
+split into micro-batches, shards and ranks.
 
-A radix selection: four rounds look at 8 bits of the numbers each, of float32 as they are ordered. In a round every part
-counts its numbers by these bits, and the counts of all parts say in which bin the smallest chosen one lies. No number
-leaves its part.
+A radix selection over float32 in order: each of four rounds looks at 8 bits. In a round every part counts its numbers
+by these bits, and the summed counts show which bin contains the smallest chosen number. No number leaves its part.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +13,8 @@ from torch import Tensor
 from rlinf_algos.errors import AlgosError
 
 SumOverParts = Callable[[Tensor], Tensor]
-"""Takes one row a part of this rank, [len(parts), k], returns the sum over all parts of all ranks, [k], on each."""
+"""Takes [len(parts), k], one row for each part of this rank, and returns the sum over all parts of all ranks, [k], on
+every rank."""
 
 _DIGITS = (24, 16, 8, 0)
 _NUM_BINS = 256
@@ -22,17 +22,17 @@ _NUM_BINS = 256
 
 @torch.no_grad()
 def choose_largest(parts: Sequence[Tensor], num_chosen: int, sum_over_parts: SumOverParts) -> list[Tensor]:
-    """Which numbers are among the `num_chosen` largest of all parts of all ranks; those that tie with the last one are
-    in too.
+    """Which numbers are among the `num_chosen` largest of all parts of all ranks; ties with the last one are chosen,
+    too.
 
     Args:
-        parts: this rank's, [n] each, finite; a part may be empty. Floating ones are compared as float32, integers lie
-            between 0 and 2^32 - 1.
-        num_chosen: the same on every rank; more than there are: all.
+        parts: this rank's parts, [n] each, finite; a part may be empty. Floating-point numbers are compared as
+            float32; integers must be between 0 and 2^32 - 1.
+        num_chosen: the same on every rank; if there are fewer numbers, all are chosen.
         sum_over_parts: called four times.
 
     Returns:
-        bool, the shapes of the parts.
+        bool, in the shapes of the parts.
     """
     keys = [_ordered(part) for part in parts]
     if num_chosen < 1:
@@ -52,11 +52,11 @@ def choose_largest(parts: Sequence[Tensor], num_chosen: int, sum_over_parts: Sum
 
 
 def sequence_hash(ids: Sequence[Tensor]) -> Tensor:
-    """Integers between 0 and 2^32 - 1 that look drawn, a function of the ids alone: choosing the largest of them draws
-    without replacement, the same tokens under any plan.
+    """Pseudo-random integers between 0 and 2^32 - 1 that depend on the ids alone: choosing the largest is a draw
+    without replacement that is the same under any plan.
 
     Args:
-        ids: integers, of shapes that broadcast against each other; together they tell tokens apart.
+        ids: integers of shapes that broadcast against each other; together they identify a token.
     """
     hashes = torch.zeros((), dtype=torch.int64)
     for number in ids:
@@ -66,7 +66,7 @@ def sequence_hash(ids: Sequence[Tensor]) -> Tensor:
 
 def _mixed(numbers: Tensor) -> Tensor:
     """A permutation of the integers below 2^32 (C. Wellons, "Prospecting for Hash Functions", 2018: lowbias32)."""
-    numbers = numbers + 0x9E3779B9 & 0xFFFFFFFF  # else 0 would stay 0
+    numbers = numbers + 0x9E3779B9 & 0xFFFFFFFF  # without it 0 would map to 0
     numbers = (numbers ^ numbers >> 16) * 0x7FEB352D & 0xFFFFFFFF
     numbers = (numbers ^ numbers >> 15) * 0x846CA68B & 0xFFFFFFFF
     return numbers ^ numbers >> 16
@@ -76,7 +76,7 @@ def _ordered(part: Tensor) -> Tensor:
     """[n] int64 between 0 and 2^32 - 1, in the order of the numbers."""
     if not part.is_floating_point():
         if part.numel() and not 0 <= int(part.min()) <= int(part.max()) < 1 << 32:
-            raise AlgosError(f"integers to choose from lie between 0 and 2^32 - 1, not at {int(part.min())}")
+            raise AlgosError(f"integers to choose from must be between 0 and 2^32 - 1, got {int(part.min())}")
         return part.long()
-    bits = (part.float() + 0.0).view(torch.int32).long()  # + 0.0: there is a -0.0, which equals 0.0
+    bits = (part.float() + 0.0).view(torch.int32).long()  # + 0.0 turns -0.0 into 0.0
     return torch.where(bits < 0, ~bits & 0xFFFFFFFF, bits + (1 << 31))

@@ -2,8 +2,9 @@
 ppo2).
 
 `max(f(v - R), f(clip(v, v_old - c, v_old + c) - R))` with `f(e) = e^2 / 2`, or Huber's (1964), which is linear beyond
-delta: `f(e) = delta * (|e| - delta / 2)`. Clipping is not in the PPO paper. Engstrom et al. (arXiv:2005.12729) found no
-help in it and Andrychowicz et al. (arXiv:2006.05990) harm, in Huber's loss too: `clip=None` leaves it out.
+delta: `f(e) = delta * (|e| - delta / 2)`. Clipping is not in the PPO paper. Engstrom et al. (arXiv:2005.12729) found
+that it does not help, Andrychowicz et al. (arXiv:2006.05990) that it hurts, as does Huber's loss: `clip=None` disables
+it.
 """
 
 from collections.abc import Callable
@@ -19,14 +20,14 @@ from rlinf_algos.normalization import masked_mean
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueLoss:
-    """Terms to aggregate, and what to log about them; over micro-batches, weigh the fraction by `num_terms`."""
+    """Terms to aggregate and metrics to log; to average the fraction over micro-batches, weight it by `num_terms`."""
 
     loss_terms: Tensor
     """The shape of values, unreduced, the factor 0.5 included, 0 outside the mask, with gradient."""
     num_terms: Tensor
     """Scalar int64: elements inside the mask."""
     clip_fraction: Tensor
-    """Scalar: share of the terms where the clipped value decided."""
+    """Scalar: share of the terms whose value was clipped."""
 
 
 def clipped_value_loss(
@@ -41,10 +42,10 @@ def clipped_value_loss(
 
     Args:
         values: any shape, the critic's predictions, with gradient.
-        old_values: the same shape, its predictions before the update; a constant. Not used where clip is None.
-        returns: the same shape, what to predict; a constant.
+        old_values: the same shape, its predictions before the update; a constant. Not used if clip is None.
+        returns: the same shape, the targets; a constant.
         mask: the same shape, bool or 0/1; None: every element.
-        clip: how far, in units of value, a prediction may move from the old one; at least 0. None: as far as it likes.
+        clip: how far, in units of value, a prediction may move from the old one; at least 0. None: no limit.
 
     Raises:
         ShapeError: shapes differ. NonFiniteError: NaN or infinity inside the mask. AlgosError: a negative clip.
@@ -61,18 +62,18 @@ def huber_value_loss(
     delta: float = 10.0,
     clip: float | None = None,
 ) -> ValueLoss:
-    """Huber's loss of the critic, unreduced: squared for small errors, linear for large ones, so that a few far returns
-    do not own the gradient.
+    """Huber's loss of the critic, unreduced: squared for small errors and linear for large ones, so that a few outliers
+    do not dominate the gradient.
 
     Args:
         values, old_values, returns, mask, clip: as for `clipped_value_loss`.
-        delta: above 0, in units of value: where the square ends. RLinf: `huber_delta`, 10.
+        delta: above 0, in units of value: the error at which the loss becomes linear. RLinf: `huber_delta`, 10.
 
     Raises:
         as `clipped_value_loss`. AlgosError: delta not above 0.
     """
     if not 0.0 < delta < float("inf"):
-        raise AlgosError(f"delta={delta} must be above 0 and finite; without an end of the square: clipped_value_loss")
+        raise AlgosError(f"delta={delta} must be above 0 and finite; for the squared error use clipped_value_loss")
 
     def huber(errors: Tensor) -> Tensor:
         sizes = errors.abs()

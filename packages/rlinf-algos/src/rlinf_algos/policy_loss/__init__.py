@@ -1,8 +1,8 @@
-"""Policy losses: unreduced terms to aggregate, one family a file.
+"""Policy losses: unreduced terms to aggregate, one family per file.
 
 Every loss is `f(policy_logprobs, proximal_logprobs, advantages, loss_mask, *, options) -> PolicyLoss` on tensors of any
-shape; what one element is (a token, an action, a chunk of actions) the caller decides, with `at_level` where the
-log-probabilities are finer than that.
+shape. The caller decides what one element is (a token, an action, a chunk of actions); `at_level` sums
+log-probabilities that are finer than that.
 """
 
 from rlinf_algos.policy_loss.base import CheckedInputs, PolicyLoss, check_inputs, measured_loss

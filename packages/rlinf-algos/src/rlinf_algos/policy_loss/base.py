@@ -11,11 +11,11 @@ from rlinf_algos.errors import AlgosError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLoss:
-    """Terms to aggregate (see `rlinf_algos.aggregation`) and what to log about them; `measured_loss` makes one.
+    """Terms to aggregate (see `rlinf_algos.aggregation`) and metrics to log; created by `measured_loss`.
 
-    `loss_terms` has the shape of the log-probabilities and the gradient. All else is logged, scalars without gradient:
-    `num_terms`, `clip_fraction` and `approx_kl`. The means are over this call's terms: over micro-batches, weigh them
-    by `num_terms`.
+    `loss_terms` has the shape of the log-probabilities and carries the gradient. The other fields are scalar metrics
+    without gradient: `num_terms`, `clip_fraction` and `approx_kl`. Their means are over the terms of this call; to
+    average over micro-batches, weight them by `num_terms`.
     """
 
     loss_terms: Tensor
@@ -23,8 +23,8 @@ class PolicyLoss:
     num_terms: Tensor
     """Scalar int64: elements inside the mask."""
     clip_fraction: Tensor
-    """Scalar: share of the terms where the clip decided. No gradient passes there, but for CISPO, which bounds the
-    weight of the gradient; 0 for a loss without a clip."""
+    """Scalar: share of the terms that were clipped. They have no gradient, except in CISPO, which bounds the weight of
+    the gradient; 0 for a loss without a clip."""
     approx_kl: Tensor
     """Scalar, nats: estimate k3 of KL(proximal || policy), `mean(r - 1 - log r)`, never negative."""
 
@@ -73,10 +73,10 @@ def checked_ratio(log_ratio: Tensor) -> Tensor:
 def check_clip(clip_low: float, clip_high: float, dual_clip: float | None = None) -> None:
     """Raises `AlgosError` unless 0 <= clip_low <= 1, 0 <= clip_high and 1 < dual_clip."""
     check_range("clip_low", clip_low, low=0.0, high=1.0, why="a probability ratio is not negative")
-    check_range("clip_high", clip_high, low=0.0, why="the range must hold the ratio 1")
+    check_range("clip_high", clip_high, low=0.0, why="the range must contain the ratio 1")
     if dual_clip is not None and not dual_clip > 1.0:
         raise AlgosError(
-            f"dual_clip={dual_clip} must be above 1, or None to leave it out: it bounds the ratio from above"
+            f"dual_clip={dual_clip} must be above 1, or None to disable it: it bounds the ratio from above"
         )
 
 
@@ -96,11 +96,11 @@ def clipped_surrogate(
 
 
 def measured_loss(terms: Tensor, inputs: CheckedInputs, *, is_clipped: Tensor | None = None) -> PolicyLoss:
-    """The record around the terms.
+    """A `PolicyLoss` with the terms and their metrics.
 
     Args:
         terms: the inputs' shape, 0 outside the mask.
-        is_clipped: bool, False outside the mask; None: nowhere.
+        is_clipped: bool, False outside the mask; None: nothing was clipped.
     """
     with torch.no_grad():
         num_terms = inputs.mask.sum()

@@ -1,15 +1,15 @@
-"""Clip-Cov and KL-Cov (arXiv:2505.22617): the few tokens that make the entropy collapse are held back.
+"""Clip-Cov and KL-Cov (arXiv:2505.22617): restrain the few tokens that make the entropy collapse.
 
-A step changes the entropy by the covariance of log-probability and advantage: tokens that are likely already and are
-rewarded sharpen the policy most. With `cov = (A - mean A) (policy_logprobs - mean policy_logprobs)` of each token,
+A step changes the entropy by the covariance of log-probability and advantage: rewarded tokens that are already likely
+sharpen the policy most. With `cov = (A - mean A) (policy_logprobs - mean policy_logprobs)` of each token,
 
     Clip-Cov   some tokens with a covariance within bounds get no gradient
     KL-Cov     the tokens of the largest covariance are penalised for leaving the proximal policy
 
-Means and shares are those of an optimizer step's whole batch: `clip_cov_choice` and `kl_cov_choice` choose over all of
-its micro-batches, shards and ranks, and the losses are told what was chosen; without that they choose among their own
-tokens, as verl does with each micro-batch. Departs from the paper in the draw of Clip-Cov, which is random there: here
-it is a function of each token's ids, so that it is the same under any plan.
+Means and shares are those of the whole batch of an optimizer step: `clip_cov_choice` and `kl_cov_choice` choose over
+all of its micro-batches, shards and ranks, and the losses take that choice as `chosen`. Without it they choose among
+their own tokens, as verl does in each micro-batch. The draw of Clip-Cov is random in the paper; here it is a function
+of each token's ids, so that it is the same under any plan.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,13 @@ from rlinf_algos.policy_loss.base import (
 from rlinf_algos.selection import SumOverParts, choose_largest, sequence_hash
 
 ROUNDING_NATS = 1e-5
-"""Log-probabilities in float32 of the same weights differ by less: by up to 1e-6 with another order of sums."""
+"""Above the rounding error of float32 log-probabilities of the same weights, which is up to 1e-6 if sums are computed
+in a different order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchTokens:
-    """Tokens of a part of a batch that a choice is made over, those inside the mask alone."""
+    """The tokens inside the mask of one part of a batch."""
 
     policy_logprobs: Tensor
     """[n], nats, of the policy in training."""
@@ -46,7 +47,7 @@ class BatchTokens:
     advantages: Tensor
     """[n]"""
     priorities: Tensor
-    """[n] integers between 0 and 2^32 - 1: a draw takes the tokens of the largest (`selection.sequence_hash`)."""
+    """[n] integers between 0 and 2^32 - 1 (`selection.sequence_hash`): a draw takes the tokens with the largest."""
 
 
 def clip_cov_loss(
@@ -66,9 +67,9 @@ def clip_cov_loss(
 
     Args:
         policy_logprobs, proximal_logprobs, advantages, loss_mask, clip_low, clip_high: as for `ppo_clip_loss`.
-        cov_fraction, cov_low, cov_high: as for `clip_cov_choice`; not read where tokens are chosen already.
-        chosen: the shape of policy_logprobs, bool: what `clip_cov_choice` chose over the batch; None: among these
-            tokens.
+        cov_fraction, cov_low, cov_high: as for `clip_cov_choice`; not used if `chosen` is given.
+        chosen: the shape of policy_logprobs, bool: what `clip_cov_choice` chose over the batch; None: choose among
+            these tokens.
 
     Returns and raises: as `ppo_clip_loss`; clip_fraction counts the chosen tokens too. AlgosError: as
         `clip_cov_choice`.
@@ -96,13 +97,13 @@ def kl_cov_loss(
     cov_kl_coef: float = 1.0,
     chosen: Tensor | None = None,
 ) -> PolicyLoss:
-    """`-r A`, and `cov_kl_coef * |log r|` more for the chosen tokens, unreduced. On-policy the penalty has no gradient:
-    it needs several optimizer steps on a batch. Below `ROUNDING_NATS` it is 0, since the sign of what two forwards in
-    other micro-batches differ by would be a gradient.
+    """`-r A`, plus `cov_kl_coef * |log r|` for the chosen tokens, unreduced. On-policy the penalty has no gradient:
+    it takes effect only with several optimizer steps per batch. Below `ROUNDING_NATS` it is 0, since otherwise the sign
+    of a rounding error between two forward passes would become a gradient.
 
     Args:
         policy_logprobs, proximal_logprobs, advantages, loss_mask: as for `ppo_clip_loss`.
-        cov_fraction: as for `kl_cov_choice`; not read where tokens are chosen already.
+        cov_fraction: as for `kl_cov_choice`; not used if `chosen` is given.
         cov_kl_coef: weight of the penalty, at least 0; verl: `ppo_kl_coef`.
         chosen: as for `clip_cov_loss`, by `kl_cov_choice`.
 
@@ -132,12 +133,12 @@ def clip_cov_choice(
     cov_low: float = 1.0,
     cov_high: float = 5.0,
 ) -> list[Tensor]:
-    """The tokens of a batch that Clip-Cov leaves out, drawn from those with a covariance within bounds.
+    """The tokens of a batch whose gradient Clip-Cov drops, drawn from those with a covariance within bounds.
 
     Args:
-        parts: what this rank has of the batch.
+        parts: this rank's parts of the batch.
         sum_over_parts: as for `rlinf_algos.selection.choose_largest`.
-        clip_low, clip_high: as for `ppo_clip_loss`; a token that PPO clips is no candidate.
+        clip_low, clip_high: as for `ppo_clip_loss`; a token that PPO clips is not a candidate.
         cov_fraction: above 0, at most 1: the share of the batch's tokens, rounded down, at least one of them.
         cov_low, cov_high: the covariance of a candidate lies between them; verl's bounds.
 
@@ -176,7 +177,7 @@ def kl_cov_choice(
 def _covariances(
     parts: Sequence[BatchTokens], sum_over_parts: SumOverParts, fraction: float
 ) -> tuple[int, list[Tensor]]:
-    """How many tokens of the batch to choose, and each token's part of the covariance, [n] float64."""
+    """The number of tokens of the batch to choose, and each token's covariance term, [n] float64."""
     if not 0.0 < fraction <= 1.0:
         raise AlgosError(f"cov_fraction={fraction} must be above 0 and at most 1: it is a share of the tokens")
     pairs = [torch.stack([part.advantages.double(), part.policy_logprobs.double()]) for part in parts]
@@ -188,7 +189,7 @@ def _covariances(
 
 
 def _tokens(inputs: CheckedInputs) -> BatchTokens:
-    """All tokens of a call as one part, drawn by their places in it."""
+    """All tokens of a call as one part; their positions are the ids of the draw."""
     mask, policy = inputs.mask, inputs.policy_logprobs.detach()
     return BatchTokens(
         policy_logprobs=policy[mask],

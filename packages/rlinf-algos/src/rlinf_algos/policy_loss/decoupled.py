@@ -1,13 +1,13 @@
 """Decoupled PPO for asynchronous training (AReaL, arXiv:2505.24298, 5.2; the objective of arXiv:2110.00641).
 
-Samples come from a behaviour policy that is some versions old, or from several. The clip anchors to the proximal
-policy, the one before this update, and a constant corrects for who sampled:
+Samples come from a behaviour policy that is some versions old, or from several versions. The clip is around the
+proximal policy, the one before this update, and a constant weight corrects for the behaviour policy:
 
     w = exp(proximal_logprobs - rollout_logprobs),   loss = -w min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
 
 As in AReaL's code (`behav_imp_weight_cap`) and RLinf's (`behave_weight_threshold`), tokens whose w exceeds a cap are
-dropped. A dropped token adds 0 and still counts in `num_terms`, so that the totals of an update can be counted before
-its losses are known.
+dropped. A dropped token adds 0 and still counts in `num_terms`, so that the number of terms in an update is known
+before its losses are computed.
 """
 
 from dataclasses import replace
@@ -32,22 +32,20 @@ def decoupled_ppo_loss(
     dual_clip: float | None = None,
     weight_cap: float | None = 5.0,
 ) -> PolicyLoss:
-    """The clipped surrogate loss around the proximal policy, weighted for the one that sampled, unreduced.
+    """The clipped surrogate loss around the proximal policy, weighted for the behaviour policy, unreduced.
 
     Args:
         policy_logprobs, proximal_logprobs, advantages, loss_mask, clip_low, clip_high, dual_clip: as for
             `ppo_clip_loss`.
-        rollout_logprobs: the shape of policy_logprobs, nats, by the engine and version that sampled; a constant.
+        rollout_logprobs: the shape of policy_logprobs, nats, by the engine and policy version that sampled; a constant.
         weight_cap: None, or at least 1: the largest weight; terms with a larger one are dropped.
 
-    Returns and raises: as `ppo_clip_loss`; only the terms hold the weights. NonFiniteError: a weight that overflows.
+    Returns and raises: as `ppo_clip_loss`; the metrics are unweighted. NonFiniteError: a weight that overflows.
         AlgosError: a cap below 1.
     """
     check_clip(clip_low, clip_high, dual_clip)
     if weight_cap is not None and not weight_cap >= 1.0:
-        raise AlgosError(
-            f"weight_cap={weight_cap} must be at least 1, or None to leave it out: on-policy weights are 1"
-        )
+        raise AlgosError(f"weight_cap={weight_cap} must be at least 1, or None to disable it: on-policy weights are 1")
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)
     ratio = checked_ratio(inputs.log_ratio)
     check_shape("rollout_logprobs", rollout_logprobs, policy_logprobs.shape, "policy_logprobs")

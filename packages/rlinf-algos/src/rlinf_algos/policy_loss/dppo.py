@@ -1,14 +1,15 @@
-"""DPPO (arXiv:2602.04879): a trust region on the divergence of a token's probability, in place of a clip of its ratio.
+"""DPPO (arXiv:2602.04879): a trust region on the divergence of a token's probability instead of a clip of its ratio.
 
-A ratio of 100 moves next to nothing where a token has probability 1e-5, and one of 0.8 moves a fifth of the mass where
-it has 0.99. With the two-point distributions (this token, any other) of the proximal policy p and the policy q,
+A ratio of 100 moves almost no probability mass if the token has probability 1e-5; a ratio of 0.8 moves a fifth of the
+mass if it has 0.99. Let p and q be the token's probability by the proximal policy and by the policy. The divergence of
+the two-point distributions (this token, any other) is
 
-    TV   |q - p|                                      where the token moves the way its advantage pushes it
+    TV   |q - p|
     KL   p log(p / q) + (1 - p) log((1 - p) / (1 - q))
 
-a token whose divergence exceeds the threshold, in that direction, has no gradient. The others have that of
-`-min(r, ratio_cap) A log q`, the ratio a constant. The paper anchors at the policy that sampled
-(`proximal_policy: rollout`).
+A token that moves in the direction of its advantage and whose divergence exceeds the threshold has no gradient. The
+others have the gradient of `-min(r, ratio_cap) A log q` with the ratio as a constant. The paper measures the divergence
+from the policy that sampled (`proximal_policy: rollout`).
 
 As in verl (`dppo_tv`, `dppo_kl`) the thresholds are those of a clip: clip_high where the advantage is positive,
 clip_low elsewhere.
@@ -28,7 +29,7 @@ from rlinf_algos.policy_loss.base import (
 )
 
 _TINY = 1e-8
-"""Keeps the logarithm of a probability that rounds to 0 finite, as in verl."""
+"""Lower bound of a probability, as in verl: keeps its logarithm finite if it rounds to 0."""
 
 
 def dppo_tv_loss(
@@ -41,12 +42,12 @@ def dppo_tv_loss(
     clip_high: float = 0.15,
     ratio_cap: float = 20.0,
 ) -> PolicyLoss:
-    """The policy gradient of the tokens inside a region of total variation, unreduced.
+    """The policy gradient of the tokens inside a trust region of total variation, unreduced.
 
     Args:
         policy_logprobs, proximal_logprobs, advantages, loss_mask: as for `ppo_clip_loss`.
-        clip_low: the largest fall of a probability whose advantage is not positive; in [0, 1].
-        clip_high: the largest rise of one whose advantage is positive; at least 0.
+        clip_low: the largest decrease of a probability if the advantage is not positive; in [0, 1].
+        clip_high: the largest increase of a probability if the advantage is positive; at least 0.
         ratio_cap: the largest weight of a token, at least 1.
 
     Returns and raises: as `ppo_clip_loss`; clip_fraction is the share of tokens outside the region. AlgosError:
@@ -69,12 +70,12 @@ def dppo_kl_loss(
     clip_high: float = 0.05,
     ratio_cap: float = 20.0,
 ) -> PolicyLoss:
-    """The policy gradient of the tokens inside a region of the KL, unreduced.
+    """The policy gradient of the tokens inside a trust region of the KL, unreduced.
 
     Args:
         policy_logprobs, proximal_logprobs, advantages, loss_mask, ratio_cap: as for `dppo_tv_loss`.
         clip_low: the largest KL of a token that became less likely and whose advantage is not positive, nats.
-        clip_high: the largest KL of one that became likelier and whose advantage is positive, nats.
+        clip_high: the largest KL of a token that became likelier and whose advantage is positive, nats.
 
     Returns and raises: as `dppo_tv_loss`.
     """
@@ -107,7 +108,7 @@ def _checked(
 
 
 def _probabilities(inputs: CheckedInputs) -> tuple[Tensor, Tensor]:
-    """Of the policy and of the proximal policy; 1 outside the mask."""
+    """Probabilities by the policy and by the proximal policy; 1 outside the mask."""
     policy = inputs.policy_logprobs.detach()
     return policy.exp(), (policy - inputs.log_ratio.detach()).exp()
 

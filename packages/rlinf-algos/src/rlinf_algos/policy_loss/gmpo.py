@@ -1,10 +1,10 @@
-"""GMPO (arXiv:2507.20673): the geometric mean of the ratios of a completion's tokens, each clipped by itself.
+"""GMPO (arXiv:2507.20673): the geometric mean of the ratios of a completion's tokens, each clipped separately.
 
     loss = -A exp(mean over t of c_t),   c_t = min(log r_t, clip(log r_t)) where A > 0, max(...) where A < 0
 
-The clip is of the log-ratio, to [-clip_low, clip_high]; the paper's 0.4 lets a ratio range from 0.67 to 1.49. Unlike
-GSPO, which clips the mean, one far token is cut before it enters the mean. Every token of a completion gets the
-completion's term, so that `sequence_mean_token_mean` gives value and gradient of the paper's objective.
+The log-ratio is clipped to [-clip_low, clip_high]; the paper's 0.4 lets a ratio range from 0.67 to 1.49. GSPO clips
+the mean, GMPO clips an outlier token before it enters the mean. Every token of a completion gets the completion's term,
+so that `sequence_mean_token_mean` gives value and gradient of the paper's objective.
 """
 
 import torch
@@ -27,12 +27,12 @@ def gmpo_loss(
 
     Args:
         policy_logprobs, proximal_logprobs, loss_mask: as for `gspo_loss`.
-        advantages: [B, T], or [B]. Where they differ within a sequence their mean weighs it,
-            and each one's sign clips its own token.
-        clip_low: the log-ratio is clipped below at -clip_low, where the advantage is negative; in [0, 1].
-        clip_high: and above at clip_high, where it is positive; at least 0.
+        advantages: [B, T], or [B]. If they differ within a sequence, the sequence is weighted by their mean,
+            and the clip of each token follows the sign of its own advantage.
+        clip_low: the log-ratio is clipped below at -clip_low if the advantage is negative; in [0, 1].
+        clip_high: the log-ratio is clipped above at clip_high if the advantage is positive; at least 0.
 
-    Returns and raises: as `ppo_clip_loss`; clip_fraction is of tokens.
+    Returns and raises: as `ppo_clip_loss`; clip_fraction is the share of clipped tokens.
     """
     check_clip(clip_low, clip_high)
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)

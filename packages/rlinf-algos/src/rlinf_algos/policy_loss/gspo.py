@@ -1,9 +1,9 @@
-"""GSPO (arXiv:2507.18071): one ratio for a sequence, the geometric mean of those of its tokens (eq. 7), clipped whole.
+"""GSPO (arXiv:2507.18071): one clipped ratio per sequence, the geometric mean of the ratios of its tokens (eq. 7).
 
-The form is that of GSPO-token (eq. 13 and 14): the ratio of token t is `s * policy / sg(policy)`, with s the ratio of
-its sequence as a constant. The value is that of s, the gradient passes by each token, so that advantages may differ
-within a sequence. With one advantage for a sequence and `sequence_mean_token_mean`, value and gradient are those of
-GSPO (eq. 5).
+The form is that of GSPO-token (eq. 13 and 14): the ratio of token t is `s * policy / sg(policy)`, where s is the ratio
+of its sequence as a constant. Its value is s and its gradient passes through each token, so that advantages may differ
+within a sequence. With one advantage per sequence and `sequence_mean_token_mean`, value and gradient are those of GSPO
+(eq. 5).
 
 verl bounds the exponent by 10; here an overflow raises.
 """
@@ -32,12 +32,12 @@ def gspo_loss(
         proximal_logprobs: [B, T], by the policy before the update; a constant.
         advantages: [B, T], or [B]; a constant.
         loss_mask: [B, T], bool or 0/1; None: every element.
-        clip_low, clip_high: as for `ppo_clip_loss`, but of a mean over tokens, hence small; defaults from the paper
+        clip_low, clip_high: as for `ppo_clip_loss`, but for a mean over tokens, hence small; defaults from the paper
             (5.1).
         dual_clip: None, or more than 1; not in the paper.
 
-    Returns and raises: as `ppo_clip_loss`; clip_fraction is that of sequences, each weighing as many terms as it has
-        tokens; approx_kl is that of tokens.
+    Returns and raises: as `ppo_clip_loss`; clip_fraction is the share of clipped sequences, weighted by their numbers
+        of tokens; approx_kl is per token.
     """
     check_clip(clip_low, clip_high, dual_clip)
     inputs = check_inputs(policy_logprobs, proximal_logprobs, advantages, loss_mask)

@@ -1,8 +1,9 @@
-"""What one ratio is of: a token, an action, or a chunk of actions.
+"""The level of a probability ratio: a token, an action, or a chunk of actions.
 
-A vision-language-action model answers with chunks: C actions, each of A tokens (or dimensions of a normal). A ratio of
-the whole chunk multiplies those of its tokens, which is the policy's own probability ratio; one of each token clips
-them one by one. RLinf calls this `logprob_type` and `reward_type` (`token_level`, `action_level`, `chunk_level`).
+A vision-language-action model outputs chunks of C actions, each of A tokens (or dimensions of a normal distribution).
+The ratio of a whole chunk is the product of the ratios of its tokens, the probability ratio of the policy; ratios of
+tokens are clipped one by one. RLinf calls this `logprob_type` and `reward_type` (`token_level`, `action_level`,
+`chunk_level`).
 
 Legend: ... any leading dimensions (T time steps, N environments), C actions in a chunk, A tokens in an action.
 """
@@ -18,7 +19,7 @@ from rlinf_algos.errors import AlgosError, ShapeError
 Level = Literal["token", "action", "chunk"]
 
 _NUM_SUMMED = {"token": 0, "action": 1, "chunk": 2}
-"""Trailing dimensions that become one element."""
+"""Level -> number of trailing dimensions that become one element."""
 
 
 class PolicyInputs(NamedTuple):
@@ -35,8 +36,8 @@ def logprobs_at_level(level: Level, logprobs: Tensor, loss_mask: Tensor | None =
 
     Args:
         logprobs: [..., C, A], nats; may carry gradient.
-        loss_mask: [...], [..., C] or [..., C, A], bool or 0/1: what was cut off, when an episode ended within a chunk,
-            is no part of the product. None: all.
+        loss_mask: [...], [..., C] or [..., C, A], bool or 0/1; 0 excludes what an episode that ended within a chunk cut
+            off. None: every token counts.
 
     Returns:
         nats, [..., C, A], [..., C] or [...], at least float32; 0 for an element without a token.
@@ -63,7 +64,7 @@ def at_level(
         policy_logprobs: [..., C, A], nats, with gradient.
         proximal_logprobs: the same shape.
         advantages: [...] of chunks, [..., C] of actions, or [..., C, A]; not finer than the level. Coarser ones are
-            repeated: each part of a chunk gets the chunk's.
+            repeated: each action or token of a chunk gets the chunk's advantage.
         loss_mask: as for `logprobs_at_level`.
 
     Returns:

@@ -4,8 +4,8 @@
 token or action. clip_high > clip_low is "clip higher" of DAPO (arXiv:2503.14476). The dual clip
 (arXiv:1912.09729) bounds the loss of a negative advantage by `-dual_clip * A`.
 
-Departs from verl in not clamping the log-ratio to [-20, 20]: a ratio that overflows raises, since a policy 10^38 times
-likelier than the one that sampled is a fault to be found and not a number to be clamped.
+Unlike verl, this does not clamp the log-ratio to [-20, 20]: a ratio that overflows raises, since a token 10^38 times
+likelier than before the update is a bug that clamping would hide.
 """
 
 from torch import Tensor
@@ -31,7 +31,7 @@ def ppo_clip_loss(
         advantages: the same shape, or [B] for logprobs [B, T]: one for a whole sequence. A constant.
         loss_mask: the shape of policy_logprobs, bool or 0/1; None: every element.
         clip_low: the ratio is clipped below at 1 - clip_low; in [0, 1].
-        clip_high: and above at 1 + clip_high; at least 0. DAPO: 0.28.
+        clip_high: the ratio is clipped above at 1 + clip_high; at least 0. DAPO: 0.28.
         dual_clip: None, or more than 1: bounds the loss where the advantage is negative. verl: 3.0.
 
     Returns:

@@ -1,7 +1,7 @@
 """The plain policy gradient, REINFORCE (Williams, 1992): `loss = -A policy_logprobs`.
 
-Right for one optimizer step on samples of the current policy, where PPO's gradient is the same. The proximal
-log-probabilities only measure how far that still holds.
+Correct for one optimizer step on samples of the current policy, where PPO has the same gradient. The proximal
+log-probabilities are used only for `approx_kl`, which measures how far off-policy the samples are.
 """
 
 from torch import Tensor
@@ -12,11 +12,11 @@ from rlinf_algos.policy_loss.base import PolicyLoss, check_inputs, checked_ratio
 def policy_gradient_loss(
     policy_logprobs: Tensor, proximal_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor | None
 ) -> PolicyLoss:
-    """The loss whose gradient is the policy gradient, unreduced. Its value means nothing.
+    """The loss whose gradient is the policy gradient, unreduced. Its value has no meaning.
 
     Args:
-        policy_logprobs, proximal_logprobs, advantages, loss_mask: as for `ppo_clip_loss`. The proximal ones do not
-            touch the terms.
+        policy_logprobs, proximal_logprobs, advantages, loss_mask: as for `ppo_clip_loss`. proximal_logprobs do not
+            affect the terms.
 
     Returns and raises: as `ppo_clip_loss`; clip_fraction is 0.
     """

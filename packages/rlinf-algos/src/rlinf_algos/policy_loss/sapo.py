@@ -1,8 +1,8 @@
-"""SAPO (arXiv:2511.20347): a soft gate in place of the clip, whose slope falls smoothly as the ratio leaves 1.
+"""SAPO (arXiv:2511.20347): a soft gate instead of the clip, whose slope falls smoothly as the ratio leaves 1.
 
-`loss = -A (4 / tau) sigmoid(tau (r - 1))`, with tau of its own for positive and for other advantages. At r = 1 the
-gradient is that of the policy gradient; a larger tau closes the gate sooner, and that of negative advantages is the
-larger one, since they raise many unsampled tokens at once.
+`loss = -A (4 / tau) sigmoid(tau (r - 1))`, with one tau for positive advantages and another for all others. At r = 1
+this is the policy gradient; a larger tau closes the gate sooner. Negative advantages have the larger tau, since they
+raise many unsampled tokens at once.
 """
 
 import torch
@@ -25,7 +25,7 @@ def sapo_loss(
 
     Args:
         policy_logprobs, proximal_logprobs, advantages, loss_mask: as for `ppo_clip_loss`.
-        tau_positive, tau_negative: above 0; the gate's temperature where the advantage is above 0, and elsewhere.
+        tau_positive, tau_negative: above 0; the gate's temperature if the advantage is above 0, and otherwise.
 
     Returns and raises: as `ppo_clip_loss`; clip_fraction is 0. AlgosError: a temperature not above 0.
     """

@@ -1,9 +1,9 @@
-"""PPO's clip of the ratio of a whole completion: the objective of RLOO over several optimizer steps.
+"""PPO's clip applied to the ratio of a whole completion: the objective of RLOO over several optimizer steps.
 
 `loss = -min(R A, clip(R, 1 - clip_low, 1 + clip_high) A)` with `R = exp(sum over its tokens of the log-ratio)`, the
-probability ratio of the completion (arXiv:2402.14740, section 3, takes a completion for one action). TRL's
-`RLOOTrainer` has this loss. GSPO takes the geometric mean of the tokens' ratios, this their product, which leaves the
-range after fewer steps the longer the completion is. Every token carries its completion's term:
+probability ratio of the completion (arXiv:2402.14740, section 3, treats a completion as one action). TRL's
+`RLOOTrainer` has this loss. GSPO uses the geometric mean of the tokens' ratios; this loss uses their product, which
+leaves the clip range sooner the longer the completion is. Every token carries its completion's term, so that
 `sequence_mean_token_mean` gives the mean over completions.
 """
 
@@ -27,9 +27,9 @@ def sequence_clip_loss(
 
     Args:
         policy_logprobs, proximal_logprobs, loss_mask: as for `gspo_loss`.
-        advantages: [B, T], or [B]. Where they differ within a sequence, each token's term is
-            that of the sequence's ratio and its own advantage.
-        clip_low, clip_high: as for `ppo_clip_loss`, but of a product over tokens.
+        advantages: [B, T], or [B]. If they differ within a sequence, each token's term combines the ratio of the
+            sequence with its own advantage.
+        clip_low, clip_high: as for `ppo_clip_loss`, but for a product over tokens.
 
     Returns and raises: as `gspo_loss`.
     """
