@@ -41,4 +41,4 @@ python -m pip --quiet show mani-skill 2>/dev/null && recipes+=(pushcube-ppo) || 
 for recipe in "${recipes[@]}"; do
   rlinf train "$recipe" --output "$recipe" "${short[@]}"
 done
-rlinf summary "${recipes[@]}"
+rlinf compare "${recipes[@]}"

@@ -26,4 +26,4 @@ for recipe in "${recipes[@]}"; do
   .venv/bin/rlinf train "$recipe" --output "$runs/$recipe" "${short[@]}"
 done
 echo
-.venv/bin/rlinf summary "${recipes[@]/#/$runs/}"
+.venv/bin/rlinf compare "${recipes[@]/#/$runs/}"

@@ -71,7 +71,8 @@ def test_the_public_command_line_is_this():
         "rlinf config show": ["-h", "--help", "recipe"],
         "rlinf config schema": ["-h", "--help"],
         "rlinf report": ["-h", "--help", "run_folder", "--output"],
-        "rlinf summary": ["-h", "--help", "runs"],
+        "rlinf compare": ["-h", "--help", "runs", "--output"],
+        "rlinf summary": ["-h", "--help", "runs", "--output"],  # the old name
         **venv,
         **{command.replace("venv", "env"): options for command, options in venv.items()},  # the old name
         "rlinf doctor": ["-h", "--help", "--json", "--output", "--recipe", "--cluster", "--launcher", "--links"],
@@ -473,25 +474,37 @@ def test_config_schema_is_json(rlinf):
     assert json.loads(rlinf("config", "schema").out)["title"] == "RLinf recipe"
 
 
-def test_summary_puts_runs_side_by_side(rlinf, refused, tmp_path: Path):
-    values = {
-        "score": "accuracy",
-        "score_is_share": True,
-        "before": 0.3,
-        "after": 0.975,
-        "num_steps": 12,
-        "training_s": 80.4,
-    }
-    for name, before in (("one", 0.3), ("other", None)):
-        (tmp_path / name).mkdir()
-        text = json.dumps({**values, "before": before, "stage_seconds": {"reward": 1.0, "actor": 20.0}})
-        (tmp_path / name / "result.json").write_text(text)
-    lines = rlinf("summary", "one", "other").out.splitlines()
-    assert re.split(r"  +", lines[1]) == ["one", "accuracy", "30.0%", "97.5%", "12", "80 s", "actor 20 s, reward 1 s"]
-    assert lines[2].split()[:4] == ["other", "accuracy", "-", "97.5%"]
-    assert lines[3:] == ["report: one/report.html", "report: other/report.html"]
-    (tmp_path / "one" / "result.json").write_text('{"score')
-    assert refused("summary", "one").startswith("one/result.json: not JSON: ")
+def test_runs_are_compared_side_by_side(rlinf, refused, tmp_path: Path):
+    def write(name: str, seed: int, scores: list[float], *, lr: float = 1e-3, result: dict | None = None) -> None:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.yaml").write_text(f"name: sort\nseed: {seed}\nactor: {{learning_rate: {lr}}}\n")
+        for file, key in (("metrics.jsonl", "reward/mean"), ("evaluations.jsonl", "accuracy")):
+            rows = [{"step": i, "time_s": i, "metrics": {key: score}} for i, score in enumerate(scores)]
+            (folder / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if result is not None:
+            (folder / "result.json").write_text(json.dumps({"score": "accuracy", **result}))
+
+    ended = {"training_s": 80.4, "stage_seconds": {"reward": 1.0, "actor": 20.0}}
+    write("one", 0, [0.3, 0.9], result={**ended, "best": {"score": 0.95, "checkpoint": "step-1"}})
+    write("two", 1, [0.3, 0.8], result=ended)
+    write("other", 0, [0.1, 0.2, 0.4], lr=1e-2)
+    outcome = rlinf("compare", "one", "two", "other", "--output", "page.html")
+    assert outcome.code == 0, outcome.err
+    blocks = [block.splitlines() for block in outcome.out.split("\n\n")]
+    cells = [re.split(r"  +", line) for line in blocks[0]]
+    assert cells[1] == ["one", "accuracy", "30.0 %", "90.0 %", "95.0 % (step-1)", "2", "80 s", "actor 20 s, reward 1 s"]
+    assert cells[3] == ["other", "accuracy", "10.0 %", "40.0 %", "-", "3, not finished", "2 s", "-"]
+    # mean of 0.9 and 0.8, and 12.706 * 0.0707 / sqrt(2)
+    assert blocks[1] == ["accuracy of 2 seeds (0, 1): 85.0 % ± 63.5 % (95 % interval)"]
+    assert [re.split(r"  +", line) for line in blocks[2]] == [
+        ["key", "one", "two", "other"],
+        ["seed", "0", "1", "0"],
+        ["actor.learning_rate", "0.001", "0.001", "0.01"],
+    ]
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<polyline") == 6 and "63.5" in page and "actor.learning_rate" in page
+    assert "absent" in refused("compare", "absent")
 
 
 # -- the terminal's width ----------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from hub_server import HubServer, hub_server
 from rlinf.config.downloads import with_downloads
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
-from rlinf.config.tasks import FilesTask
 from rlinf.hub import KNOWN_DATASETS, HubName, hub_name, known_dataset, public_name
 from rlinf.tasks.published import PUBLISHED
 
@@ -46,10 +45,9 @@ def test_known_data_sets_have_short_names(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "math").write_text("")
     flags = ["--model.path=m", "--task.train_files=['gsm8k[train]', dapo17k]", "--task.eval_files=[aime24, math]"]
-    task = load_config("gsm8k-grpo", parse_overrides(flags)).task
-    assert isinstance(task, FilesTask)
-    assert [str(path) for path in task.train_files] == ["openai/gsm8k:main[train]", KNOWN_DATASETS["dapo17k"]]
-    assert [str(path) for path in task.eval_files] == ["HuggingFaceH4/aime_2024[train]", str(tmp_path / "math")]
+    task = load_config("gsm8k-grpo", parse_overrides(flags)).model_dump()["task"]
+    assert [str(path) for path in task["train_files"]] == ["openai/gsm8k:main[train]", KNOWN_DATASETS["dapo17k"]]
+    assert [str(path) for path in task["eval_files"]] == ["HuggingFaceH4/aime_2024[train]", str(tmp_path / "math")]
     for one in PUBLISHED.values():
         assert known_dataset(Path(one.source)) is not None
 

@@ -37,15 +37,15 @@ COMMANDS = {
     "config": "config_command",
     "report": "report_command",
     "explain": "explain_command",
-    "summary": "summary",
+    "compare": "compare_command",
     "venv": "venv_command",
     "doctor": "doctor_command",
     "completion": "completion_command",
 }
 """Command -> its module in `rlinf.cli`, imported when the command is used or listed."""
 
-OLD_NAME_OF_VENV = "env"
-"""The name of `rlinf venv` in the previous version, still accepted."""
+OLD_NAMES = {"venv": "env", "compare": "summary"}
+"""Command -> its name in the previous version, still accepted."""
 LOG_LEVEL = "--log-level"
 FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -133,7 +133,7 @@ def _set_up_logging(arguments: list[str]) -> list[str]:
 def _check_command(arguments: Sequence[str]) -> None:
     """Raises: UserError if the first word is not a command."""
     word = next((argument for argument in arguments if not argument.startswith("-")), None)
-    if word is not None and word not in (*COMMANDS, OLD_NAME_OF_VENV):
+    if word is not None and word not in (*COMMANDS, *OLD_NAMES.values()):
         close = difflib.get_close_matches(word, COMMANDS, n=1, cutoff=0.5)
         guess = f"; did you mean rlinf {close[0]}?" if close else ""
         raise UserError(f"{word!r} is no command{guess}", hint=f"commands: {', '.join(COMMANDS)}")

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from rlinf.cli.finding_lines import print_findings
-from rlinf.cli.main import OLD_NAME_OF_VENV
+from rlinf.cli.main import OLD_NAMES
 from rlinf.console.live_line import LiveLine
 from rlinf.venvs import folder
 from rlinf.venvs.catalog import KINDS
@@ -15,7 +15,7 @@ from rlinf.venvs.catalog import KINDS
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "venv",
-        aliases=[OLD_NAME_OF_VENV],
+        aliases=[OLD_NAMES["venv"]],
         help="manage venvs for roles with conflicting packages",
         description="Creates and manages the venvs that a config names: venvs: {rollout: sglang}. "
         "They are in ~/.local/share/rlinf/venvs, or in $RLINF_VENVS.",

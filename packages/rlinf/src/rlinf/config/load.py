@@ -185,7 +185,7 @@ def _overridden(before: Section, stored: Tree, overrides: Sequence[Override], wh
     """Returns the stored config with overrides. Raises: UserError for an override that is not allowed."""
     kind = type(before)
     after = _validated_as(kind, apply_overrides(stored, overrides, kind))
-    changed = _differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
+    changed = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
     refused = [
         f"--{key} would change {key} from {describe(old)} to {describe(new)}"
         for key, (old, new) in changed.items()
@@ -210,11 +210,11 @@ def _listed(title: str, lines: Sequence[str]) -> str:
     return title.format(len(lines)) + ":\n  - " + "\n  - ".join(bullets)
 
 
-def _differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
+def differences(old: Any, new: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
     """Returns dotted key -> (old, new) for the values that differ."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if old == new else {key: (old, new)}
-    differences: dict[str, tuple[Any, Any]] = {}
+    changed: dict[str, tuple[Any, Any]] = {}
     for name in [*old, *(name for name in new if name not in old)]:
-        differences |= _differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
-    return differences
+        changed |= differences(old.get(name), new.get(name), f"{key}.{name}" if key else name)
+    return changed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rlinf.glossary import SHARE, find
 from rlinf.report.curves import Curve, Line
@@ -47,11 +47,7 @@ PANELS: dict[str, dict[str, str]] = {
 
 def curves(records: RunRecords) -> tuple[list[Curve], list[Curve]]:
     """Returns the main plots, and one for each remaining metric."""
-    panels = dict(PANELS)
-    for name in records.metric_names(evaluation=True):  # further sets of problems, `accuracy/aime24` for example
-        score, _, held_out = name.partition("/")
-        if held_out and score in ("accuracy", "reward"):  # success by task is a table
-            panels[f"{score.replace('_', ' ').capitalize()} on {held_out}"] = {EVALUATION + name: "evaluation"}
+    panels = panels_of([records])
     placed = {name for panel in panels.values() for name in panel}
     rest = {
         name: {name: name.rpartition("/")[2]}
@@ -59,6 +55,22 @@ def curves(records: RunRecords) -> tuple[list[Curve], list[Curve]]:
         if name not in placed and not is_stage_time(name)
     }
     return _curves(panels, records), _curves(rest, records)
+
+
+def panels_of(runs: Sequence[RunRecords]) -> dict[str, dict[str, str]]:
+    """Returns `PANELS` with one more for each further set of problems that a run evaluates on."""
+    panels = dict(PANELS)
+    for name in dict.fromkeys(name for records in runs for name in records.metric_names(evaluation=True)):
+        score, _, held_out = name.partition("/")
+        if held_out and score in ("accuracy", "reward"):  # success by task is a table
+            panels[f"{score.replace('_', ' ').capitalize()} on {held_out}"] = {EVALUATION + name: "evaluation"}
+    return panels
+
+
+def unit_of(name: str, *, evaluation: bool) -> str:
+    """Returns the unit of a metric, `SHARE` for a share; empty if it has none."""
+    metric = find(name, evaluation=evaluation)
+    return metric.unit if metric and metric.unit != "-" else ""
 
 
 def score_name(records: RunRecords) -> str | None:
@@ -77,8 +89,7 @@ def _curves(panels: Mapping[str, Mapping[str, str]], records: RunRecords) -> lis
             series = records.series(own_name, evaluation=is_evaluation)
             if len(series):
                 lines.append(Line(label=label, series=series, color=f"var(--c{place})", has_marks=is_evaluation))
-                metric = find(own_name, evaluation=is_evaluation)
-                units.append(metric.unit if metric and metric.unit != "-" else "")
+                units.append(unit_of(own_name, evaluation=is_evaluation))
         if lines:
             is_share = units[0] == SHARE
             charts.append(Curve(title=title, lines=tuple(lines), unit="" if is_share else units[0], is_share=is_share))

@@ -1,0 +1,57 @@
+"""`rlinf compare RUN...`: compares runs, finished or under way."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rlinf.cli.main import OLD_NAMES
+from rlinf.cli.output_folder import cannot_write
+from rlinf.cli.table import aligned
+from rlinf.errors import UserError
+
+MAX_DIFFERENCES = 20
+"""Keys that are printed; the page has all."""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "compare",
+        aliases=[OLD_NAMES["compare"]],
+        help="compare runs, finished or under way",
+        description="Shows the score of each run before and after training, its steps and times, the keys of their "
+        "configs that differ, and mean and interval over runs that differ in the seed alone.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write a page with the curves, FILE.html")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from rlinf.report.compare import COLUMNS, compare, write_comparison
+
+    if args.output is not None and args.output.suffix != ".html":
+        raise UserError(f"--output={args.output}: the page is an HTML file; let its name end in .html")
+    comparison = compare(args.runs)
+    print(aligned([COLUMNS, *(run.row() for run in comparison.runs)]))
+    for group in comparison.groups:
+        print(f"\n{group.describe()} (95 % interval)")
+    if comparison.differences:
+        listed = list(comparison.differences.items())
+        rows = [("key", *(run.label for run in comparison.runs))]
+        rows += [
+            (key, *("-" if one is None else str(one) for one in values)) for key, values in listed[:MAX_DIFFERENCES]
+        ]
+        print(f"\n{aligned(rows)}")
+        if len(listed) > MAX_DIFFERENCES:
+            print(f"and {len(listed) - MAX_DIFFERENCES} more keys that differ")
+    if args.output is None:
+        print("\nfor a page with the curves, add --output compare.html")
+        return 0
+    try:
+        write_comparison(comparison, args.output)
+    except OSError as error:
+        raise cannot_write(args.output, error) from error
+    print(f"\npage: {args.output}")
+    return 0
