@@ -2,7 +2,8 @@
 reference's numbers."""
 
 import os
-from concurrent.futures import Future
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -385,6 +386,56 @@ def test_a_deadline_names_who_waits_for_what(tmp_path):
         executor.group("fault").call("current_waits")  # the process is up, and beats once a second
         with pytest.raises(StepTimeout, match="fault/0 starve waits for channel loop since"):
             executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=6)
+
+
+class Halting(Worker):
+    """Passes three numbers on, and counts to five; each then waits for a file."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def pass_on(self, numbers: Reader[Number], halves: Writer[Number]) -> None:
+        for chunk in numbers:
+            for count, number in enumerate(chunk):
+                self._wait(count == 3)
+                halves.put(number, key=number.index)
+
+    def count(self, halves: Reader[Number]) -> None:
+        self.report_progress(5, 7, unit="micro-batches")
+        self._wait(True)
+        for _ in halves:
+            pass
+
+    def _wait(self, waits: bool) -> None:
+        while waits and not os.path.exists(self._file):
+            time.sleep(0.01)
+
+
+def test_the_progress_of_running_stages_is_known(tmp_path):
+    file = tmp_path / "go"
+    flow = Flow("halting").worker("first", Halting, str(file)).worker("second", Halting, str(file))
+    flow.stage("pass_on", Halting.pass_on, worker="first", reads="numbers", writes="halves", needs_device=False)
+    flow.stage("count", Halting.count, worker="second", reads="halves", needs_device=False)
+    with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
+        assert executor.progress() == []
+        with ThreadPoolExecutor(1) as thread:
+            feeds = {"numbers": NUMBERS}
+            run = thread.submit(executor.run, flow, context=context(2), feeds=feeds, timeout_s=600)
+            try:
+                deadline = time.monotonic() + 60
+                while [one.num_done for one in executor.progress()] != [3, 5]:
+                    assert time.monotonic() < deadline and not run.done(), executor.progress()
+                    time.sleep(0.05)
+                first, second = executor.progress()
+            finally:
+                file.touch()
+            run.result()
+        assert executor.num_started() == (2, 2)
+        assert executor.progress() == []
+    assert (first.stage, first.num_items, first.unit, first.step) == ("pass_on", len(NUMBERS), "", 2)
+    assert (second.stage, second.num_items, second.unit, second.phase) == ("count", 7, "micro-batches", "train")
+    assert first.is_computing
 
 
 def test_two_readers_of_one_channel_are_refused(tmp_path):

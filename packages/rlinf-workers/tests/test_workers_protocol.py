@@ -15,6 +15,7 @@ RECORDED = {
     3: "4768129f1f156047",
     4: "4768129f1f156047",
     5: "bf1e13ad52208182",
+    6: "ba15abe57c194116",
 }
 """Protocol -> the digest of the messages' forms."""
 

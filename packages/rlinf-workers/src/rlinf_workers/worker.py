@@ -108,6 +108,15 @@ class Worker:
         """Adds a value to a metric of this run; the driver reports the standard deviation over all stages and ranks."""
         self._host.metrics.add(name, value, is_spread=True)
 
+    def report_progress(self, num_done: int, num_items: int = 0, *, unit: str = "") -> None:
+        """Reports how far the calling stage is, for terminals; without it, the items that it has put are counted.
+
+        Args:
+            num_items: how many there are on this rank; 0: unknown.
+            unit: what is counted, for example `micro-batches`.
+        """
+        self._host.report_progress(num_done, num_items, unit)
+
     def show(self, row: ShownRow) -> None:
         """Adds a row to the run's samples file, for people to read. Meant for a handful of rows per run, not for
         data."""

@@ -10,6 +10,7 @@ from rlinf.cli.output_folder import cannot_write
 from rlinf.config.common import JobConfig
 from rlinf.config.downloads import with_downloads
 from rlinf.config.load import to_yaml
+from rlinf.console.live_line import LiveLine
 from rlinf.errors import RunFailed, UserError
 from rlinf.jobs.checks import run_checks
 from rlinf.run_folder.folder import resume_command
@@ -43,10 +44,11 @@ def run_training(
     from rlinf.processes import fork_server
 
     fork_server.start(config)
-    from rlinf import jobs  # imports torch
-    from rlinf.run_folder import RunFolder
+    with LiveLine().doing("loading torch, then checking the model, the data and the devices"):
+        from rlinf import jobs  # imports torch
+        from rlinf.run_folder import RunFolder
 
-    job = jobs.prepare(config)
+        job = jobs.prepare(config)
     try:
         folder = RunFolder(
             path,

@@ -1,6 +1,6 @@
 """Makes the explained plan of a problem: planner, gains and what-if questions in one call."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rlinf_sched.explain.explanation import PlanExplanation, explain
@@ -14,7 +14,12 @@ from rlinf_sched.problem import Problem
 
 
 def explain_problem(
-    problem: Problem, *, modes: Sequence[Mode] | None = None, num_draws: int = 0, asks_what_if: bool = False
+    problem: Problem,
+    *,
+    modes: Sequence[Mode] | None = None,
+    num_draws: int = 0,
+    asks_what_if: bool = False,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> PlanExplanation:
     """Plans a problem and explains the plan and its simulated step.
 
@@ -22,17 +27,26 @@ def explain_problem(
         modes: plan only these; None: all.
         num_draws: as in `best_plan`; the drawn step closest to their mean is shown.
         asks_what_if: also plan the changed problems of `what_if.changes`.
+        on_progress: called with what is done next, in words.
 
     Raises:
         SchedError: the problem is inconsistent, or no plan fits.
     """
-
+    on_progress("planning")
     planned = plan_and_compare(problem, modes, num_draws=num_draws)
     path_s = path_of(planned.timeline)
     plan = _with_reasons(planned, path_s)
     answers = (
-        what_if(problem, plan, lambda changed: make_plan(changed, modes, num_draws=num_draws)) if asks_what_if else ()
+        what_if(
+            problem,
+            plan,
+            lambda changed: make_plan(changed, modes, num_draws=num_draws),
+            on_progress=lambda text: on_progress(f"planning, what if: {text}"),
+        )
+        if asks_what_if
+        else ()
     )
+    on_progress("computing what each decision of the plan saves")
     gains = gains_of(problem, plan, num_draws=num_draws)
     return explain(problem, plan, spans_of(planned.timeline), path_s, answers, gains)
 

@@ -158,14 +158,25 @@ def _other_steps(problem: Problem) -> Iterator[ProblemVariant]:
     )
 
 
-def what_if(problem: Problem, plan: Plan, make_plan: Callable[[Problem], Plan]) -> list[WhatIf]:
+def what_if(
+    problem: Problem,
+    plan: Plan,
+    make_plan: Callable[[Problem], Plan],
+    *,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> list[WhatIf]:
     """Plans every changed problem and compares.
 
     Args:
         plan: the plan of the original problem, with a prediction.
         make_plan: the planner, with the arguments used for the plan.
+        on_progress: called with each question and its number, such as `twice the devices (2/7)`, before it is planned.
     """
-    return [_answer(change, plan, make_plan, problem.num_items) for change in changes(problem, plan)]
+    variants, answers = list(changes(problem, plan)), []
+    for number, change in enumerate(variants, start=1):
+        on_progress(f"{change.question} ({number}/{len(variants)})")
+        answers.append(_answer(change, plan, make_plan, problem.num_items))
+    return answers
 
 
 def grown(cluster: Cluster, num_more: int) -> Cluster:

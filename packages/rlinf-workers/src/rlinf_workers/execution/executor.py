@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ from rlinf_workers.explaining.snapshot import (
 from rlinf_workers.explaining.text import graph_lines
 from rlinf_workers.flow import Flow
 from rlinf_workers.group import WorkerGroup
-from rlinf_workers.launchers.base import Launcher
+from rlinf_workers.launchers.base import Launcher, StageProgress
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.metrics import merge
@@ -439,6 +439,26 @@ class Executor:
             processes=processes,
         )
 
+    def progress(self) -> list[StageProgress]:
+        """How far the unfinished stages of the current run are, added up over their ranks, as of the last heartbeats;
+        empty between runs. Can be called from any thread."""
+        run, report = self._under_way, getattr(self._launcher, "progress", None)
+        if run is None or report is None:
+            return []
+        unfinished = {stage for stage, _, future in run.calls if not future.done()}
+        by_stage: dict[str, StageProgress] = {}
+        for one in report():
+            if one.stage in unfinished and (one.step, one.phase) == (run.context.step, run.context.phase):
+                one = one if one.unit else replace(one, num_items=run.context.num_items)
+                before = by_stage.get(one.stage)
+                by_stage[one.stage] = one if before is None else _added(before, one)
+        order = [stage.name for stage in run.opened.planned.graph.stages]
+        return sorted(by_stage.values(), key=lambda one: order.index(one.stage))
+
+    def num_started(self) -> tuple[int, int]:
+        """Workers that are up, and all workers."""
+        return sum(1 for _ in self._groups.processes()), len(self._groups.handles())
+
     def explain(self, snapshot: Snapshot) -> RunExplanation:
         """Like `explaining.explanation.explain`, including the processes of other hosts."""
         return explain(snapshot, elsewhere=self.look_elsewhere(snapshot))
@@ -538,6 +558,16 @@ class Executor:
         self._launcher.shutdown()
         self._threads.shutdown(wait=True)
         self._scratch.close()
+
+
+def _added(one: StageProgress, other: StageProgress) -> StageProgress:
+    """The progress of two ranks; items of the flow are those of all ranks already."""
+    return replace(
+        one,
+        num_done=one.num_done + other.num_done,
+        num_items=one.num_items + other.num_items if one.unit else one.num_items,
+        is_computing=one.is_computing or other.is_computing,
+    )
 
 
 def _stage_states(run: _UnderWay) -> Iterator[StageState]:

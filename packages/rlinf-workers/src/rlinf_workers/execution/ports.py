@@ -43,6 +43,9 @@ class Pauses:
         after it computes on the others."""
         return nullcontext()
 
+    def was_put(self, channel: str, num_items: int) -> None:
+        """The stage has put that many items into a channel."""
+
     def end_chunk(self) -> None:
         """The stage asked for more items, so it has finished computing on the previous chunk."""
 
@@ -176,3 +179,4 @@ class Writer(Generic[T]):
         except ChannelTimeout:
             with self._stage.waiting("room", self._port.channel, keeps_lease=self._port.of_own_turn):
                 self._channel.put(entry, key=partition)
+        self._stage.was_put(self._port.channel, len(entry))

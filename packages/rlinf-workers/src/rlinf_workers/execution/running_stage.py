@@ -12,6 +12,7 @@ from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import Pauses
 from rlinf_workers.execution.stage_calls import StageCall
+from rlinf_workers.launchers.base import StageProgress
 from rlinf_workers.spans import CHANNEL, COMPUTE_SPAN, LEASE, Span, now_ns
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class RunningStage(Pauses):
     """Whether it holds `WorkerHost.body_lock`."""
     chunk: _Chunk | None = None
     """None: it is not computing."""
+    num_put: dict[str, int] = field(default_factory=dict)
+    """Channel -> items that it has put."""
+    reported: tuple[int, int, str] | None = None
+    """What `Worker.report_progress` reported last: done, total, unit."""
 
     # -- Pauses ----------------------------------------------------------------------------------------------------
 
@@ -92,10 +97,28 @@ class RunningStage(Pauses):
         if left > 0:
             self.begin_chunk(left)
 
+    def was_put(self, channel: str, num_items: int) -> None:
+        self.num_put[channel] = self.num_put.get(channel, 0) + num_items
+
     def end_chunk(self) -> None:
         if self.chunk is not None:
             chunk, self.chunk = self.chunk, None
             self._add_span(self.call.stage, COMPUTE_SPAN, chunk.start_ns, chunk)
+
+    def progress(self) -> StageProgress:
+        """How far it is; from any thread."""
+        num_done, num_items, unit = self.reported or (0, 0, "")
+        if self.reported is None and self.call.writes:
+            num_done = self.num_put.get(self.call.writes[0].channel, 0)
+        return StageProgress(
+            stage=self.call.stage,
+            step=self.call.context.step,
+            phase=self.call.context.phase,
+            num_done=num_done,
+            num_items=num_items,
+            unit=unit,
+            is_computing=self.chunk is not None,
+        )
 
     def before_put(self) -> None:
         self.host.confirm_weights(self)

@@ -26,7 +26,7 @@ from rlinf_workers.execution.stage_calls import Port, StageCall, StageOutcome
 from rlinf_workers.explaining.explanation import look_here
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import ProcessRecord
-from rlinf_workers.launchers.base import Identity, RequestSender, Wait
+from rlinf_workers.launchers.base import Identity, RequestSender, StageProgress, Wait
 from rlinf_workers.metrics import MetricTable
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.spans import LEASE, SYNC_SPAN, Processes, Span, WaitTable, now_ns
@@ -138,6 +138,12 @@ class WorkerHost:
     def step(self, context: StepContext) -> None:
         self._of_thread.step = context
 
+    def report_progress(self, num_done: int, num_items: int, unit: str) -> None:
+        """Sets the progress of the calling thread's stage; does nothing outside of a stage."""
+        running: RunningStage | None = getattr(self._of_thread, "running", None)
+        if running is not None:
+            running.reported = (num_done, num_items, unit)
+
     @functools.cached_property
     def rank_groups(self) -> RankGroups:
         return connect(self.identity, self.waits, self.request)
@@ -171,7 +177,7 @@ class WorkerHost:
                 self._running.remove(stage)
 
     def _run_stage(self, stage: RunningStage, call: StageCall) -> StageOutcome:
-        self.step = call.context
+        self.step, self._of_thread.running = call.context, stage
         if call.replica_channel is not None:
             _ = self.rank_groups  # all ranks rendezvous here: inside the stage, one without items would be missing
         readers = [Reader(port, self._open_end(port, call), stage) for port in call.reads]
@@ -385,3 +391,8 @@ class WorkerHost:
 
     def current_waits(self) -> list[Wait]:
         return self.waits.current()
+
+    def current_progress(self) -> list[StageProgress]:
+        """The progress of the running stages, for the heartbeat; empty on the other ranks of a replica, which would
+        count its items again."""
+        return [] if self.identity.rank_in_replica else [stage.progress() for stage in list(self._running)]

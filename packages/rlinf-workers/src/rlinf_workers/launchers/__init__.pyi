@@ -3,6 +3,7 @@ from .base import (
     Launcher as Launcher,
     Node as Node,
     ServiceHandler as ServiceHandler,
+    StageProgress as StageProgress,
     Wait as Wait,
     WorkerHandle as WorkerHandle,
     WorkerSpec as WorkerSpec,

@@ -191,6 +191,28 @@ class Wait:
         }[self.kind]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageProgress:
+    """How far a stage is in the current run of its flow, on one rank or, added up, on all of them.
+
+    Example: 37 of 64 prompts are answered:
+        StageProgress(stage="rollout", step=3, phase="train", num_done=37, num_items=64, is_computing=True)
+    """
+
+    stage: str
+    step: int
+    phase: str
+    """`train` or `evaluate`."""
+    num_done: int
+    """Items that it has put into its first output channel; for a stage without output, what `Worker.report_progress`
+    counts."""
+    num_items: int = 0
+    """Items of the whole run; 0: unknown."""
+    unit: str = ""
+    """What `num_done` counts, if not items of the flow."""
+    is_computing: bool
+
+
 class RequestSender(Protocol):
     """Sends a request to a service of the driver, such as `lease`; the future holds the reply.
 
@@ -232,7 +254,8 @@ class Launcher(Protocol):
     also gets the keyword argument `cluster`, the devices of the run on those nodes. In the process of a worker, a
     launcher creates a WorkerHost, calls `host.make(spec.worker_class, *spec.arguments)`, then `host.call(method,
     *arguments)` for each call; it sends `host.current_waits()` about once a second and calls `host.worker.close()` on a
-    normal end.
+    normal end. A launcher may also have a method `progress()`, which returns the `host.current_progress()` that its
+    workers sent last; without it, terminals show steps without their progress.
     """
 
     def start(self, spec: WorkerSpec) -> WorkerHandle:

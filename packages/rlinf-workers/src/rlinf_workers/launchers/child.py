@@ -151,7 +151,7 @@ class Process:
 
     def _beat(self) -> None:
         while True:
-            self._send(messages.Beat(self._host.current_waits()))
+            self._send(messages.Beat(self._host.current_waits(), self._host.current_progress()))
             time.sleep(BEAT_S)
 
     def _send(self, message: messages.Message) -> None:

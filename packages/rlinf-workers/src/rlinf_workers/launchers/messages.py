@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rlinf_workers.launchers.base import Identity, Wait
+from rlinf_workers.launchers.base import Identity, StageProgress, Wait
 
 
 class Birth(msgspec.Struct, kw_only=True):
@@ -65,9 +65,11 @@ class CallFailed(msgspec.Struct, tag=True):
 
 
 class Beat(msgspec.Struct, tag=True):
-    """A worker's heartbeat with its current waits, about once a second; the first is sent when its object exists."""
+    """A worker's heartbeat with its current waits and the progress of its stages, about once a second; the first is
+    sent when its object exists."""
 
     waits: list[Wait]
+    progress: list[StageProgress] = []  # msgspec copies it for each message
 
 
 class Stop(msgspec.Struct, tag=True):

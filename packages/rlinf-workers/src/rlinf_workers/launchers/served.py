@@ -21,7 +21,7 @@ from rlinf_comm import DecodeError, PeerLost, modules_of, pack, unpack
 from rlinf_comm.wire import FOREVER, Connection, disagreement, encode_hello, receive_hello
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, SettingsRefused, WorkerLost, WorkersError
 from rlinf_workers.launchers import messages
-from rlinf_workers.launchers.base import ServiceHandler, Wait, WorkerHandle, WorkerSpec
+from rlinf_workers.launchers.base import ServiceHandler, StageProgress, Wait, WorkerHandle, WorkerSpec
 from rlinf_workers.launchers.interpreter import own_hello
 
 _LOG = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ class ServedWorker:
         self.process = process
         self.connection = connection
         self.waits: list[Wait] = []
+        self.progress: list[StageProgress] = []
         self.is_greeted = False
         self.is_ready = False
         self.was_silent = False
@@ -164,6 +165,10 @@ class ServingLauncher:
 
     def waits(self) -> list[Wait]:
         return [wait for worker in self._workers for wait in worker.waits]
+
+    def progress(self) -> list[StageProgress]:
+        """The progress of running stages that the workers reported last."""
+        return [one for worker in list(self._workers) for one in worker.progress]
 
     def forget_lost(self) -> None:
         self.lost = Future()
@@ -275,7 +280,7 @@ class ServingLauncher:
 
     def _dispatch(self, worker: ServedWorker, message: messages.Message) -> None:
         if isinstance(message, messages.Beat):
-            worker.waits, worker.is_ready = message.waits, True
+            worker.waits, worker.progress, worker.is_ready = message.waits, message.progress, True
         elif isinstance(message, messages.Request):
             self._serve_request(worker, message)
         elif isinstance(message, messages.CallFailed) and message.call_id < 0:

@@ -11,11 +11,13 @@ from typing import Any
 from rlinf.address_space import check_address_space
 from rlinf.cli import eval_suite
 from rlinf.cli.output_folder import new_folder, resumable_evaluation
+from rlinf.cli.table import aligned
 from rlinf.config.catalog import SUFFIXES
 from rlinf.config.downloads import with_downloads
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.load import load_eval, load_eval_for_resume
 from rlinf.config.overrides import Override, parse_overrides, refuse_misspelt_options
+from rlinf.console.eval_progress import EvalProgress
 from rlinf.errors import UserError
 from rlinf.run_folder.lock import check_empty
 from rlinf.tasks.published import published_set
@@ -95,14 +97,14 @@ def _evaluate(config: EvalConfig, path: Path, *, resume: bool, command: list[str
 
     config = with_downloads(config)
     check_eval_references(config)
-    from rlinf import evaluation  # imports torch
-    from rlinf.cli.table import aligned
-    from rlinf.console.eval_progress import EvalProgress
-    from rlinf.evaluation.scores import score_table
+    progress = EvalProgress()
+    with progress.doing("loading torch, then checking the model, the data and the devices"):
+        from rlinf import evaluation  # imports torch
+        from rlinf.evaluation.scores import score_table
 
-    prepared = evaluation.prepare(config)
+        prepared = evaluation.prepare(config)
     with resumable_evaluation(path):
-        scores = prepared.run(path, resume=resume, command=command, progress=EvalProgress())
+        scores = prepared.run(path, resume=resume, command=command, progress=progress)
     print(f"\n{aligned(score_table(scores))}\nresult: {path / 'result.json'}\nsamples: {path / 'samples.jsonl'}")
     return 0
 

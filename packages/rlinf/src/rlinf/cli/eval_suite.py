@@ -57,11 +57,14 @@ def _evaluate(config: SuiteEvalConfig, path: Path, *, resume: bool, command: lis
     check_trained_references(config)
     from rlinf.cli.table import aligned
     from rlinf.console.live_line import LiveLine
-    from rlinf.playing import suite_run  # imports torch
-    from rlinf.playing.suite_scores import COLUMNS, rows
 
-    prepared: Any = suite_run.prepare(config, path)
-    with resumable_evaluation(path):
-        scores = prepared.run(path, resume=resume, command=command, message=LiveLine().message)
+    line = LiveLine()
+    with line.doing("loading torch, then checking the policy, the environments and the devices"):
+        from rlinf.playing import suite_run  # imports torch
+        from rlinf.playing.suite_scores import COLUMNS, rows
+
+        prepared: Any = suite_run.prepare(config, path)
+    with resumable_evaluation(path), line.doing(f"playing {config.suite.num_episodes} episodes of each variant"):
+        scores = prepared.run(path, resume=resume, command=command, message=line.message)
     print(f"\n{aligned([COLUMNS, *rows(scores)])}\n\nresult: {path / 'result.json'}\npage: {path / suite_run.PAGE}")
     return 0

@@ -16,6 +16,7 @@ from rlinf.config.catalog import SUFFIXES, read_recipe, shipped_recipes
 from rlinf.config.load import load_config
 from rlinf.config.overrides import Override, parse_overrides
 from rlinf.config.yaml_source import parse_file
+from rlinf.console.live_line import LiveLine
 from rlinf.errors import UserError
 from rlinf.jobs.spec import job_spec
 
@@ -89,7 +90,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         problem, config = _problem(args.problem, args.overrides, args.gpu, args.env_step_s)
         modes = None if args.mode == "auto" else (args.mode,)
-        explanation = explain_problem(problem, modes=modes, num_draws=args.draws, asks_what_if=args.what_if)
+        now = ["planning"]
+        with LiveLine().doing(lambda: now[-1]):
+            explanation = explain_problem(
+                problem, modes=modes, num_draws=args.draws, asks_what_if=args.what_if, on_progress=now.append
+            )
     except SchedError as error:
         raise UserError(str(error)) from error
     loads: Sequence[Load] = ()

@@ -13,6 +13,7 @@ from rlinf.cli.output_folder import cannot_write, new_folder
 from rlinf.config.downloads import with_downloads
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.playing import TrainedConfig
+from rlinf.console.live_line import LiveLine
 from rlinf.errors import UserError
 from rlinf.run_folder.lock import check_empty
 
@@ -56,23 +57,29 @@ def run(args: argparse.Namespace) -> int:
     check_trained_references(policy.config)
     path = args.output or new_folder(f"play-{policy.config.name}")
     check_empty(path, can_resume=False)
-    from rlinf.playing import play  # imports torch
+    line = LiveLine()
+    with line.doing("loading torch, then checking the policy, the environment and the devices"):
+        from rlinf.playing import play  # imports torch
 
-    prepared = play.prepare(policy, path, first_seed=args.seed, num_episodes=args.episodes, films=not args.no_video)
-    return _play(prepared, path, ["rlinf", *args.arguments])
+        prepared = play.prepare(policy, path, first_seed=args.seed, num_episodes=args.episodes, films=not args.no_video)
+    with line.doing(f"playing {args.episodes} episodes"):
+        playback = _played(prepared, path, ["rlinf", *args.arguments], line)
+    return _print(playback)
 
 
-def _play(prepared: Any, path: Path, command: list[str]) -> int:
-    from rlinf.cli.table import aligned
-    from rlinf.console.live_line import LiveLine
-    from rlinf.playing.tables import EPISODE_COLUMNS, SUMMARY_COLUMNS, by_task, episode_row, summary_rows
-
+def _played(prepared: Any, path: Path, command: list[str], line: LiveLine) -> Any:
     try:
-        outputs = prepared.run(path, command=command, message=LiveLine().message)
+        return prepared.run(path, command=command, message=line.message)
     except OSError as error:
         if error.errno == errno.ENOMEM:
             raise
         raise cannot_write(path, error) from error
+
+
+def _print(outputs: Any) -> int:
+    from rlinf.cli.table import aligned
+    from rlinf.playing.tables import EPISODE_COLUMNS, SUMMARY_COLUMNS, by_task, episode_row, summary_rows
+
     print(f"\n{aligned([EPISODE_COLUMNS, *map(episode_row, by_task(outputs.episodes))])}")
     print(f"\n{aligned([SUMMARY_COLUMNS, *summary_rows(outputs.episodes)])}\n")
     if outputs.film is not None:

@@ -13,6 +13,7 @@ from rlinf.cli.table import aligned
 from rlinf.config.downloads import with_downloads
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import Override, parse_overrides
+from rlinf.console.live_line import LiveLine
 from rlinf.errors import UserError
 from rlinf.jobs.checks import run_checks
 from rlinf.machine_load import LoadMeter, OtherLoad
@@ -50,10 +51,11 @@ def run(args: argparse.Namespace) -> int:
 
     config = with_downloads(config)
     run_checks("config", config)
-    from rlinf import jobs  # imports torch
-    from rlinf.run_folder import RunFolder
+    with LiveLine().doing("loading torch, then checking the model, the data and the devices"):
+        from rlinf import jobs  # imports torch
+        from rlinf.run_folder import RunFolder
 
-    job = jobs.prepare(config)
+        job = jobs.prepare(config)
     with tempfile.TemporaryDirectory(prefix="rlinf-profile-") as scratch:
         folder = RunFolder(
             Path(scratch) / "run",

@@ -24,7 +24,8 @@ class Progress(LiveLine):
     """Prints the progress of a run.
 
     Example, not on a terminal:
-        step 12/100  reward 0.71  accuracy 0.84 (step 10)  1.9 s  rollout 0.6 reward 0.1 actor 1.1  eta 2:31
+        step 12/100  reward 0.71  accuracy 0.84 (step 10)  1.9 s  rollout 0.60 s, actor 1.1 s  eta 2:31
+    On a terminal the eta comes first, and parts that do not fit are left out from the end.
     The seconds of each stage are summed over its ranks, so they may exceed the step's time.
     """
 
@@ -54,10 +55,10 @@ class Progress(LiveLine):
         parts += [self._evaluation] if self._evaluation else []
         parts.append(f"{_seconds(step_s)} s")
         if stage_s:
-            parts.append(" ".join(f"{stage} {_seconds(seconds)}" for stage, seconds in stage_s.items()))
+            parts.append(", ".join(f"{stage} {_seconds(seconds)} s" for stage, seconds in stage_s.items()))
         if done < self.total:
             eta = f"eta {clock_time((self.total - done) * sum(self._steps_s) / len(self._steps_s))}"
-            parts.insert(1 if self._is_live else len(parts), eta)  # the terminal may cut off the end of a live line
+            parts.insert(0 if self._is_live else len(parts), eta)
         self.show("  ".join(parts), done, self.total)
 
     def evaluation(self, step: int, scores: Mapping[str, float]) -> None:

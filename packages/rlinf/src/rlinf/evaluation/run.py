@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rlinf.config.devices import make_cluster
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.inputs import is_adapter
 from rlinf.config.load import to_yaml
+from rlinf.console.activities import running, starting
 from rlinf.console.eval_progress import EvalProgress
 from rlinf.errors import UserError
 from rlinf.evaluation.benchmarks import Benchmark, Benchmarks, prepare_benchmarks
@@ -110,7 +112,10 @@ class EvalRun:
         groups = {"rollout": "rollout"} | {_reward_group(one): "reward" for one, _ in todo}
         pythons = {group: self.venvs[role].path for group, role in groups.items() if role in self.venvs}
         options = {"log_folder": logs, "worker_timeout_s": timeout_s, "pythons": pythons}
-        with make_executor(config.cluster, self.cluster, **options) as executor:
+        with (
+            make_executor(config.cluster, self.cluster, **options) as executor,
+            progress.doing(partial(starting, executor)),
+        ):
             try:
                 for one, problems in todo:
                     self._ask_benchmark(one, problems, executor, folder, progress)
@@ -152,13 +157,14 @@ class EvalRun:
             sends_rows=":" in benchmark.reward.rule,
         )
         seed = benchmark_seed(config.seed, benchmark.name)
-        executor.run(
-            flow,
-            context=StepContext(step=0, phase="evaluate", seed=seed, num_items=len(problems)),
-            feeds={"prompts": [make_prompt(problem.number, problem) for problem in problems]},
-            timeout_s=config.timeout_s,
-            on_items=on_items,
-        )
+        with progress.doing(running(f"evaluating on {benchmark.title}", executor)):
+            executor.run(
+                flow,
+                context=StepContext(step=0, phase="evaluate", seed=seed, num_items=len(problems)),
+                feeds={"prompts": [make_prompt(problem.number, problem) for problem in problems]},
+                timeout_s=config.timeout_s,
+                on_items=on_items,
+            )
 
     def _flow(self, benchmark: Benchmark) -> Flow:
         config, folder = self.config, str(self.model.folder)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlinf.console.activities import running
 from rlinf.console.progress import Progress
 from rlinf.errors import RunFailed
 from rlinf.jobs.base import Flows, Job
@@ -74,7 +75,8 @@ class Session:
         context = StepContext(step=step, phase=phase, seed=config.seed, num_items=num_items)
         deadline = self._deadlines.of(flow.name, predicted_s)
         try:
-            run = self.executor.run(flow, context=context, feeds=feeds, timeout_s=deadline.limit_s)
+            with self._progress.doing(running(self._describe(flow, step, phase), self.executor)):
+                run = self.executor.run(flow, context=context, feeds=feeds, timeout_s=deadline.limit_s)
         except StepTimeout as error:
             raise StepTimeout(f"{error}\nthe limit: {deadline.reason}; run.step_timeout_s sets another") from error
         self._deadlines.took(flow.name, run.duration_s)
@@ -84,6 +86,13 @@ class Session:
                 self.stage_s[span.name] += span.duration_s
         self._take_notes()
         return run
+
+    def _describe(self, flow: Flow, step: int, phase: Phase) -> str:
+        """The run of a flow, for the live line."""
+        if phase == "evaluate":
+            return f"evaluating after step {step}"
+        is_step = flow.name == self._flows.train.name
+        return f"step {step + 1}/{self._progress.total}" if is_step else flow.name.replace("_", " ")
 
     def sync_weights(self) -> None:
         """Hands the trainer's weights over, at the start and after anything but a step changed them."""

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from rlinf.config.devices import device_kind
+from rlinf.console.activities import starting
 from rlinf.console.progress import Progress
 from rlinf.errors import ProcessesLost, RlinfError, RunFailed
 from rlinf.jobs.base import Job
@@ -83,10 +84,11 @@ class TrainingLoop:
     def _run(self) -> None:
         flows = self._flows = self._job.build(self._folder.path)
         planned: RunPlans | None
-        if self._only_measures:
-            planned, *self._placements = placements_to_measure(self._job, flows)
-        else:
-            planned = make_plans(self._job, flows, self._folder.path)
+        with self.progress.doing("planning the placement of the workers"):
+            if self._only_measures:
+                planned, *self._placements = placements_to_measure(self._job, flows)
+            else:
+                planned = make_plans(self._job, flows, self._folder.path)
         self._auto = AutoMode(self._job, flows, planned, self.progress.message)
         if self._only_measures:
             self.progress.total = sum(len(self._auto.probes_of(placed)) for placed in (planned, *self._placements))
@@ -143,11 +145,13 @@ class TrainingLoop:
 
     def _start(self, planned: RunPlans) -> float:
         """All processes, and where they begin. Returns the latest score."""
-        for flow in self._flows:
-            self._session.executor.start(flow, planned.plans[flow.name])
-        if (checkpoint := self._folder.latest_checkpoint()) is not None:
-            return self._resume(checkpoint)
-        self._session.sync_weights()
+        executor = self._session.executor
+        with self.progress.doing(partial(starting, executor)):
+            for flow in self._flows:
+                executor.start(flow, planned.plans[flow.name])
+            if (checkpoint := self._folder.latest_checkpoint()) is not None:
+                return self._resume(checkpoint)
+            self._session.sync_weights()
         self._job.prepare(self._session)
         if not self._only_measures:
             self._clock.before = self._evaluate()
@@ -172,7 +176,8 @@ class TrainingLoop:
         self._restarts.check(failure, self._clock.step)
         session, began_s = self._session, time.monotonic()
         try:
-            changed = session.executor.repair()
+            with self.progress.doing("replacing the lost processes"):
+                changed = session.executor.repair()
             if self._job.trainer in changed:
                 self._checkpoints.wait_until_written()
                 checkpoint = self._folder.begin_again(str(failure))
@@ -280,7 +285,8 @@ class TrainingLoop:
         checkpoint."""
         before, num_steps = self._auto.plan, self._config.run.num_steps - self._clock.step
         self._session.executor.replan(self._flows.train, before)  # ends the last probe
-        planned = self._auto.better(self._session.executor, num_steps=num_steps, restart_s=self._session.start_s)
+        with self.progress.doing("planning from the measured times"):
+            planned = self._auto.better(self._session.executor, num_steps=num_steps, restart_s=self._session.start_s)
         if planned is None:
             self._history.keep(self._auto.plan, self._auto.problem, self._clock.step)
             return None
@@ -308,17 +314,20 @@ class TrainingLoop:
         clock = self._clock = RunClock(**{name: state[name] for name in RunClock().to_json()})
         self._saved_step = clock.step
         self._session.stage_s.update(state["stage_s"])
-        self._session.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
-        self._session.sync_weights()
+        with self.progress.doing(f"loading {checkpoint.name}"):
+            self._session.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
+            self._session.sync_weights()
         self._job.load(checkpoint)
         self._job.restore(self._session, clock.step)
         self.progress.message(f"resumed from {checkpoint.name}")
         return state["score"]
 
     def _finish(self, score: float) -> None:
-        self._checkpoints.wait()
+        with self.progress.doing("writing the last checkpoint"):
+            self._checkpoints.wait()
         self._history.write()
-        self._result = self._recorder.result(score, self._session.stage_s, self._clock)
+        with self.progress.doing("writing the report"):
+            self._result = self._recorder.result(score, self._session.stage_s, self._clock)
 
     def _evaluate(self) -> float:
         """Scores the present weights, writes it down and returns the score."""
@@ -337,7 +346,8 @@ class TrainingLoop:
             "score_name": self._job.score.name,
             "stage_s": dict(self._session.stage_s),
         }
-        self._checkpoints.save(self._session.group(self._job.trainer), step, state, self._job.save)
+        with self.progress.doing("saving a checkpoint"):
+            self._checkpoints.save(self._session.group(self._job.trainer), step, state, self._job.save)
         self._history.write()
 
     def _is_over(self, score: float) -> bool:

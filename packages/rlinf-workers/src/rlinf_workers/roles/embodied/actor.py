@@ -170,6 +170,8 @@ class EmbodiedActor(WarmedUpWorker):
         self._totals = (*TOTALS, *self._policy_loss.statistics)
         self._first_version, self._last_kl = 0, 0.0
         """The version at the start of the step, and the KL of its last minibatch."""
+        self._num_learned = 0
+        """Micro-batches of the step so far."""
 
     def train(self, trajectories: Reader[Trajectory]) -> None:
         """Stage: collects all segments of a step in the order of their groups, then runs the epochs."""
@@ -221,7 +223,7 @@ class EmbodiedActor(WarmedUpWorker):
     def begin_step(self, trajectories: Sequence[Trajectory]) -> dict[int, ShardBatch]:
         """The samples of each shard of this replica, with their advantages."""
         self._optimize_with(None)
-        self._first_version, self._last_kl = self._version, 0.0
+        self._first_version, self._last_kl, self._num_learned = self._version, 0.0, 0
         batches = {
             shard: self._prepare([t for t in trajectories if t.group % self._num_shards == shard])
             for shard in self._backend.shards
@@ -263,6 +265,8 @@ class EmbodiedActor(WarmedUpWorker):
         """Forward, loss and backward of a micro-batch: adds to the gradient."""
         loss = partial(self._loss, batch.samples, batch.choice)
         self._backend.backward(batch.shard, batch.samples, loss, entropies=True)
+        self._num_learned += 1
+        self.report_progress(self._num_learned, unit="micro-batches")
 
     def end_update(self) -> bool:
         """Sums the gradient over shards and ranks, clips it and takes the optimizer step, unless the policy has moved

@@ -106,6 +106,8 @@ class Actor(WarmedUpWorker):
         """For each update of this step, the sums of the log-prob mismatch to the engine."""
         self._kl_sums = torch.zeros(0)
         """[shards of this rank, 2] float64: the KL in the reward (nats) and the number of completions."""
+        self._num_learned = 0
+        """Micro-batches of the step so far."""
 
     # -- stages ----------------------------------------------------------------------------------------------------
 
@@ -167,6 +169,7 @@ class Actor(WarmedUpWorker):
     def begin_step(self) -> None:
         """Begins a training step."""
         self._optimize_with(None)
+        self._num_learned = 0
         if self._critic is not None:
             self._critic.start_from(self._backend)
         self._gaps.clear()
@@ -222,6 +225,8 @@ class Actor(WarmedUpWorker):
             self._backend.count(batch.shard, self._loss.without_gradient(batch))
         if self._critic is not None and batch.for_critic is not None:
             self._critic.backward(batch.shard, batch.for_critic)
+        self._num_learned += 1
+        self.report_progress(self._num_learned, unit="micro-batches")
 
     def end_update(self) -> None:
         """Sums the gradient over shards and ranks, clips it, takes the optimizer step and records its statistics."""
