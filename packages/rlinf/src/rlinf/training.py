@@ -46,6 +46,7 @@ def run_training(
     fork_server.start(config)
     with LiveLine().doing("loading torch, then checking the model, the data and the devices"):
         from rlinf import jobs  # imports torch
+        from rlinf.log_writers.delivery import LogWriters
         from rlinf.run_folder import RunFolder
 
         job = jobs.prepare(config)
@@ -64,6 +65,9 @@ def run_training(
         raise cannot_write(path, error) from error
     try:
         with folder:
+            run = folder.logged_run(job.config.model_dump(mode="json"))
+            with LiveLine().doing("starting the log writers"):
+                folder.log_to(LogWriters.begin(job.config.run.loggers, run))
             if on_step is not None:
                 folder.call_on_step(on_step)
             return jobs.run(job, folder)

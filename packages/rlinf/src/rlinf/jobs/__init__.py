@@ -52,16 +52,11 @@ def run(job: Job, folder: RunFolder) -> str:
 
     Raises: RunFailed when a worker raises, or dies and the run is not to go on.
     """
-    from rlinf.console.live_line import LiveLine
     from rlinf.errors import ProcessesLost, RunFailed, UserError
-    from rlinf.log_writers.delivery import LogWriters
     from rlinf.loop.restarts import Restarts
     from rlinf.loop.training_loop import TrainingLoop
     from rlinf.run_folder.fingerprints import changed_inputs
 
-    run_config = job.config.model_dump(mode="json")
-    with LiveLine().doing("starting the log writers"):
-        folder.log_to(LogWriters.begin(job.config.run.loggers, folder.logged_run(run_config)))
     restarts = Restarts(job.config.run)
     failure: ProcessesLost | None = None
     while True:
