@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf.config.embodied import EmbodiedConfig, EnvConfig
-from rlinf.config.load import load_config
+from rlinf.config.embodied import EmbodiedConfig, EnvConfig, PolicyConfig
+from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs import prepare
-from rlinf.jobs.acting import limit_notes, termination_notes
+from rlinf.jobs.acting import chosen_policy, limit_notes, termination_notes
 from rlinf.jobs.embodied.job import EmbodiedJob
 from rlinf.jobs.embodied.running_episodes import RunningEpisodes
 from rlinf.jobs.env_interface import probe
 from rlinf.machine import InstalledGpu, Machine
-from rlinf_envs import EnvSpec, RowSnapshot
+from rlinf_envs import EnvSpec, FieldSpec, RowSnapshot
 from rlinf_workers import FlowRun
 from rlinf_workers.roles import EnvInterface, GroupEpisodes
 from rlinf_workers.testing.venvs import second_venv
@@ -202,6 +202,39 @@ def test_who_sees_pictures_alone_is_pointed_to_the_policy_for_them(tmp_path, mon
     ):
         prepare(load_config("pushcube-ppo", parse_overrides(keys)))
     assert isinstance(prepare(load_config("pushcube-ppo", parse_overrides([*keys, "--policy.name=cnn"]))), EmbodiedJob)
+
+
+def test_policy_auto_is_the_one_that_reads_what_the_environment_shows(tmp_path, monkeypatch):
+    (tmp_path / "cameras.py").write_text(BATCHES)
+    monkeypatch.syspath_prepend(tmp_path)
+    camera = ["--env.kind=import", "--env.id=cameras:Camera"]
+    job = prepare(load_config("env-ppo", parse_overrides(camera)))
+    assert (job.config.policy.name, dict(job.config.policy.options)) == ("cnn", {})
+    assert "policy.name=auto: cnn, because env.id='cameras:Camera' shows image.main" in job.notes
+    assert "name: cnn" in to_yaml(job.config)  # what a resumed run and `rlinf play` read
+    job = prepare(load_config("env-ppo", parse_overrides(["--policy.hidden_sizes=[8]"])))
+    assert (job.config.policy.name, job.config.policy.hidden_sizes) == ("actor_critic", (8,))
+    for wrong, text in (
+        (
+            [*camera, "--policy.hidden_sizes=[8]"],
+            "policy.hidden_sizes is for policy.name=actor_critic; .* cnn, because",
+        ),
+        (["--policy.options.reads_state=true"], "policy.options is for policy.name=cnn; .* actor_critic, because"),
+    ):
+        with pytest.raises(UserError, match=text):
+            prepare(load_config("env-ppo", parse_overrides(wrong)))
+
+
+def test_policy_auto_reads_pictures_and_state():
+    fields = {
+        "image.main": FieldSpec(shape=(64, 64, 3), dtype="uint8"),
+        "state": FieldSpec(shape=(4,), dtype="float32"),
+    }
+    interface = replace(probe(EnvSpec(kind="gymnasium", id="CartPole-v1", num_envs=1)), fields=fields)
+    policy, _ = chosen_policy(PolicyConfig(name="auto"), interface, "both")
+    assert (policy.name, policy.options) == ("cnn", {"reads_state": True})
+    own_options = PolicyConfig(name="auto", options={"reads_state": False, "hidden_size": 8})
+    assert chosen_policy(own_options, interface, "both")[0].options == {"reads_state": False, "hidden_size": 8}
 
 
 def test_the_manifest_says_where_episodes_are_cut_before_their_own_limit():

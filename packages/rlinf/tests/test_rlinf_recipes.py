@@ -33,6 +33,7 @@ NEEDED = {name: GSM8K for name in RECIPES if "train_files" in text_of(name)}
 def test_these_recipes_are_shipped():
     assert RECIPES == [
         "add-grpo",
+        "env-ppo",
         "gsm8k-grpo",
         "gsm8k-grpo-fsdp2",
         "gsm8k-grpo-lora",

@@ -32,6 +32,10 @@ def _check_kind(kind: str) -> str:
     return kind
 
 
+AUTO = "auto"
+"""The `policy.name` that stands for cnn or actor_critic, whichever reads what the environment shows."""
+
+
 class EnvConfig(Section):
     """The environments in training and evaluation."""
 
@@ -109,7 +113,8 @@ class PolicyConfig(Section):
     name: str = Field(
         default=POLICIES.default,
         min_length=1,
-        description=f"{', '.join(POLICIES.names())}, or package.module:Class of a custom one.",
+        description=f"{', '.join(POLICIES.names())}, or package.module:Class of a custom one. auto: cnn if the "
+        "environment shows pictures, else actor_critic.",
     )
     options: dict[str, bool | int | float | str | None] = Field(
         default={}, description="Arguments of the policy's constructor, for every policy but actor_critic."
@@ -139,6 +144,8 @@ class PolicyConfig(Section):
         return values
 
     def conflicts(self) -> Iterator[Conflict]:
+        if self.name == AUTO:  # `rlinf.jobs.acting.chosen_policy` checks the keys against the policy that it chooses
+            return
         default = POLICIES.default
         keys, has_keys = POLICIES.spec(default).recipe_keys, self.name == default
         if has_keys and self.options:
@@ -160,8 +167,8 @@ class PolicyConfig(Section):
 
     @property
     def spec(self) -> PolicySpec:
-        """The spec of the policy."""
-        return POLICIES.spec(self.name)
+        """The spec of the policy; for auto, that of the policy without pictures."""
+        return POLICIES.spec(POLICIES.default if self.name == AUTO else self.name)
 
     @property
     def arguments(self) -> dict[str, Any]:

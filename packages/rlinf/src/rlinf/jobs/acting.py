@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from rlinf.config.common import ClusterConfig
 from rlinf.config.devices import device_kind
-from rlinf.config.embodied import EnvConfig, PolicyConfig
+from rlinf.config.embodied import AUTO, EnvConfig, PolicyConfig
+from rlinf.errors import UserError
 from rlinf.machine import Machine
-from rlinf_envs import EnvSpec
+from rlinf_envs import PICTURE, EnvSpec
+from rlinf_workers.plugins import POLICIES
 from rlinf_workers.policies import PolicySettings
 from rlinf_workers.roles import EnvInterface
 
@@ -51,6 +53,36 @@ def limit_notes(env: EnvConfig, interface: EnvInterface) -> tuple[str, ...]:
 def simulates_on_host(env: EnvConfig, cluster: ClusterConfig, machine: Machine) -> bool:
     """Whether simulators take cores of a host beside GPUs; else they take devices, as all else does."""
     return device_kind(cluster, machine) == "cuda" and not env.simulates_on_gpu
+
+
+def chosen_policy(policy: PolicyConfig, interface: EnvInterface, env_id: str) -> tuple[PolicyConfig, tuple[str, ...]]:
+    """Replaces `policy.name=auto` by cnn if the environment shows pictures, else by actor_critic.
+
+    The cnn also reads the state if the environment shows one, unless `policy.options.reads_state` is set.
+
+    Returns: the policy, and a note that names it.
+    Raises: UserError if a key of the section belongs to the other policy.
+    """
+    if policy.name != AUTO:
+        return policy, ()
+    default, field_names = POLICIES.default, ", ".join(sorted(interface.fields))
+    has_pictures = any(name.startswith(PICTURE) for name in interface.fields)
+    name = "cnn" if has_pictures else default
+    keys = {key: getattr(policy, key) for key in POLICIES.spec(default).recipe_keys}
+    keys = {key: value for key, value in keys.items() if value is not None}
+    misplaced = list(keys) if has_pictures else ["options"] if policy.options else []
+    if misplaced:
+        other = default if has_pictures else "cnn"
+        raise UserError(
+            f"policy.{misplaced[0]} is for policy.name={other}; policy.name=auto chooses {name}, because env.id="
+            f"{env_id!r} shows {field_names}",
+            hint=f"leave the key out, or use --policy.name {other}",
+        )
+    options = dict(policy.options)
+    if has_pictures and "state" in interface.fields:
+        options.setdefault("reads_state", True)
+    note = f"policy.name=auto: {name}, because env.id={env_id!r} shows {field_names}"
+    return PolicyConfig(name=name, options=options, **keys), (note,)
 
 
 def policy_settings(policy: PolicyConfig, interface: EnvInterface, seed: int) -> PolicySettings:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.acting import (
+    chosen_policy,
     env_spec,
     limit_notes,
     policy_settings,
@@ -64,7 +65,9 @@ class EmbodiedJob(Job):
         self._backend = backend_settings(config.actor, config.actor.num_shards)
         self._spec = env_spec(config.env)
         self._interface = probe(self._spec, env_python)
-        self._policy = policy_settings(config.policy, self._interface, config.seed)
+        policy, policy_notes = chosen_policy(config.policy, self._interface, config.env.id)
+        config = self.config = config.model_copy(update={"policy": policy})
+        self._policy = policy_settings(policy, self._interface, config.seed)
         self._needs = needs_of(self._policy, config.env.id)
         self._check_chunks()
         self._check_values()
@@ -77,6 +80,7 @@ class EmbodiedJob(Job):
         self._episodes = RunningEpisodes()
         self.notes = (
             *self._interface.notes,
+            *policy_notes,
             *termination_notes(config.env),
             *limit_notes(config.env, self._interface),
             *idle_notes(config.algorithm),

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlinf.config.embodied import EmbodiedConfig
+from rlinf.config.embodied import AUTO, EmbodiedConfig
 from rlinf.jobs.checks import check_file, refused
 from rlinf.jobs.spec import JobSpec
 from rlinf_algos import Registry
@@ -24,7 +24,8 @@ class EmbodiedSpec(JobSpec):
 
     def names(self, config: EmbodiedConfig) -> Iterable[tuple[Registry[Any], str, str]]:
         yield TRAINERS, config.actor.backend, f"actor.backend={config.actor.backend}"
-        yield POLICIES, config.policy.name, "policy.name"
+        if config.policy.name != AUTO:
+            yield POLICIES, config.policy.name, "policy.name"
 
     def check_references(self, config: EmbodiedConfig) -> None:
         if config.env.kind == "import" and ":" in config.env.id and "env" not in config.venvs:
