@@ -71,7 +71,7 @@ def test_forms_of_tests():
     read = read_tests(calls([[1, 2]], [3]))
     assert read == CallTests(function="f", arguments=([1, 2],), outputs=(3,), may_be_listed=True)
     for tests in (calls([[1]], []), calls([1], [1]), calls([[1]], [1], "not a name"), calls([], [])):
-        with pytest.raises(RewardError, match="is JSON, but no tests"):
+        with pytest.raises(RewardError, match="is JSON without tests"):
             read_tests(tests)
 
 

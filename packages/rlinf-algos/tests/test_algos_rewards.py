@@ -97,7 +97,7 @@ def test_numeric_match():
     assert numeric_match("#### 18", "18") == RewardResult(value=1.0, outcome="right", answer="18")
     assert numeric_match("18 or 19", reference) == RewardResult(value=0.0, outcome="wrong", answer="19")
     assert numeric_match("no idea", reference) == RewardResult(value=0.0, outcome="unparseable")
-    with pytest.raises(RewardError, match="the reference 'none' holds no number"):
+    with pytest.raises(RewardError, match="the reference 'none' contains no number"):
         numeric_match("18", "none")
 
 

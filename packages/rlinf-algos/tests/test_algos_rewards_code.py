@@ -110,7 +110,7 @@ def test_no_program_and_no_tests(reward):
     with pytest.raises(RewardError, match="the reference is empty"):
         reward(fenced("pass"), " ")
     for reference in ("[]", "{}", "[1]", '{"inputs": ["1"], "outputs": []}', '[{"input": 1, "output": "2"}]'):
-        with pytest.raises(RewardError, match="is JSON, but no tests"):
+        with pytest.raises(RewardError, match="is JSON without tests"):
             reward(fenced("pass"), reference)
 
 

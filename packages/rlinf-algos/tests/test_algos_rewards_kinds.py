@@ -83,7 +83,7 @@ def test_a_long_text_takes_time_in_proportion(text):
 def test_letters_beyond_the_choices_are_none():
     reward = MultipleChoice(num_choices=4)
     assert reward("The answer is B. Plan E would be nice; the answer is E.", "B").outcome == "right"
-    with pytest.raises(RewardError, match="is no letter from A to D"):
+    with pytest.raises(RewardError, match="is not a letter from A to D"):
         reward("B", "E")
     with pytest.raises(AlgosError, match="num_choices=1 must be between 2 and 26"):
         MultipleChoice(num_choices=1)
@@ -94,7 +94,7 @@ def test_multiple_choice():
     assert multiple_choice("The answer is B.", "(C)").outcome == "wrong"
     assert multiple_choice("no idea", "B") == RewardResult(value=0.0, outcome="unparseable")
     assert stated_letter("The answer is Z", num_choices=4) is None
-    with pytest.raises(RewardError, match="the reference 'no letter' is no letter"):
+    with pytest.raises(RewardError, match="the reference 'no letter' is not a letter"):
         multiple_choice("B", "no letter")
 
 
@@ -366,7 +366,7 @@ def test_a_reward_model_that_cannot_serve_says_so(folder, tmp_path, monkeypatch)
 
     from rlinf_algos.rewards import RewardModel
 
-    with pytest.raises(RewardError, match=r"holds no config\.json"):
+    with pytest.raises(RewardError, match=r"has no config\.json"):
         RewardModel(tmp_path)
     with pytest.raises(AlgosError, match="batch_size=0"):
         RewardModel(folder, batch_size=0)
@@ -383,7 +383,7 @@ def test_a_reward_model_that_cannot_serve_says_so(folder, tmp_path, monkeypatch)
     (causal / "config.json").write_text((folder / "config.json").read_text())
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (causal / name).write_bytes((folder / name).read_bytes())
-    with pytest.raises(RewardError, match=r"lacks score.weight, which would be random"):
+    with pytest.raises(RewardError, match=r"lacks score.weight, which would be initialized randomly"):
         RewardModel(causal)
     padded_left, unusable = tmp_path / "xlnet", tmp_path / "t5"
     sizes: Any = {"vocab_size": 100, "d_model": 32, "num_labels": 1}
@@ -398,7 +398,7 @@ def test_a_reward_model_that_cannot_serve_says_so(folder, tmp_path, monkeypatch)
     for target in (padded_left, unusable):
         for name in ("tokenizer.json", "tokenizer_config.json"):
             (target / name).write_bytes((folder / name).read_bytes())
-    with pytest.raises(RewardError, match=r"scores rows of a batch otherwise .* set batch_size to 1"):
+    with pytest.raises(RewardError, match=r"scores rows differently in a batch .* set batch_size to 1"):
         RewardModel(padded_left)
     assert RewardModel(padded_left, batch_size=1)("4", "2+2?").outcome == "right"
     with pytest.raises(RewardError, match="cannot score a text: "):

@@ -262,7 +262,7 @@ def test_formulas_are_left_to_math_verify():
 
 def test_an_unusable_reference_raises():
     for reference in ("", "  ", "9" * 2000):
-        with pytest.raises(RewardError, match="holds no answer of at most 1000 characters; mend the dataset row"):
+        with pytest.raises(RewardError, match="has no answer of at most 1000 characters; fix the dataset row"):
             expected_answer(reference)
 
 

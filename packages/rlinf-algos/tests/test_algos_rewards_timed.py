@@ -35,7 +35,7 @@ def test_results_are_those_of_the_rule(spec, rule, reference):
     reward = make_reward(spec)
     assert isinstance(reward, TimedRule) and spec.rule in TIMED_RULES
     assert list(score_all(reward, TEXTS, [reference] * len(TEXTS))) == [rule(text, reference) for text in TEXTS]
-    with pytest.raises(RewardError, match="mend the"):
+    with pytest.raises(RewardError, match="fix the"):
         reward("4", "none")
     reward.close()
 

@@ -116,7 +116,7 @@ def test_a_wrong_loss_is_named_with_its_place(own, tmp_path, loss, says):
 
 def test_one_that_hangs_is_named_with_its_place(own, monkeypatch):
     monkeypatch.setattr("rlinf.jobs.algorithms.TIME_LIMIT_S", 0.5)
-    with pytest.raises(UserError, match=rf"algorithm.advantage={own}:hangs has not come back within 0.5 s; it is at"):
+    with pytest.raises(UserError, match=rf"algorithm.advantage={own}:hangs did not return within 0.5 s; it is at"):
         try_algorithm(preset("grpo", advantage=f"{own}:hangs"))
 
 

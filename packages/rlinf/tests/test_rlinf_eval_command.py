@@ -136,7 +136,7 @@ def test_wrong_inputs_are_refused(refused, inputs: Path, line: str, expected: st
 def test_an_answer_that_the_reward_cannot_use_is_named_before_anything_starts(refused, inputs: Path):
     (inputs / "mine.jsonl").write_text('{"question": "a", "answer": "1"}\n{"question": "b", "answer": "one"}\n')
     text = refused(f"mine=mine.jsonl --benchmarks.mine.reward numeric_match --model model {SHORT}")
-    assert text.startswith(f"{inputs / 'mine.jsonl'}:2: numeric_match: the reference 'one' holds no number")
+    assert text.startswith(f"{inputs / 'mine.jsonl'}:2: numeric_match: the reference 'one' contains no number")
 
 
 # -- what is accepted ----------------------------------------------------------------------------------------------

@@ -510,7 +510,7 @@ MISTAKES = [
     ),
     Mistake(
         line=GSM8K + " --reward.kind function --reward.path mine:reward --reward.time_limit_s 0.2",
-        says="2 with the answer as completion: reward 'mine:reward' has not come back from a call with",
+        says="2 with the answer as completion: reward 'mine:reward' did not return within",
         files={"mine.py": "import time\ndef reward(completion, answer):\n    time.sleep(60)\n"},
     ),
     Mistake(

@@ -164,7 +164,7 @@ def test_the_example_in_the_docs(tmp_path, monkeypatch):
     [
         ("return row['levle']", "KeyError: 'levle'\n  "),
         ("return None", "returned NoneType None; return a number or a RewardResult"),
-        ("import time; time.sleep(5)", "has not come back from a call within 0.5 s; it is at\n"),
+        ("import time; time.sleep(5)", "did not return within 0.5 s; it is at\n"),
     ],
 )
 def test_mistakes_of_ones_own_function_show_before_a_process_starts(tmp_path, monkeypatch, body, message):

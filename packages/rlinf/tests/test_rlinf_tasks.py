@@ -65,7 +65,7 @@ def test_bad_rows_stop_with_file_and_line(files):
     assert "field 'question' is empty" in lines[2]
     assert lines[5:] == [
         "and 1 more bad rows in that file",
-        "hint: mend the file, or leave bad rows out and count them with --task.on_bad_row skip",
+        "hint: fix the file, or leave bad rows out and count them with --task.on_bad_row skip",
     ]
 
 
@@ -118,7 +118,7 @@ def test_columns_with_other_names_are_named_in_the_hint(files, row: dict[str, An
     path = files("train.jsonl", [row, row])
     with pytest.raises(UserError) as caught:
         load_problems(path, Columns(question=None, answer=None), str, on_bad_row="stop")
-    hint = f"say which columns of the file hold problem and answer: {flags}" if flags else "mend the file, or leave"
+    hint = f"say which columns of the file hold problem and answer: {flags}" if flags else "fix the file, or leave"
     assert caught.value.hint is not None and caught.value.hint.startswith(hint)
 
 

@@ -1,4 +1,4 @@
-"""Reads a completion and compares its answer; loaded by the reading process of a `MathReward`."""
+"""Reads a completion and compares its answer; runs in the reading process of a `MathReward`."""
 
 import json
 from dataclasses import asdict

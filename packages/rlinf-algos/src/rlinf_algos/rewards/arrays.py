@@ -1,4 +1,4 @@
-r"""Arrays of LaTeX as what they stand for: a matrix, or the lines of a system as a list.
+r"""Turns LaTeX arrays into what they stand for: a matrix, or the lines of a system as a list.
 
 Example: `[\begin{array}{cc}1&2\end{array}]`, `[[1,2],[3,4]]` and `[1,2;3,4]` are a pmatrix, and
 `\begin{cases}x=1\\y=2\end{cases}` is `x=1,y=2`. The cases of a function stay as they are.
@@ -22,7 +22,7 @@ _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|approx|in)(?![a-z])")
 
 
 def without_arrays(text: str) -> str:
-    """The text with a pmatrix or a list in place of each array; its brackets are without `\\left` and `\\right`."""
+    """The text with each array replaced by a pmatrix or a list, and without `\\left` and `\\right`."""
     text = _ROW_GAP.sub(r"\\\\", text)
     text = _BRACKETED.sub(r"\1", _ARRAY.sub(_array, text)) if "\\begin" in text else text
     text = _SPACED_LINES.sub(lambda rows: f"[{re.sub(r'(?<=[0-9]) +(?=[-0-9])', ',', rows[1])}]", text)
@@ -30,7 +30,7 @@ def without_arrays(text: str) -> str:
 
 
 def pmatrix(rows: Iterable[str]) -> str:
-    """The matrix of rows whose cells have `&` between them."""
+    """The matrix with these rows, whose cells are separated by `&`."""
     return r"\begin{pmatrix}" + r"\\".join(rows) + r"\end{pmatrix}"
 
 

@@ -1,7 +1,7 @@
-r"""The values of several unknowns, where a solution gives them one by one: "x = 6, and therefore y = 9 - x = 3".
+r"""Reads the values of several unknowns that a solution gives one by one: "x = 6, and therefore y = 9 - x = 3".
 
-Looked for only where the reference has several values, whose number and names the callers know. The last value of each
-name counts; nothing is read from a text that goes on with an alternative, a condition or a rejection.
+Used only if the reference has several values; the callers pass their number and names. The last value of each name
+counts; nothing is read from a text that continues with an alternative, a condition or a rejection.
 """
 
 import re
@@ -16,7 +16,7 @@ _MARKUP = re.compile(
     r"\\?[$&*`]|\\[,;!]|\\(?:begin|end)\{[a-z*]+\}|^\s*(?:[-+\u2022]|[0-9]{1,2}[.)])\s", flags=re.MULTILINE
 )
 _LATER_NUMBER = re.compile(r"(?:\.\s|\n)[^=\n]{0,200}[0-9]")
-"""What the text is about after its last assignment."""
+"""What the text may continue with after its last assignment."""
 _VALUE = re.compile(r"\s*([-\u2212]?(?:[0-9][0-9./]*|\\d?frac\{[^{}]*\}\{[^{}]*\}))(?=\s|\Z)")
 _UNDECIDED = re.compile(
     r"\b(?:or|if|not|wrong|incorrect|however|but|neither|never|fails?|otherwise|unless|suppose|guess|could|might|may"
@@ -26,12 +26,12 @@ _UNDECIDED = re.compile(
 _NUMBER = re.compile(r"(?<![\w.^\\])[-\u2212]?[0-9]+(?:\.[0-9]+)?(?:/[0-9]+)?(?![\w^]|\.[0-9])")
 _NO_LIST = re.compile(r"\b(?:or|not|from|than|out of|between|to|by|of|if|when|plus|minus|times)\b|[=+*<>?]|n't")
 _TAIL = 1500
-"""Characters at the end of a text that are read."""
+"""Number of characters that are read at the end of a text."""
 
 
 def assigned(text: str, names: Sequence[str]) -> str | None:
-    """`x = 6, y = 3` for the names of the values; the tuple of the values, ordered by their names, where the reference
-    has none ("-"); None where the text does not give all of them.
+    """`x = 6, y = 3` for the names of the values; if the reference has no names ("-"), the tuple of the values in the
+    order of their names; None if the text does not give all of them.
 
     Example: assigned("So x = 12 adults and y = 8 children.", ("x", "y")) == "x = 12, y = 8".
     """
@@ -58,8 +58,8 @@ def assigned(text: str, names: Sequence[str]) -> str | None:
 
 
 def listed(sentence: str, num_values: int) -> str | None:
-    """The numbers of a sentence that holds this many and relates them in no other way, with what they count: "12 hens,
-    8 cows" of "There are 12 hens and 8 cows"."""
+    """The numbers of a sentence with what they count, "12 hens, 8 cows" for "There are 12 hens and 8 cows"; None unless
+    the sentence has exactly this many and only lists them."""
     numbers = _NUMBER.findall(sentence.replace("$", ""))
     is_list = len(numbers) == num_values and re.search(r",|\band\b", sentence) and not _NO_LIST.search(sentence)
     if not is_list:
@@ -70,7 +70,7 @@ def listed(sentence: str, num_values: int) -> str | None:
 
 
 def _value(text: str) -> str | None:
-    """The value with which a text begins, the last side of `9 - x = 3`, without what it counts."""
+    """The value at the beginning of a text, without what it counts; the last side of `9 - x = 3`."""
     end = _END.search(text)
     *_, side = text[: end.start() if end else len(text)].split("=")
     if re.search(r"(?<!\\)\b(?!sqrt|frac|pi|log|ln)[A-Za-z]{2,}", side):

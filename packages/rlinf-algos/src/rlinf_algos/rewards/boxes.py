@@ -1,7 +1,7 @@
 r"""Reads the boxes of a text: `\boxed{...}`, `\fbox{...}`, `\framebox{...}`, and boxes without braces.
 
-LaTeX takes one token for an argument without braces. Here it is a whole number or a command with its arguments, for
-rows of MATH say `\boxed 2` and models say `\boxed\frac{1}{2}`. One pass over the text, whatever the text.
+In LaTeX, an argument without braces is one token. Here it is a whole number or a command with its arguments, since
+MATH has `\boxed 2` and models write `\boxed\frac{1}{2}`. Reads any text in one pass.
 """
 
 import re
@@ -14,11 +14,11 @@ _COMMAND = re.compile(r"\\[A-Za-z]+\s?")
 
 @dataclass(frozen=True, slots=True)
 class BoxSpan:
-    """Where a box stands in its text."""
+    """The position of a box in its text."""
 
     start: int
     inner: int
-    """Where its content begins."""
+    """Start of its content."""
     inner_end: int
     end: int
 
@@ -27,7 +27,7 @@ class BoxSpan:
 
 
 def boxes(text: str) -> list[BoxSpan]:
-    """The boxes with a content that are in no other one, in order. A box whose brace never closes is none."""
+    """The outermost boxes that are not empty, in order. A box without a closing brace does not count."""
     openings, closings = [], {}
     tokens = list(_TOKEN.finditer(text))
     for token in tokens:
@@ -46,7 +46,7 @@ def boxes(text: str) -> list[BoxSpan]:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last box, with boxes that are all of it taken off.
+    r"""The content of the last box; a box that encloses all of it is removed.
 
     Example: last_boxed(r"so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"; last_boxed(r"so $\boxed 2$") == "2"
     """
@@ -55,7 +55,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def unwrapped(content: str) -> str:
-    r"""`\boxed{9}` as 9, also four times."""
+    r"""`\boxed{9}` as 9; removes up to four nested boxes."""
     for _ in range(4):
         inner = boxes(content) if content.startswith("\\") else []
         if len(inner) != 1 or inner[0].start > 0 or inner[0].end < len(content):

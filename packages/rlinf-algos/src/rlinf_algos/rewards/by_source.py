@@ -22,12 +22,12 @@ class RewardBySource:
     """
 
     reads_prompts = True
-    """Always True, for the rewards that read prompts."""
+    """Always True, since a reward of a source may read prompts."""
     reads_rows = True
 
     def __init__(self, rewards: Mapping[str, RewardRule], *, column: str = "data_source") -> None:
         if not rewards:
-            raise RewardError("a reward by source needs the reward of at least one source")
+            raise RewardError("a reward by source needs at least one source with its reward")
         self._rewards = dict(rewards)
         self._column = column
         self.depends_on_batch = any(getattr(reward, "depends_on_batch", False) for reward in rewards.values())
@@ -42,7 +42,7 @@ class RewardBySource:
         prompts: Sequence[str] | None = None,
         rows: Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[RewardResult, ...]:
-        """One result for each completion, in order; each reward scores its part of the batch at once.
+        """One result for each completion, in order; each reward scores the completions of its source at once.
 
         Raises:
             RewardError: a row without the column, or with a source that has no reward.

@@ -1,8 +1,7 @@
-"""Chinese in the text of a solution: words that state an answer, units and numbers in English and digits; claims in
-words as they are.
+"""Reads solutions in Chinese: translates the words that state an answer, units and numbers into English and digits.
 
-`in_english` leaves out what it has no word for. A reference in words that it has none for, such as "parallel", is
-compared in Chinese: `claim` is what the solution says at its end, `says` whether this is the reference.
+`in_english` omits what it cannot translate. A reference in words that it cannot translate, such as "parallel", is
+compared in Chinese: `claim` returns what the solution states at its end, and `says` whether this is the reference.
 """
 
 import re
@@ -57,7 +56,7 @@ _WORDS = {
     "万": " wan ", "亿": " yi ",
 }  # fmt: skip
 _AFTER_NUMBERS = frozenset("度米克天年元角万亿秒吨升周") | {"美元", "欧元", "星期"}
-"""Words that are units after a number or formula, and parts of other words elsewhere."""
+"""Words that are units after a number or formula but parts of other words elsewhere."""
 _WORD = re.compile("|".join(sorted(_WORDS, key=len, reverse=True)))
 _MORNING = "凌晨|清晨|早上|早晨|上午|中午"
 _TIME = re.compile(
@@ -73,7 +72,7 @@ _ASIDE = re.compile(
     rf"[,\uff0c] ?(?:还|又)?(?:剩|余|多){_OTHERS}{{1,12}}"
     rf"|[,\uff0c] ?比{_OTHERS}{{1,20}}"
 )
-"""What is left over, or how it compares."""
+"""A remainder or a comparison."""
 _REMAINDER = re.compile("(原[来有][^.;\n]{1,60}?)还剩")
 _UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9])\( ([a-z/]{1,12}) \)")
 _COUNTED = re.compile(r"(?<=[0-9})$])\s?[\u4e00-\u9fff]{1,12}")
@@ -102,11 +101,11 @@ _COPULA = re.compile(r"(?:(?<![可但于还总])是|(?<![因认以])为|等于|�
 _LEADS = re.compile(r"\A(?:综上(?:所述|可知)?|所以|因此|因而|从而|于是|那么|由此可[知见]|可见|也就是|即|故|则|而|就)+")
 _NEGATIONS = frozenset("不非没未无否")
 _SAID_OF = frozenset("的了最先获赢得第")
-"""How a clause goes on after a name; other words may be another one's, as in "parallelogram"."""
+"""What may follow a name in a clause. Anything else may be part of a longer word, as in "parallelogram"."""
 _ALTERNATIVES = re.compile(r"[或和与且及、,]|还是|可能(?!性)|也许|不一定")
 _UNDECIDED = re.compile(r"或|还是|可能(?!性)|也许|不一定")
 _MAX_CLAIM = 200
-"""Characters of a sentence that states an answer in words."""
+"""Maximum number of characters of a sentence that states an answer in words."""
 
 
 def is_chinese(text: str) -> bool:
@@ -114,7 +113,7 @@ def is_chinese(text: str) -> bool:
 
 
 def is_in_chinese(reference: str) -> bool:
-    """Whether a reference is in Chinese words alone, and in some that have no English one here."""
+    """Whether a reference consists of Chinese words only, some of which cannot be translated here."""
     return re.fullmatch("[\u4e00-\u9fff\u3001,\uff0c\u3002]{1,40}", reference) is not None and is_chinese(
         _WORD.sub("", with_digits(reference))
     )
@@ -122,7 +121,7 @@ def is_in_chinese(reference: str) -> bool:
 
 def claim(text: str) -> str | None:
     """The clause in which a solution states its answer in words: its last box, what follows "the answer is", or the
-    end of its last sentence that is no question."""
+    end of its last sentence that is not a question."""
     text = text.rpartition("</think>")[2].translate(WIDE)
     boxed = last_boxed(text)
     if boxed and is_chinese(boxed):
@@ -138,7 +137,7 @@ def claim(text: str) -> str | None:
 
 
 def says(reference: str, clause: str) -> bool:
-    """Whether a clause states the reference: as what something is, or as its first or last words."""
+    """Whether a clause states the reference: as its predicate, or as its first or last words."""
     reference, clause = re.sub(r"[\s.,]", "", reference.translate(WIDE)), _LEADS.sub("", clause)
     copulas = list(_COPULA.finditer(clause))
     subject, tail = (clause[: copulas[-1].start()], clause[copulas[-1].end() :]) if copulas else ("", clause)
@@ -159,7 +158,7 @@ def says(reference: str, clause: str) -> bool:
 
 
 def with_digits(text: str) -> str:
-    """The text with digits in place of numbers in words, where something is counted: "三种" is "3种"."""
+    """The text with digits instead of numbers in words that count something: "三种" becomes "3种"."""
     return _NUMBER.sub(_digits, text)
 
 
@@ -177,7 +176,7 @@ def _digits(number: re.Match[str]) -> str:
 
 
 def _value(numeral: str) -> int | None:
-    """The number that a numeral is; None where it is none, as "三四"."""
+    """The value of a numeral; None for others, such as "三四"."""
     total, section, digit, last = 0, 0, None, 10**12
     for letter in numeral:
         if letter in _DIGITS:
@@ -197,7 +196,7 @@ def _value(numeral: str) -> int | None:
 
 
 def in_english(text: str) -> str:
-    """The Chinese words that state answers in English; what is counted (`18 个苹果`) is left out."""
+    """The text with the Chinese words that state answers in English; counted things (`18 个苹果`) are omitted."""
     text = re.sub(f"零下({_NUMERAL})", lambda words: f"-{_value(words[1])}", _TIME.sub(_time, text))
     text = _REMAINDER.sub(r"\1所以剩", text) if "还剩" in text else text
     text = _HALVES.sub(_halves, text) if "半" in text else text
@@ -210,7 +209,7 @@ def in_english(text: str) -> str:
 
 
 def without_asides(text: str) -> str:
-    """The text without what clauses add that compare or name a remainder: "可以买8支" of "可以买8支,还剩2元"."""
+    """The text without clauses that compare or name a remainder: "可以买8支" for "可以买8支,还剩2元"."""
     return _ASIDE.sub(lambda aside: aside[1] or "", text) if is_chinese(text) else text
 
 

@@ -1,17 +1,17 @@
-r"""The letter of a multiple-choice question, as GPQA and MMLU ask for it; the last one that is *stated* wins.
+r"""Reads the letter chosen in a multiple-choice question, as in GPQA and MMLU; the last one that is *stated* counts.
 
-The text after the last `</think>` is freed of bold type, LaTeX and wide characters. Then these state a letter:
+Bold type, LaTeX and wide characters are removed from the text after the last `</think>`. Then these state a letter:
 - a box, also `\boxed{\text{(B) 4 m}}`, a pair of `<answer>` tags, a line after `####`;
 - "the answer is B", "Answer: (B)", "the correct option is therefore B", on one line or with the letter below;
 - "option B is correct", "only B is right", "I choose B", "so it is B", "the answer is 4 m (option B)";
-- the first or last line where it is the letter, or the letter with its choice's text, and no list of choices.
+- the first or last line, if it is the letter alone or with the text of its choice, and not part of a list of choices.
 
-"This matches option B" counts where nothing else does. A mere mention ("option A is wrong") states nothing, nor does a
-question, an assumption ("if the answer were A") or a doubt ("I do not think that the answer is A"). Two letters at once
-("A or B") state that there is no one answer. A small letter counts in brackets, in a box or at the end of a line, and
-letters beyond the number of choices are no letters.
+"This matches option B" counts only if nothing else states a letter. A mention ("option A is wrong") states nothing, nor
+does a question, an assumption ("if the answer were A") or a doubt ("I do not think that the answer is A"). Two letters
+at once ("A or B") state no single answer. A small letter counts in brackets, in a box or at the end of a line. Letters
+beyond the number of choices do not count.
 
-Departs from simple-evals, which takes the first "Answer: X".
+Unlike simple-evals, which takes the first "Answer: X", this takes the last statement.
 """
 
 import re
@@ -25,9 +25,9 @@ from rlinf_algos.rewards.base import RewardResult
 
 MAX_CHOICES = 26
 MAX_NESTED = 4
-"""Commands of LaTeX within each other that are unwrapped."""
+"""Maximum depth of nested LaTeX commands that are unwrapped."""
 MAX_LOOK = 300
-"""Characters around a statement that are read for what takes it back."""
+"""Number of characters around a statement that are searched for words that retract it."""
 
 _COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathbb|boldsymbol|bm|rm|bf)\s*\{([^{}]*)\}")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|<answer>([^<]{0,500})</answer>")
@@ -90,7 +90,7 @@ _NO_STATEMENT = re.compile(
 class _Statement:
     start: int
     letter: str | None
-    """The letter that the statement names; None where it names several."""
+    """The letter that the statement names; None if it names several."""
     is_strong: bool
 
 
@@ -98,7 +98,7 @@ class MultipleChoice:
     """`multiple_choice` for questions with a known number of choices.
 
     Args:
-        num_choices: letters from A on that may be answered; others are no answer.
+        num_choices: number of valid letters, from A on.
     """
 
     def __init__(self, *, num_choices: int = MAX_CHOICES) -> None:
@@ -106,12 +106,12 @@ class MultipleChoice:
         self._num_choices = num_choices
 
     def __call__(self, completion: str, reference: str) -> RewardResult:
-        """The result of `multiple_choice`, with this number of choices."""
+        """Like `multiple_choice`, with this number of choices."""
         expected = stated_letter(reference.strip(), self._num_choices)
         if expected is None:
             last = chr(ord("A") + self._num_choices - 1)
             raise RewardError(
-                f"multiple_choice: the reference {reference[-80:]!r} is no letter from A to {last}; mend the row"
+                f"multiple_choice: the reference {reference[-80:]!r} is not a letter from A to {last}; fix the row"
             )
         letter = stated_letter(completion, self._num_choices)
         if letter is None:
@@ -124,10 +124,10 @@ _ANY_NUMBER = MultipleChoice()
 
 
 def multiple_choice(completion: str, reference: str) -> RewardResult:
-    """1.0 where the last stated letter is that of the reference.
+    """1.0 if the last stated letter is that of the reference.
 
     Args:
-        completion: any text; without a stated letter it is "unparseable".
+        completion: any text; if it states no letter, the outcome is "unparseable".
         reference: a letter, bare or in any form that `stated_letter` reads.
 
     Raises:
@@ -137,7 +137,7 @@ def multiple_choice(completion: str, reference: str) -> RewardResult:
 
 
 def stated_letter(text: str, num_choices: int = MAX_CHOICES) -> str | None:
-    """The last letter stated as the answer, as a capital; None where there is none among the choices.
+    """The last letter stated as the answer, as a capital; None if no choice is stated.
 
     Example: stated_letter("First I took A. The answer is (C), for option D is too large.") == "C".
     """
@@ -151,11 +151,13 @@ def stated_letter(text: str, num_choices: int = MAX_CHOICES) -> str | None:
 
 
 def _plain(text: str) -> str:
-    r"""The text without bold type and LaTeX. A box becomes a line `Answer: content`, which states what is in it.
+    r"""The text without bold type and LaTeX. A box becomes a line `Answer: content`.
 
     Example: _plain(r"so **it** is \boxed{\text{B}}") == "so it is \nAnswer: B\n"
     """
-    if not text.isascii():  # marks are put in order pair by pair, so a long run of them takes quadratic time
+    if (
+        not text.isascii()
+    ):  # normalization sorts combining marks pair by pair, which takes quadratic time for a long run
         text = "".join(letter for letter in text if not unicodedata.combining(letter))
     text = unicodedata.normalize("NFKC", text)
     for _ in range(MAX_NESTED):
@@ -167,7 +169,7 @@ def _plain(text: str) -> str:
 
 
 def _boxed(box: re.Match[str]) -> str:
-    """A box around anything but a letter says nothing about letters."""
+    """A box becomes a statement only if it contains a letter."""
     content = _MARKUP.sub("", box[1] or box[2] or "").strip()
     match = _IN_A_BOX.match(content)
     if match is None:
@@ -188,14 +190,14 @@ def _statements(text: str) -> Iterator[_Statement]:
 
 
 def _is_listed(match: re.Match[str], text: str) -> bool:
-    """Whether it is an item of a list of choices: the next line begins with the next letter."""
+    """Whether the letter is an item in a list of choices: the next line begins with the next letter."""
     following = chr(ord(match["letter"]) + 1)
     rest = text[match.end("letter") : match.end("letter") + MAX_LOOK]
     return re.match(rf"[.:)\]][^\n]*\n\s*[(\[]?{re.escape(following)}[.:)\]]", rest) is not None
 
 
 def _on_edge_lines(text: str) -> Iterator[_Statement]:
-    """The first and the last line, where it begins with a letter and its neighbour does not."""
+    """The first and the last line, if it begins with a letter and the line beside it does not."""
     lines = [(match.start(), match[0]) for match in re.finditer(r"^.*\S.*$", text, flags=re.MULTILINE)]
     for index, neighbour in ((0, 1), (-1, -2)) if lines else ():
         start, line = lines[index]
@@ -206,7 +208,7 @@ def _on_edge_lines(text: str) -> Iterator[_Statement]:
 
 
 def _is_letter(match: re.Match[str], text: str) -> bool:
-    """Whether it is no word: `a` and `A` may be articles, `I` is a person."""
+    """Whether the match is a letter and not a word: `a` and `A` may be articles, `I` a pronoun."""
     named = match.groupdict()
     is_bracketed = bool(named.get("open") and named.get("close")) or "open" not in named
     rest = text[match.end("letter") : match.end("letter") + MAX_LOOK]
@@ -216,10 +218,10 @@ def _is_letter(match: re.Match[str], text: str) -> bool:
 
 
 def _is_taken_back(match: re.Match[str], text: str) -> bool:
-    """Whether it stands in a question, an assumption, a doubt or a condition."""
+    """Whether the match is in a question, an assumption, a doubt or a condition."""
     sentence = re.split(r"[.!?\n]", text[max(0, match.start() - MAX_LOOK) : match.start()])[-1]
     after = re.match(r"[^.!?\n]*[.!?\n]?", text[match.end() : match.end() + MAX_LOOK])
-    assert after is not None, "it matches nothing, too"
+    assert after is not None, "the pattern also matches an empty text"
     is_unreal = re.search(r"\b(?:would|could|might)\b", match[0])
     is_condition = is_unreal and re.search(r"\b(?:if|had|were)\b", sentence + " " + after[0], flags=re.IGNORECASE)
     clause = re.split(r"[,;:]", sentence)[-1]

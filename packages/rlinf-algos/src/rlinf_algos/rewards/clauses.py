@@ -1,7 +1,7 @@
-r"""The clause of a sentence that says what it concludes.
+r"""Finds the clause of a sentence that states its conclusion.
 
 What follows the last "so" or "therefore" counts, without circumstances before it ("After 4 hours, ...") and without
-reasons, remarks and what is added to the answer in other words.
+reasons, remarks and restatements in other words.
 """
 
 import re
@@ -52,7 +52,7 @@ DEFINITE = frozenset(
     ("the", "his", "her", "their", "its", "our", "my", "these", "those", "all", "both", "original", "initial", "other",
      "than", "from", "among", "reach")
 )  # fmt: skip
-"""Words before a number that was there before: "15 of the 40 students"."""
+"""Words before a number that the question gave: "15 of the 40 students"."""
 _ADJUNCT_WORDS = frozenset(
     ("for", "over", "in", "with", "from", "of", "after", "within", "during", "on", "at", "every", "among", "by", "to",
      "and", "or", "plus", "minus", "times", "between")
@@ -93,7 +93,7 @@ _PROPERTY = re.compile(
     r"[^,0-9$]{1,40} (?:is|are) (?:invertible|positive|negative|prime|even|odd|possible|correct|right|true|convergent"
     r"|divergent|continuous|right-angled|equilateral|isosceles|unique|solvable|acute|obtuse|parallel|perpendicular|similar|congruent)\W*\Z"
 )
-"""What follows from the value that the sentence states before: "det A = -2, so A is invertible"."""
+"""A consequence of the value that the sentence stated before: "det A = -2, so A is invertible"."""
 _SHARE_OF = re.compile(
     r"\b(?:half|an? (?:third|quarter|fifth|tenth)|[0-9.]+ ?\\?%) of \\?\$?[0-9][^\s,]*(?: [a-z]+)?, "
     r"(?:or|namely|i\.e\.),? (?=[\\$0-9])"
@@ -106,8 +106,8 @@ _IS_IT = re.compile(r"(?<=[)$]),? is (?:the )?(?:correct |right )?(?:one|answer|
 
 
 def statement(line: str) -> str:
-    """The answer at the beginning of a line: its first sentence, without reasons, fillers and, after a quantity, the
-    circumstances: "45 minutes" of "45 minutes for the whole way"."""
+    """The answer at the beginning of a line: its first sentence, without reasons, fillers and circumstances after a
+    quantity: "45 minutes" for "45 minutes for the whole way"."""
     text = without_filler(cleaned(up_to_reason(_REJECTED.sub("", line.strip()))))
     for word in words_of(text):
         if word[0] in CUT and _QUANTITY.fullmatch(text, 0, word.start()):
@@ -117,7 +117,7 @@ def statement(line: str) -> str:
 
 
 def up_to_reason(line: str) -> str:
-    """The line up to the end of its first sentence or to the reason that it gives."""
+    """The line up to the end of its first sentence or to the reason in it."""
     if "(" in line:
         line = _DISCARDED.sub("", line)
         line = _REMARK.sub(lambda remark: "" if is_outside(line, remark.start()) else remark[0], line)
@@ -133,7 +133,7 @@ def up_to_reason(line: str) -> str:
 
 
 def main_clause(sentence: str, *, in_words: bool = False) -> str:
-    """What a sentence says after its last "so" or "therefore", without reasons and remarks."""
+    """The part of a sentence after its last "so" or "therefore", without reasons and remarks."""
     sentence = _CONTRACTED.sub(r"\1 is", sentence) if "'" in sentence else sentence
     sentence = _LEADING_REASON.sub("", sentence)
     sentence = _ASIDE_AS.sub(",", sentence) if ", as " in sentence else sentence
@@ -158,7 +158,7 @@ def main_clause(sentence: str, *, in_words: bool = False) -> str:
 
 
 def without_adjunct(sentence: str, *, is_predicate: bool = False) -> str:
-    """The sentence up to the first preposition after a new value, where no result follows: "he needs 7 sacks" of "he
+    """The sentence up to the first preposition after a new value, unless a result follows: "he needs 7 sacks" for "he
     needs 7 sacks for 20 cows"."""
     for adjunct in list(_ADJUNCT.finditer(sentence))[:MAX_LOOKS]:
         quantity = _NEW_QUANTITY.search(sentence, max(0, adjunct.start() - 80), adjunct.start())

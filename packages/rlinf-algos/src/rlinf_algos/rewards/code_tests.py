@@ -1,4 +1,4 @@
-"""What the tests of a program are, as data sets write them, and when a result is the expected one."""
+"""Reads the tests of a program from a data set's format, and compares results with expected ones."""
 
 import ast
 import json
@@ -31,7 +31,7 @@ class CallTests:
     arguments: tuple[list[Any], ...]
     outputs: tuple[Any, ...]
     may_be_listed: bool
-    """An expected list of one element stands for the element, too, as in APPS."""
+    """An expected list of one element also stands for the element, as in APPS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def read_tests(reference: str) -> InputTests | CallTests | AssertTests:
     """The tests in a reference.
 
     Raises:
-        RewardError: it is empty, or JSON of another form.
+        RewardError: the reference is empty, or JSON in another format.
     """
     if not reference.strip():
         raise RewardError("code_tests: the reference is empty; the dataset row has no tests")
@@ -56,13 +56,13 @@ def read_tests(reference: str) -> InputTests | CallTests | AssertTests:
     parsed_tests = _listed(tests) if isinstance(tests, list) else _named(tests) if isinstance(tests, dict) else None
     if parsed_tests is None:
         raise RewardError(
-            f"code_tests: the reference {reference[:80]!r} is JSON, but no tests; give {EXAMPLE} or Python with asserts"
+            f"code_tests: the reference {reference[:80]!r} is JSON without tests; give {EXAMPLE} or Python with asserts"
         )
     return parsed_tests
 
 
 def _asserts(reference: str) -> AssertTests:
-    """Text without a statement, `#### 42` for example, would find every program right."""
+    """Refuses text without a statement, such as `#### 42`: every program would pass it."""
     try:
         statements = ast.parse(reference).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -76,7 +76,7 @@ def _asserts(reference: str) -> AssertTests:
 
 
 def is_expected(result: Any, expected: Any) -> bool:
-    """Whether plain data of JSON is equal; where a fraction is expected, within the tolerance."""
+    """Whether JSON values are equal; numbers within the tolerance if a fraction is expected."""
     if isinstance(expected, float) and isinstance(result, int | float) and not isinstance(result, bool):
         return _is_near(result, expected)
     if isinstance(expected, list) and isinstance(result, list):
@@ -91,13 +91,13 @@ def is_expected(result: Any, expected: Any) -> bool:
 def _is_near(result: int | float, expected: float) -> bool:
     try:
         return math.isclose(result, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
-    except OverflowError:  # a whole number beyond all floats, 10**400 for example
+    except OverflowError:  # an integer too large for a float, such as 10**400
         return False
 
 
 def is_expected_output(printed: str, expected: str) -> bool:
-    """Whether two outputs are equal line by line: white space at the ends aside, and numbers with a fraction within the
-    tolerance."""
+    """Whether two outputs are equal line by line, ignoring white space at the ends, with numbers that have a fraction
+    compared within the tolerance."""
     ours, theirs = _lines(printed), _lines(expected)
     return len(ours) == len(theirs) and all(map(_is_equal_line, ours, theirs))
 
@@ -137,7 +137,7 @@ def _named(tests: dict[str, Any]) -> InputTests | CallTests | None:
         return _input_tests(list(zip(map(_joined, inputs), map(_joined, outputs), strict=True)))
     if not isinstance(function, str) or not function.isidentifier():
         return None
-    are_texts = all(isinstance(one, str) for one in inputs)  # as LiveCodeBench has them: an argument a line
+    are_texts = all(isinstance(one, str) for one in inputs)  # LiveCodeBench: one argument per line
     if not are_texts and not all(isinstance(one, list) for one in inputs):
         return None
     return CallTests(
@@ -149,7 +149,7 @@ def _named(tests: dict[str, Any]) -> InputTests | CallTests | None:
 
 
 def _joined(text: Any) -> Any:
-    """APPS has some inputs and outputs as lists of lines."""
+    """Joins lines: APPS has some inputs and outputs as lists of lines."""
     return "\n".join(text) if isinstance(text, list) and all(isinstance(line, str) for line in text) else text
 
 
@@ -167,7 +167,7 @@ def _value(text: str) -> Any:
 
 
 def _keys(arguments: list[Any]) -> list[Any]:
-    """JSON knows keys of text only: those that are all whole numbers were numbers."""
+    """Restores integer keys: JSON turns them into text. Only if all keys of a dict are integers."""
     return [
         {int(key): value for key, value in one.items()}
         if isinstance(one, dict) and one and all(key.lstrip("-").isdigit() for key in one)

@@ -1,11 +1,11 @@
-r"""Whether two answers mean the same, by their structure. What this cannot decide, two formulas, it asks for.
+r"""Decides by their structure whether two answers mean the same. Pairs of formulas become questions for math-verify.
 
-Verdicts are True, False or None (not known yet). A `Comparison` is run and says which questions are open; another one
-that knows their answers decides. So the formulas of a whole batch are compared together, in other processes.
+Verdicts are True, False or None (not known yet). The first run of a `Comparison` collects the open questions; a second
+one that has their answers decides. So the formulas of a whole batch are compared together, in other processes.
 
-Rules, where there is a choice: a list is unordered and equals a set; a list without brackets also equals a tuple in the
-same order. `x=5` equals 5. Equations are equal where their sides are, or where the differences of their sides are in a
-constant ratio. Inequalities equal the intervals that they describe. A unit may be left out on one side.
+Conventions: a list is unordered and equals a set; a list without brackets also equals a tuple in the same order. `x=5`
+equals 5. Equations are equal if their sides are, or if the differences of their sides have a constant ratio.
+Inequalities equal the intervals that they describe. One of the answers may omit the unit.
 """
 
 import re
@@ -39,7 +39,8 @@ from rlinf_algos.rewards.wording import says, says_number, says_values, turns
 
 Verdict = bool | None
 Question = tuple[Literal["equal", "near", "same zeros", "same sign"], str, str]
-"""equal: two formulas; near: up to 1 %; same zeros, same sign: whether their ratio is constant, and positive."""
+"""equal: two formulas are equal; near: they differ by up to 1 %; same zeros: their ratio is constant; same sign: it is
+also positive."""
 _EQUAL = frozenset(("=", "\\approx"))
 _SYMMETRIC = frozenset((*FLIPPED, *_EQUAL, "\\ne", "\\equiv", "\\cong", "\\parallel", "\\perp"))
 """Operators of relations that can be read from right to left."""
@@ -51,12 +52,12 @@ _IMPLIES = re.compile(r"\\(?:implies|iff|(?:Long|long)?(?:[Ll]eft)?[Rr]ightarrow
 _JOINED_UNIT = re.compile(r"(.*[0-9}])([A-Za-z])")
 _WORD = re.compile(r"\\text\{[^{}]*\}")
 _CONSTANTS = frozenset("cAKk")
-"""Names of an arbitrary constant that others call C."""
+"""Other names of the arbitrary constant C."""
 _OPERATION = re.compile(r"\\(?:int|lim)(?![a-z])|\\frac\{d\}\{d[a-z]\}")
-"""A left side that the right side works out."""
+"""A left side that the right side evaluates."""
 _INFINITE = frozenset((r"\infty", r"-\infty"))
 _MAX_MATCHED = 12
-"""Items of lists of formulas that are compared each with each; longer lists keep their order."""
+"""Maximum length of lists of formulas whose items are compared in every order; longer lists are compared in theirs."""
 
 
 class Comparison:
@@ -64,7 +65,7 @@ class Comparison:
 
     Args:
         expected, answer: normalised.
-        verdicts: answers to questions.
+        verdicts: the answers to questions that are known so far.
     """
 
     def __init__(self, expected: str, answer: str, verdicts: Mapping[Question, bool]) -> None:
@@ -88,11 +89,11 @@ class Comparison:
         self._is_undecided = r"\text{or}" in answer and len(letters_of(expected) or "") > 1
         self._verdicts = verdicts
         self.open: list[Question] = []
-        """Questions without an answer, after `run`."""
+        """After `run`: questions without an answer."""
 
     @staticmethod
     def _plain(one: AnswerPart, other: AnswerPart) -> AnswerPart:
-        """A set in words or by a condition on integers, and a class of residues, in the form of the other answer."""
+        """A set in words or with a condition on integers, or a residue class, in the form of the other answer."""
         if one.kind == "phrase" and (other.kind in ("set", "list") or other.text == r"\mathbb{Z}"):
             return set_in_words(one.text) or one
         one = integers_of(one) or one
@@ -158,7 +159,7 @@ class Comparison:
     # -- by kind
 
     def _same_choices(self) -> Verdict:
-        """A letter equals the letter, a content the content; where both have both, both must be equal."""
+        """Compares letters with letters and contents with contents; if both answers have both, both must be equal."""
         expected, actual = self._choices
         if expected and actual:
             if expected.letters != actual.letters:
@@ -182,8 +183,8 @@ class Comparison:
         return self._any(self._same(one.with_parameter("t"), member) for member in shifted(other))
 
     def _same(self, one: AnswerPart, other: AnswerPart) -> Verdict:
-        """Whether `other`, of what was found, means the same as `one`, of what is expected. The order matters: only an
-        expected equation may be trusted."""
+        """Whether `other`, a part of the answer found, means the same as `one`, a part of the expected one. The order
+        matters: only an expected equation is taken as true."""
         if one.text == other.text:
             return True
         one, other = alternatives_of(one) or one, alternatives_of(other) or other
@@ -225,7 +226,8 @@ class Comparison:
     def _same_residues(
         self, one: AnswerPart, other: AnswerPart, expected: Residue | None, actual: Residue | None
     ) -> Verdict:
-        """Residues of one modulus that differ by a multiple of it; a number equals the residue as it is written."""
+        """Residues with the same modulus are equal if they differ by a multiple of it; a number equals only the residue
+        as written."""
         if expected is None or actual is None:
             residue, bare = expected or actual, other if expected else one
             assert residue is not None, "one of them is a residue"
@@ -256,7 +258,7 @@ class Comparison:
         return self._all(self._same(one, other) for one, other in zip(ones, others, strict=True))
 
     def _matched(self, ones: tuple[AnswerPart, ...], others: tuple[AnswerPart, ...]) -> Verdict:
-        """Each is one of the others, and the other way round."""
+        """Whether each item has an equal one on the other side, in both directions."""
         if len(ones) == len(others) and _are_numbers(ones) and _are_numbers(others):
             values, other_values = (
                 [number.value for item in items if (number := rational(item.text))] for items in (ones, others)
@@ -348,7 +350,7 @@ class Comparison:
             return False  # x=5 is not y=5
         if one.kind != "relation" or other.kind != "relation":
             is_identity = set(other.marks) == {"="} and one.kind == "formula" and name_of(one) is None
-            is_identity = is_identity and len(_distinct(other.parts)) == len(other.parts)  # x^2=x^2 works nothing out
+            is_identity = is_identity and len(_distinct(other.parts)) == len(other.parts)  # x^2=x^2 evaluates nothing
             return is_identity and self._all(self._same(one, part) for part in other.parts)
         reverse = turned(other)
         verdict: Verdict = False
@@ -372,7 +374,8 @@ class Comparison:
         return False
 
     def _same_values(self, expected: "_Chain", actual: "_Chain") -> Verdict:
-        """What is found is one value, whatever it is called: it must be that only, or be rounded to it."""
+        """Compares single values, whatever their names: `actual` must be exactly the expected value, or that value
+        rounded."""
         verdicts: list[Verdict] = []
         for value in (*expected.exact, *expected.rounded):
             verdicts.append(self._all(self._same(value, other) for other in actual.exact))
@@ -401,7 +404,7 @@ class Comparison:
 
 
 def _same_measures(one: str, other: str) -> Verdict:
-    """Whether two times of a day, ratios or directions are the same; None where they are none, or not sure."""
+    """Whether two times of day, ratios or directions are the same; None for other answers, or if not certain."""
     times = clock_of(one), clock_of(other)
     if times[0] and times[1] and times[0][1] and times[1][1]:
         return times[0][0] == times[1][0]
@@ -416,12 +419,12 @@ def _same_measures(one: str, other: str) -> Verdict:
 
 
 def _unnamed(text: str) -> str:
-    """A text without the name of the function at its beginning."""
+    """The text without a function's name at its beginning."""
     return re.sub(r"\A[A-Za-z](?:\([a-z]\))?=", "", text)
 
 
 def _result(answer: AnswerPart) -> AnswerPart:
-    """What an equation comes to whose last side is a number: 7 of `a+b=7`; other answers as they are."""
+    """The last side of an equation if it is a number, 7 for `a+b=7`; other answers unchanged."""
     if answer.kind == "list":
         parts = tuple(_result(part) if _is_derivation(part) else part for part in answer.parts)
         return AnswerPart("list", answer.text, parts, answer.marks, answer.unit)
@@ -448,7 +451,7 @@ def _result(answer: AnswerPart) -> AnswerPart:
 
 
 def _with_constant(expected: str, answer: str) -> str:
-    """The answer with C in place of another name of an arbitrary constant, where C is all that it lacks."""
+    """The answer with another name of an arbitrary constant replaced by C, if C is the only letter that it lacks."""
     if "C" in answer or not re.search(r"[-+=]C(?![A-Za-z])|C(?:_[0-9])?[a-z\\]", expected) or choice_of(expected):
         return answer
     letters, others = _letters(_WORD.sub("", expected)), _letters(_WORD.sub("", answer))
@@ -464,12 +467,13 @@ def _letters(formula: str) -> set[str]:
 
 
 def _is_derivation(answer: AnswerPart) -> bool:
-    """Whether it is a named value with what it was computed from."""
+    """Whether the answer is a named value together with its calculation."""
     return answer.kind == "relation" and len(answer.parts) > 2 and name_of(answer.parts[0]) is not None
 
 
 def _are_one_currency(one: AnswerPart, other: AnswerPart) -> bool:
-    """Whether one is in pounds sterling, the other in pounds of an unknown kind, or in yen or yuan and in \u00a5."""
+    """Whether one is in pounds sterling and the other in ambiguous pounds, or one in yen or yuan and the other in
+    \u00a5."""
     pairs = ((one, other), (other, one))
     currencies = {answer.unit.bases[0] for answer in (one, other) if answer.unit and answer.unit.bases}
     if ("yensign", 1) in currencies and currencies & {("yen", 1), ("yuan", 1)}:
@@ -481,19 +485,19 @@ def _are_one_currency(one: AnswerPart, other: AnswerPart) -> bool:
 
 
 def _without_braces(answer: AnswerPart) -> AnswerPart:
-    r"""The tuple of a set that holds one; other answers as they are."""
+    r"""The tuple in a set that contains only it; other answers unchanged."""
     return answer.parts[0] if answer.kind == "set" and [part.kind for part in answer.parts] == ["tuple"] else answer
 
 
 def _is_one_value(answer: AnswerPart) -> bool:
-    """Whether several forms of one value may be listed: not where they have different names."""
+    """Whether the items may be several forms of one value: not if they have different names."""
     return (answer.kind == "list" and len(_named(answer) or ()) < 2) or (
         answer.kind == "set" and len(answer.parts) == 1
     )
 
 
 def _is_rate(one: Unit, other: Unit) -> bool:
-    """Whether one is money or a thing, the other that for each of something: yuan, and yuan a month."""
+    """Whether one is money or a thing, and the other the same per something: yuan, and yuan per month."""
     short, long = sorted((dict(one.bases), dict(other.bases)), key=len)
     added = {base: power for base, power in long.items() if base not in short}
     is_money_or_thing = len(short) == 1 and (tuple(short.items()) in _MONEY or not is_unit(next(iter(short))))
@@ -502,7 +506,7 @@ def _is_rate(one: Unit, other: Unit) -> bool:
 
 
 def _by_letter(answer: AnswerPart) -> tuple[AnswerPart, ...]:
-    """The items of an answer; the values of x, y and z in this order."""
+    """The items of an answer; values of x, y and z are sorted in this order."""
     names = _named(answer) or set()
     is_ordered = names <= set("xyz") and len(names) == len(answer.parts)
     return tuple(sorted(answer.parts, key=lambda part: part.text[0])) if is_ordered else answer.parts
@@ -517,7 +521,7 @@ def _are_numbers(items: tuple[AnswerPart, ...]) -> bool:
 
 
 def _named(items: AnswerPart) -> set[str] | None:
-    """The names in a list of assignments; None where one is none."""
+    """The names in a list of assignments; None if an item is not an assignment."""
     chains = [_chain(item) for item in items.parts]
     names = {re.sub(r"_\{?[0-9]\}?\Z", "", chain.name) for chain in chains if chain and chain.name}
     return names if chains and all(chain and chain.name for chain in chains) else None
@@ -525,7 +529,7 @@ def _named(items: AnswerPart) -> set[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    r"""`x=\frac{22}{7}\approx3.14`: one value, its name, and what it is rounded to."""
+    r"""`x=\frac{22}{7}\approx3.14`: one value, its name, and its rounded forms."""
 
     name: str | None
     exact: tuple[AnswerPart, ...]
@@ -562,7 +566,7 @@ def _is_rounded(exact: AnswerPart, side: AnswerPart, mark: str) -> bool:
 
 
 def _are_mixed(one: _Chain, other: _Chain) -> bool:
-    """Whether the name of one stands in the values of the other: y=2x and x=y/2."""
+    """Whether the name of one occurs in the values of the other: y=2x and x=y/2."""
     pairs = ((one.name, other), (other.name, one))
     return any(name and any(mentions(side, name) for side in (*chain.exact, *chain.rounded)) for name, chain in pairs)
 

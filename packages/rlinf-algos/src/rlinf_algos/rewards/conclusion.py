@@ -1,9 +1,8 @@
-r"""What a solution concludes that states no answer: reads its last sentences for a number, a formula or a word.
+r"""Finds the conclusion of a solution that states no answer: a number, a formula or a word in its last sentences.
 
-`sentences` passes over those that conclude nothing, `clauses` cuts one where it goes on to give a reason, a remark or
-the circumstances. In what is left, the answer follows the last verb ("the total is 5 cm"), or is the last number or
-formula, with those that are joined to it by "or", "and" or commas, and with its unit (`quantities`); answers in words
-are read by `predicates`.
+`sentences` skips those that conclude nothing, `clauses` cuts off reasons, remarks and circumstances. In the rest, the
+answer follows the last verb ("the total is 5 cm"), or is the last number or formula, with those that are joined to it
+by "or", "and" or commas, and with its unit (`quantities`); `predicates` reads answers in words.
 
 The callers cut texts to a few thousand characters.
 """
@@ -37,7 +36,8 @@ _DURING = frozenset(("over", "within", "after", "for", "during"))
 _RESULTS = frozenset(
     ("get", "obtain", "make", "be", "give", "have", "yield", "find", "become", "equal", "form", "total")
 )
-"""Verbs after "to" whose number is the result; that of others is a purpose, as in "4 hours to solve 5 problems"."""
+"""Verbs after "to" whose number is a result. After other verbs it belongs to a purpose: "4 hours to solve 5
+problems"."""
 _VERB = re.compile(
     r"\b(?:is|are|equals?|be|was|were|becomes?|remains?|gives?|get|costs?|pays?|paid"
     r"|(?:simplifies|comes|amounts|evaluates|works out|adds up|reduces) to)\b(?! not\b)[\s:]*"
@@ -50,7 +50,7 @@ _ROWS = re.compile(
     r"\\begin\{(align\*?|aligned|gather\*?|gathered|eqnarray\*?|split)\}(.{1,2000}?)\\end\{\1\}[.\s]{0,9}\Z", re.DOTALL
 )
 _ROUNDED = re.compile(r"\$[^$=]*[^$= ][^$=]+\\approx([^$=]*)\$")
-"""A clause of its own, whose subject is rounded."""
+"""A separate clause whose subject is rounded."""
 _DERIVATION = re.compile(r"[A-Za-z0-9)}] ?(?:\^|[-+*/] ?[A-Za-z0-9])[^=<>,$]{0,40}=(?!.*(?:=|,))")
 _DERIVED = re.compile(r"(?<![<>!\\:=])=(?!=)")
 _NAMED_VALUE = re.compile(r"\b([b-hj-z]) (?:is|equals) (?=[-\u2212]?[0-9\\$(])")
@@ -72,7 +72,7 @@ _EACH_THEIR = re.compile(
     r",? (?:and|while) (?:(?:his|her|their|the other|an?) [a-z]+(?: [a-z]+)?|[A-Z][a-z]+)"
     rf" (?:is|are|was|has|have|gets|costs|weighs|needs|earns) ({_AMOUNT})(?: [a-z]+){{0,2}}\Z"
 )
-"""Two clauses with a value each, for two people or things."""
+"""Two clauses with one value each, for two people or things."""
 
 
 def conclusion(text: str, *, in_words: bool = False) -> str | None:
@@ -109,13 +109,13 @@ def conclusion(text: str, *, in_words: bool = False) -> str | None:
 
 
 def last_sentence(text: str) -> str:
-    """The last sentence of a text that holds a digit."""
+    """The last sentence of a text that contains a digit."""
     line = next((line for line in reversed(text.split("\n")) if re.search(r"[0-9]", line)), "")
     return next((one for one in reversed(split(line, CLAUSE_END)) if re.search(r"[0-9]", one)), "")
 
 
 def _chosen(sentence: str) -> str | None:
-    """The letters of statements or choices that are right: "A, C" of "A and C are both correct"."""
+    """The letters of statements or choices that are right: "A, C" for "A and C are both correct"."""
     chosen = _CHOSEN.search(cleaned(sentence))
     best = BEST.search(main_clause(sentence))
     if best:
@@ -124,8 +124,9 @@ def _chosen(sentence: str) -> str | None:
 
 
 def _system(lines: list[str]) -> str | None:
-    """The last lines, where at least two in a row assign a value to a name and hold no words, or are rows of a matrix.
-    The values of one name are a list where they are listed, and else a derivation."""
+    """The last lines as a system of assignments or a matrix: at least two consecutive lines that assign a value to a
+    name without words, or that are rows of a matrix. Several values of one name are a list if they are listed, and
+    otherwise a derivation."""
     assigned, are_listed = [], True
     for line in reversed(lines):
         assignment = _ASSIGNMENT.fullmatch(cleaned(_BULLET.sub("", line).replace("$", "")))
@@ -142,7 +143,7 @@ def _system(lines: list[str]) -> str | None:
 
 
 def _alone(sentence: str) -> str | None:
-    """A sentence without words, or a short label with its answer."""
+    """A sentence without words, or the answer after a short label."""
     sentence = main_clause(sentence)
     label = re.match(r"(?:[A-Za-z]+ ){0,3}[A-Za-z]{2,}: ?(?=\S)", sentence)
     sentence = sentence[label.end() :] if label else sentence
@@ -151,7 +152,7 @@ def _alone(sentence: str) -> str | None:
 
 
 def concluded(sentence: str) -> str | None:
-    """What a sentence says after its last verb, where that is a number or a formula; else the last one in it."""
+    """What follows the last verb of a sentence, if it is a number or a formula; otherwise the last one in it."""
     sentence = _NAMED_VALUE.sub(r"\1 = ", main_clause(sentence))
     point = _coordinates(sentence) if "-coordinate" in sentence else None
     if point:
@@ -183,7 +184,7 @@ def concluded(sentence: str) -> str | None:
 
 
 def _coordinates(sentence: str) -> str | None:
-    """`(-2, 5)` of "x-coordinate -2 and y-coordinate 5"."""
+    """`(-2, 5)` for "x-coordinate -2 and y-coordinate 5"."""
     both = _COORDINATES.search(sentence)
     if both is None or both[1] == both[3]:
         return None
@@ -192,7 +193,7 @@ def _coordinates(sentence: str) -> str | None:
 
 
 def _last_equation(answer: str) -> str:
-    """`x = 7` of `2x = 14` and `x = 7`; both equations where they assign values to two names."""
+    """`x = 7` for "2x = 14 and x = 7"; both equations if they assign values to two names."""
     both = _TWO_EQUATIONS.match(answer)
     is_system = both is None or all(re.fullmatch(r"\s*[A-Za-z](?:_\{?\w\}?)?\s*", side) for side in both.group(1, 2))
     is_same_function = both is not None and both[1].strip()[:2] == both[2].strip()[:2]
@@ -200,7 +201,7 @@ def _last_equation(answer: str) -> str:
 
 
 def _last_side(answer: str) -> str:
-    """The result of a calculation, `30` of `2(10 + 5) = 2(15) = 30`, and a rounded value without its unit."""
+    """The result of a calculation, `30` for `2(10 + 5) = 2(15) = 30`; a rounded value loses its unit."""
     answer = _ROUNDED_UNITS.sub(r"\1", answer) if "approx" in answer or "\u2248" in answer else answer
     sides = answer.strip("$").split("=")
     if len(sides) < 2 or "," in answer or re.search(r"[<>!:]\Z|\\\Z", sides[0]) or answer.count("$") > 2:
@@ -216,7 +217,7 @@ def _last_side(answer: str) -> str:
 
 
 def _last_of(sentence: str) -> str | None:
-    """The last number or formula between words, what a list joins to it, and its unit."""
+    """The last number or formula between words, with its unit and the other items of its list."""
     pieces: list[tuple[str, bool]] = []
     place = 0
     for word in words_of(sentence):
@@ -274,13 +275,13 @@ def _is_joining_unit(word: str) -> bool:
 
 
 def _is_definite(pieces: list[tuple[str, bool]], i: int) -> bool:
-    """Whether the number at the beginning of a piece is one that was there before, as in "5 out of 20"."""
+    """Whether the number at the beginning of a piece was given in the question, as in "5 out of 20"."""
     before = [word.lower() for word, _ in pieces[max(0, i - 3) : i : 2][::-1]]
     is_direct = re.match(r"\s[\\$\u20ac\u00a3\u00a5]{0,2}[0-9]", pieces[i][0]) is not None
     if not is_direct or not before:
         return False
     if before[0] == "her" and before[1:2] and before[1].endswith("s"):
-        return False  # it takes her 15 minutes
+        return False  # "it takes her 15 minutes"
     is_duration = before[0] in _DURING and re.match(r"\s[0-9.]+\s*\Z", pieces[i][0]) and _is_time(pieces[i + 1 : i + 2])
     is_purpose = before[1:2] == ["to"] and before[0] not in _RESULTS
     return before[0] in DEFINITE or before[:2] == ["of", "out"] or is_purpose or bool(is_duration)

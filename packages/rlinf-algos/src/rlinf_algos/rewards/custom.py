@@ -87,13 +87,13 @@ class CustomReward:
                 ours = (__file__, threading.__file__)
                 stack = [one for one in traceback.extract_stack(frame) if one.filename not in ours]
                 raise RewardError(
-                    f"reward {self._name!r} has not come back from a call within {self._time_limit_s:g} s; it is at\n"
+                    f"reward {self._name!r} did not return within {self._time_limit_s:g} s; it is at\n"
                     + "".join(traceback.format_list(stack)).rstrip()
                 )
 
 
 class _Work:
-    """Calls in a row; `run` ends at the first that raises."""
+    """Consecutive calls; `run` stops at the first that raises."""
 
     def __init__(self, function: Callable[..., Any], calls: Sequence[tuple[tuple[str, str], dict[str, Any]]]) -> None:
         self._function, self._calls = function, calls
@@ -107,7 +107,7 @@ class _Work:
             for pair, named in self._calls:
                 self.started_s = time.monotonic()
                 self.results.append(self._function(*pair, **named))
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits, SystemExit too
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it again, including SystemExit
             self.error = error
         finally:
             self.done.set()
@@ -116,7 +116,7 @@ class _Work:
 def _named_parameters(function: Callable[..., Any], name: str) -> tuple[str, ...]:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a function written in C
+    except (TypeError, ValueError):  # a function written in C
         return ()
     parameters = signature.parameters
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
@@ -126,6 +126,6 @@ def _named_parameters(function: Callable[..., Any], name: str) -> tuple[str, ...
     except TypeError as error:
         raise RewardError(
             f"the reward {name!r} has the parameters {signature}: {error}. It is called as f(completion, answer), with "
-            "prompt= and row= where it has parameters of these names"
+            "prompt= and row= if it has parameters of these names"
         ) from error
     return named

@@ -5,9 +5,9 @@ from rlinf_algos.rewards.base import RewardResult
 
 
 def exact_match(completion: str, reference: str) -> RewardResult:
-    """1.0 where completion and reference are equal but for white space around them; case and inner spaces count.
+    """1.0 if completion and reference are equal up to white space around them; case and inner spaces count.
 
-    A completion of nothing but white space is "unparseable".
+    A completion of only white space is "unparseable".
 
     Raises:
         RewardError: an empty reference, which every empty completion would match.

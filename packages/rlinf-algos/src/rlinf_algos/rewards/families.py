@@ -1,7 +1,7 @@
 r"""Answers with a free parameter: `\{2n : n\in\mathbb{Z}\}`, `x=\frac{\pi}{4}+k\pi, k\in\mathbb{Z}`, `(t, 2t-1)`.
 
-The name of the parameter says nothing: two families are compared after their parameters have the same name. Over the
-integers, parameters that differ by a sign and by up to 2 give the same family: `2k+1` is `2k-1`.
+The name of the parameter does not matter: it is made the same before two families are compared. Over the integers,
+negating the parameter or shifting it by up to 2 gives the same family: `2k+1` is `2k-1`.
 """
 
 import math
@@ -30,7 +30,7 @@ class Family:
     member: AnswerPart
     parameter: str
     domain: str | None
-    """Z, N, Q or R; None where it is not stated."""
+    """Z, N, Q or R; None if it is not stated."""
 
     def with_parameter(self, name: str) -> AnswerPart:
         """The member with another name for the parameter."""
@@ -39,7 +39,7 @@ class Family:
 
 
 def family_of(answer: AnswerPart) -> Family | None:
-    """The family that an answer states with the domain of its parameter; None for others."""
+    """The family that an answer describes, if it states the domain of the parameter; None for others."""
     built = BUILT.fullmatch(answer.text) if answer.kind == "set" else None
     if built:
         parts = [read(built[1]), *_parts(read(built[2]))]
@@ -59,7 +59,7 @@ def family_of(answer: AnswerPart) -> Family | None:
 
 
 def set_in_words(text: str) -> AnswerPart | None:
-    r"""`\text{all}\text{odd}\text{integers}` as `\{2k+1|k\in\mathbb{Z}\}`, "the primes below 10" as these; None for
+    r"""`\text{all}\text{odd}\text{integers}` as `\{2k+1|k\in\mathbb{Z}\}`, "the primes below 10" as a set; None for
     others."""
     words = _IN_WORDS.fullmatch(_ARTICLES.sub("", text))
     if words is None:
@@ -81,7 +81,7 @@ def _primes_below(end: int) -> list[int]:
 
 
 def shifted(family: Family) -> Iterator[AnswerPart]:
-    """The members of a family over the integers t with t + c in place of t, and with c - t, for small c."""
+    """The member of a family over the integers with its parameter t replaced by t + c and by c - t, for small c."""
     yield family.with_parameter("t")
     for shift in _SHIFTS:
         for sign in "+-":
@@ -90,7 +90,7 @@ def shifted(family: Family) -> Iterator[AnswerPart]:
 
 
 def same_family(family: Family, answer: AnswerPart) -> Family | None:
-    """An answer that states no domain as a family, where it has one letter; None for others."""
+    """An answer without a domain as a family like `family`, if it has exactly one letter; None for others."""
     member = _member(list(answer.parts) if answer.kind == "list" else [answer])
     letters = _letters(member) if member else set()
     return Family(member, letters.pop(), None) if member and len(letters) == 1 else None
@@ -101,7 +101,7 @@ def _parts(answer: AnswerPart) -> list[AnswerPart]:
 
 
 def _member(parts: list[AnswerPart]) -> AnswerPart | None:
-    """What is equal to a name, or stands alone: `2k` of `x=2k`, `(t,2t)` of `x=t,y=2t`."""
+    """The value without its name: `2k` for `x=2k`, `(t,2t)` for `x=t,y=2t`."""
     values = [
         part.parts[1] if part.kind == "relation" and part.marks == ("=",) and name_of(part.parts[0]) else part
         for part in parts

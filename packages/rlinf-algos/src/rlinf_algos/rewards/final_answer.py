@@ -1,23 +1,23 @@
-r"""Finds the answer in a worked solution: one small grammar of statements, of which the last one wins.
+r"""Finds the answer in a worked solution with a small grammar of statements; the last statement counts.
 
-What comes after the last `</think>` counts; a `<think>` that never ends holds no answer. The text is read in one plain
-notation (`plain_text`). A statement is one of
-- `<answer> ... </answer>`: the last one is looked into, and is the answer itself where it holds no other statement;
+Only the text after the last `</think>` is read; a `<think>` that never ends contains no answer. The text is first
+converted to plain notation (`plain_text`). A statement is one of
+- `<answer> ... </answer>`: the last one is searched, and is itself the answer if it contains no other statement;
 - a box (`boxes`). Boxes with only a comma, "and" or "or", and a name such as `x=`, between them are one list;
-- the rest of the line after `####` (GSM8K), unless it is a heading in words, with text below it;
-- what follows "answer is", "answer:", "answer =", "correct option is" or "choose" to the end of the sentence, or, where
-  nothing is left on that line or the line is a heading "Answer", the next line.
+- the rest of the line after `####` (GSM8K), unless it is a heading in words with text below it;
+- what follows "answer is", "answer:", "answer =", "correct option is" or "choose", up to the end of the sentence. If
+  nothing follows on that line, or the line is a heading "Answer", the next line.
 
-A statement in words ("the answer is reasonable") does not replace an earlier one in numbers or formulas, unless an
-answer in words is looked for. Text without a statement is read for its conclusion (`conclusion`).
+A statement in words ("the answer is reasonable") does not replace an earlier one in numbers or formulas, unless the
+expected answer is in words. Text without a statement is searched for its conclusion (`conclusion`).
 
-A statement that a later sentence withdraws ("Edit: ...", "I made a mistake", "that's wrong") gives way to what is
-stated or concluded after that sentence. Struck-out text does not count (`plain_text`).
+If a later sentence withdraws the statement ("Edit: ...", "I made a mistake", "that's wrong"), what is stated or
+concluded after that sentence counts. Struck-out text does not count (`plain_text`).
 
-A reference (`reference_answer`) is taken whole unless it is boxed, follows `####` or stands in `<answer>`.
+A reference (`reference_answer`) is used as a whole unless it is boxed, follows `####` or is in `<answer>`.
 
-Passes over the whole text look for single tokens; everything else reads at most `MAX_STATEMENTS` pieces of at most
-`MAX_LENGTH` characters. So the time is linear in the text, whatever the text.
+Only searches for single tokens cover the whole text; everything else reads at most `MAX_STATEMENTS` pieces of at most
+`MAX_LENGTH` characters. So the time is linear in the length of any text.
 """
 
 import re
@@ -99,11 +99,11 @@ _ALSO_POSSIBLE = re.compile(
 )
 _OPINION = re.compile(r"\b(?:thinks?|says|said|claims?|claimed|believes?|guess(?:es)?)(?: that)?(?: the)? \Z")
 MAX_STATEMENTS = 20
-"""Statements of a kind that are looked at, from the end."""
+"""Maximum number of statements of each kind that are examined, from the end."""
 MAX_LENGTH = 2000
-"""Characters of a line or of the end of a text that are read. No answer is as long."""
+"""Number of characters of a line, or of the end of a text, that are read. No answer is that long."""
 _TAIL = 4000
-"""Characters at the end of a text in which the conclusion is looked for."""
+"""Number of characters at the end of a text that are searched for the conclusion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +111,15 @@ class _Statement:
     start: int
     text: str
     is_formal: bool
-    """Whether it is in numbers or formulas, not in words."""
+    """Whether the answer is in numbers or formulas, not in words."""
 
 
 def final_answer(text: str, *, in_words: bool = False, names: Sequence[str] = ()) -> str | None:
-    r"""The answer of a solution by the rules above, stripped of white space; None where there is none.
+    r"""The answer of a solution by the rules above, stripped of white space; None if there is none.
 
     Args:
-        in_words: the answer that is looked for is in words, such as "odd" or "no solution".
-        names: of the values that are looked for, where these are several; "-" for each without a name.
+        in_words: the expected answer is in words, such as "odd" or "no solution".
+        names: the names of the expected values if there are several; "-" for each without a name.
 
     Example: final_answer(r"so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"; final_answer("6 * 3 = 18\n#### 18") == "18".
     """
@@ -160,12 +160,12 @@ def final_answer(text: str, *, in_words: bool = False, names: Sequence[str] = ()
 
 
 def stated_answer(text: str) -> str | None:
-    """As `final_answer`, of a text in plain notation, for statements alone: no conclusions, no markers."""
+    """Like `final_answer` for a text in plain notation, but reads statements only, no conclusions and no markers."""
     return _stated(text, in_words=False, with_markers=False)
 
 
 def reference_answer(text: str) -> str | None:
-    r"""The answer of a dataset's row: what is boxed, follows `####` or stands in `<answer>`, else the whole text.
+    r"""The answer in a dataset row: what is boxed, follows `####` or is in `<answer>`, otherwise the whole text.
 
     Example: reference_answer("x is 3 or 4") == "x is 3 or 4"; reference_answer("3 + 4 = 7\n#### 7") == "7".
     """
@@ -183,7 +183,7 @@ def _in_answer_tag(text: str) -> str | None:
 
 
 def _concluded(text: str, in_words: bool) -> str | None:
-    """The conclusion of a text; where it is in words and should not be, number words are read as digits."""
+    """The conclusion of a text; if it is in words but should not be, number words are read as digits."""
     text = text[_withdrawal_end(text) :].lstrip(".!,:; ")
     text = text if in_words else with_final_number(text)
     answer = conclusion(text, in_words=in_words)
@@ -194,7 +194,7 @@ def _concluded(text: str, in_words: bool) -> str | None:
 
 
 def _corrected(text: str, in_words: bool) -> str | None:
-    """What a correction after the last statement says; None where nothing is corrected."""
+    """The answer that a correction after the last statement gives; None if nothing is corrected."""
     last = _withdrawal_end(text)
     if not last:
         return None
@@ -227,7 +227,7 @@ def _last_statement(text: str, in_words: bool, boxed: list[BoxSpan], *, with_mar
 
 
 def _boxed(text: str, boxed: list[BoxSpan] | None = None, *, with_others: bool = True) -> Iterator[_Statement]:
-    """The last box, with those that are joined to it, and what an "or" after it adds."""
+    """The last box, the boxes that are joined to it, and the alternative after a following "or"."""
     last_ones = (boxes(text) if boxed is None else boxed)[-MAX_STATEMENTS:]
     if not last_ones:
         return
@@ -281,7 +281,7 @@ def _phrases(text: str, boxed: list[BoxSpan], *, in_words: bool) -> Iterator[_St
 
 
 def _after(text: str, start: int) -> str:
-    """The answer that a phrase announces: on its line, or else on the next one that holds something."""
+    """The answer that a phrase announces: on the same line, or on the next one that is not empty."""
     is_next_line = _LINE_END.match(text, start) is not None
     markup = _MARKUP.match(text, start)
     start = markup.end() if markup else start

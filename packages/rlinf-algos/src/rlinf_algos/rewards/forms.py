@@ -1,4 +1,4 @@
-r"""Forms of an answer that say the same: choices with a letter, systems as tuples, numbers of things.
+r"""Converts between equivalent forms of an answer: choices with a letter, systems as tuples, numbers of things.
 
 Example: `(C)12` is the choice C with the content 12; `(x,y)=(1,2)` is `x=1,y=2`; `10!\\text{ways}` is a quantity.
 """
@@ -29,12 +29,12 @@ _SCALED = re.compile(r"([^&=,]+?)(?:\\cdot|\\times)?(\\begin\{pmatrix\}.*\\end\{
 
 @dataclass(frozen=True, slots=True)
 class ChoiceOption:
-    """A choice of a question."""
+    """A choice in a multiple-choice question."""
 
     letters: str
-    """Capitals in order."""
+    """Capital letters in order."""
     content: AnswerPart | None
-    """What stands after the letter."""
+    """The text after the letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Residue:
 
 
 def residue_of(answer: AnswerPart) -> Residue | None:
-    """The residue of an answer with a modulus; None for others. A number on the left side is no name."""
+    """The residue of an answer with a modulus; None for others. A number on the left side does not count as a name."""
     if not answer.text.endswith("}") or r"\pmod" not in answer.text:
         return None
     *left, last = answer.text.split(r"\equiv") if r"\equiv" in answer.text else answer.text.split("=")
@@ -65,7 +65,7 @@ def residues_of(answer: AnswerPart) -> AnswerPart | None:
 
 
 def choice_of(text: str) -> ChoiceOption | None:
-    """The choice that a normalised answer is, with its letter in brackets or before a full stop; None for others."""
+    """A normalised answer as a choice if it has a letter in brackets or before a full stop; None for others."""
     match = _CHOICE.fullmatch(text)
     if match is None:
         return None
@@ -74,22 +74,22 @@ def choice_of(text: str) -> ChoiceOption | None:
 
 
 def letters_of(text: str) -> str | None:
-    """The letters of a normalised answer that is nothing else: AC for `A,C`."""
+    """The letters of a normalised answer that consists of letters only: AC for `A,C`."""
     text = text.upper() if len(text) == 1 else re.sub(r"\(([A-J])\)", r"\1", text)
     return "".join(sorted(re.findall(r"[A-J](?![a-z])", text))) if _LETTERS.fullmatch(text) else None
 
 
 def choice_letter(text: str) -> str | None:
-    """The letter of a normalised answer that is a choice, with or without a content."""
+    """The letter of a normalised answer that is a choice, with or without its content."""
     choice = choice_of(text)
     letters = choice.letters if choice else letters_of(text)
     return letters if letters and len(letters) == 1 else None
 
 
 def spread(answer: AnswerPart) -> AnswerPart:
-    r"""`x\in\{1,2\}` as the set, `\{x|x>1\}` as its condition, a matrix with a factor as the matrix, a relation between
-    a tuple of names and one of values as the list of its relations, a
-    formula with what it counts as a quantity; other answers as they are."""
+    r"""`x\in\{1,2\}` as the set, `\{x|x>1\}` as its condition, a matrix with a factor as a matrix, a relation between a
+    tuple of names and a tuple of values as a list of relations, a formula with what it counts as a quantity; other
+    answers unchanged."""
     built = _CONDITION.fullmatch(answer.text) if answer.kind == "set" else None
     if built and not re.search(r"\\in|\\mathbb", built[2]):
         return spread(read(built[2]))
@@ -157,7 +157,7 @@ def alternatives_of(answer: AnswerPart) -> AnswerPart | None:
 
 
 def names_of(expected: str) -> tuple[str, ...]:
-    """The names of the values of a reference, "-" for a value without one; none where it is no list or tuple."""
+    """The names of the values of a reference, "-" for a value without a name; empty unless it is a list or tuple."""
     answer = spread(read(expected))
     is_tuple = answer.kind == "tuple" and answer.marks == ("()",)
     if (answer.kind != "list" and not is_tuple) or r"\text{or}" in expected:
@@ -176,7 +176,7 @@ def _by_name(group: AnswerPart) -> dict[str, str] | None:
 
 
 def in_unit_vectors(answer: AnswerPart, size: int) -> AnswerPart | None:
-    """A sum of multiples of i, j and k as the tuple of its components, three of them where the size is three; None for
+    """A sum of multiples of i, j and k as the tuple of its components, three of them if the size is three; None for
     others."""
     terms = _UNIT_TERM.findall(answer.text) if answer.kind == "formula" else []
     if not terms or "".join(map("".join, terms)) != answer.text:
@@ -189,7 +189,7 @@ def in_unit_vectors(answer: AnswerPart, size: int) -> AnswerPart | None:
 
 
 def as_matrix(answer: AnswerPart, sizes: tuple[str, ...]) -> AnswerPart | None:
-    r"""`3I_2` and `O` as the matrices that they are, for a matrix whose rows have these sizes; None for others."""
+    r"""`3I_2` and `O` written out as matrices with rows of these sizes; None for others."""
     n = len(sizes)
     if answer.text in ("0", "O"):
         return AnswerPart("matrix", answer.text, (read("0"),) * sum(map(int, sizes)), sizes)
@@ -203,8 +203,8 @@ def as_matrix(answer: AnswerPart, sizes: tuple[str, ...]) -> AnswerPart | None:
 
 
 def ratio_of(text: str) -> tuple[Fraction, bool] | None:
-    r"""The value of `3:4` or of a fraction of integers, and whether it is written as a ratio that is no time of a day;
-    None for others."""
+    r"""The value of `3:4` or of a fraction of integers, and whether it is written as a ratio that cannot be a time of
+    day; None for others."""
     ratio = _RATIO.fullmatch(text)
     if ratio is None:
         return None
@@ -215,7 +215,7 @@ def ratio_of(text: str) -> tuple[Fraction, bool] | None:
 
 
 def clock_of(text: str) -> tuple[int, bool] | None:
-    """Minutes since midnight, and whether the half of the day is sure; None for what is no time of a day."""
+    """Minutes since midnight, and whether it is known to be a.m. or p.m.; None for what is not a time of day."""
     time = _CLOCK.fullmatch(text)
     hour, minute = (int(time[1]), int(time[2] or 0)) if time else (24, 0)
     if time is None or hour > 23 or minute > 59 or (time[3] and not 0 < hour <= 12) or not (time[2] or time[3]):

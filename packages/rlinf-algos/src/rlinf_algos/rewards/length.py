@@ -1,7 +1,7 @@
-"""Rewards for the length of a completion; alone they check nothing, so they are terms of a weighted sum.
+"""Rewards for the length of a completion. They do not check the answer, so use them as terms of a weighted sum.
 
-Lengths are counted in characters, in words, or in tokens by a function that the caller gives. For a limit in tokens of
-the very sample that was generated see DAPO's overlong shaping, which works on the mask.
+Lengths are counted in characters, in words, or by a function of the caller, for example in tokens. For a limit on the
+generated tokens use DAPO's overlong shaping, which works on the mask.
 """
 
 from collections.abc import Callable
@@ -24,10 +24,10 @@ def _count(unit: Unit | Count) -> Count:
 
 
 class LengthPenalty:
-    """0.0 up to `free`, from there down in a straight line to -1.0 at `limit`, and -1.0 beyond.
+    """0.0 up to `free`, then linearly down to -1.0 at `limit`, and -1.0 beyond.
 
     The form of DAPO's soft overlong punishment (arXiv:2503.14476, equation 13), with `free` = L_max - L_cache and
-    `limit` = L_max. Outcome: "right" where nothing is taken off, else "wrong".
+    `limit` = L_max. Outcome: "right" if the value is 0.0, else "wrong".
 
     Raises:
         AlgosError: unless 0 <= free < limit.
@@ -45,10 +45,10 @@ class LengthPenalty:
 
 
 class LengthTarget:
-    """1.0 at exactly `target`, less in a straight line on both sides, 0.0 from `tolerance` away.
+    """1.0 at exactly `target`, falling linearly on both sides, and 0.0 at a distance of `tolerance` or more.
 
     The linear term of L1-Exact (arXiv:2503.04697, equation 1) with alpha = 1 / tolerance, cut at 0. Outcome: "right"
-    where the value is above 0, else "wrong".
+    if the value is above 0, else "wrong".
 
     Raises:
         AlgosError: a target or tolerance that is not positive.
@@ -56,7 +56,7 @@ class LengthTarget:
 
     def __init__(self, *, target: int, tolerance: int, unit: Unit | Count = "characters") -> None:
         check_range("target", target, low=1, why="it is a length")
-        check_range("tolerance", tolerance, low=1, why="it is the distance at which nothing is left")
+        check_range("tolerance", tolerance, low=1, why="it is the distance at which the reward is 0")
         self._target, self._tolerance, self._count = target, tolerance, _count(unit)
 
     def __call__(self, completion: str, reference: str) -> RewardResult:

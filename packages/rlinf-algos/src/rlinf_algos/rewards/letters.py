@@ -1,7 +1,7 @@
-r"""Whether two formulas differ because of their letters alone, which saves parsing them.
+r"""Detects formulas that differ because of their letters alone, without parsing them.
 
-A letter that stands once in one formula and nowhere in the other changes the value of the one alone: `100\sqrt{p}` is
-no number, and no formula of t. Formulas in which a letter may be bound or without effect are not decided here.
+A letter that occurs once in one formula and not in the other changes the value of only one of them: `100\sqrt{p}` is
+neither a number nor a formula of t. Formulas in which a letter may be bound or without effect are not decided here.
 """
 
 import re
@@ -24,7 +24,7 @@ _WITHOUT_EFFECT = re.compile(r"(?<![0-9.])0(?![0-9.])|(?<![0-9.])1\)?\^|'|\\frac
 
 
 def differ_in_letters(one: str, other: str) -> bool:
-    """Whether they are surely different; False where this is not known."""
+    """True if the formulas certainly differ; False if this is not known."""
     counts, others = _letters(one), _letters(other)
     if counts is None or others is None:
         return False
@@ -35,7 +35,7 @@ def differ_in_letters(one: str, other: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _letters(formula: str) -> Counter[str] | None:
-    """How often each letter stands in a normalised formula; None where one of them may have no effect."""
+    """How often each letter occurs in a normalised formula; None if one of them may have no effect."""
     tokens = _TOKEN.findall(formula)
     letters = [token for token in tokens if token in _GREEK or (token[0] != "\\" and token not in "ei")]
     is_known = all(token in _PLAIN or token in _GREEK or token[0] != "\\" for token in tokens)

@@ -1,14 +1,14 @@
-r"""Whether two formulas in LaTeX are equal, by math-verify. Loaded by the processes of a `ProcessPool`, by path: it
-imports nothing of this package.
+r"""Decides with math-verify whether two LaTeX formulas are equal. The processes of a `ProcessPool` load this file by
+its path: it imports nothing from this package.
 
-Departs from a plain call of math-verify: formulas are compared by their values at a few points before they are
-simplified, which decides nearly all; its own limits of time, which need the main thread and stop no C loop, are off
-(the pool's hold); an exception while comparing is told, not taken for "different".
+Unlike a plain call of math-verify, this compares the values of formulas at a few points before it simplifies them,
+which decides nearly all cases. The time limits of math-verify, which need the main thread and cannot stop a C loop, are
+off, since the pool has its own. An exception during the comparison is reported, not taken for "different".
 
-Exact numbers have no tolerance. Values that agree in 20 digits are subtracted, and the difference is zero only where
-exact arithmetic or a separation bound says so: Burnikel, Funke, Mehlhorn, Schirra and Schmitt, "A separation bound for
-real algebraic expressions" (ESA 2001). Numbers that are not algebraic have no such bound; these are equal where they
-agree in more digits than both of them are written with, and at least 1,200.
+Exact numbers have no tolerance. Values that agree in 20 digits are subtracted, and the difference counts as zero only
+if exact arithmetic or a separation bound proves it: Burnikel, Funke, Mehlhorn, Schirra and Schmitt, "A separation bound
+for real algebraic expressions" (ESA 2001). There is no such bound for numbers that are not algebraic; they are equal if
+they agree in more digits than both of them are written with, and in at least 1,200.
 """
 
 import cmath
@@ -30,7 +30,7 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 _NORMALIZATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
-"""The caller takes units away where they are units; here a last `t` or `m` is a variable."""
+"""The caller has removed units; here a final `t` or `m` is a variable."""
 _CONVERSION = ConversionConfig(lowercase_symbols=False)
 _SYMBOLS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"\\gamma(?![a-z])"), r"g_{gamma}"),
@@ -41,40 +41,40 @@ _SYMBOLS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
         lambda match: f"h_{{upper{match[1] or 'I'}{re.sub(r'[^0-9A-Za-z]', 'o', match[2] or match[3] or '')}}}",
     ),
 )
-"""What the parser reads as something else: a constant, nothing, or a class of sympy."""
+"""Names that the parser would misread, as a constant, as nothing, or as a class of sympy -> names that it reads."""
 _FACTORS = re.compile(r"\)\s*(?=\()|(?<![A-Za-z_^.0-9])[0-9]+(?:\.[0-9]+)?\s*(?=\()")
-"""Before a factor in brackets. The parser takes `(2)(3)` and `2(3)` for mixed numbers, 5."""
+"""What precedes a factor in brackets. The parser reads `(2)(3)` and `2(3)` as mixed numbers, that is 5."""
 _POINTS = ("0.7390851332151607", "1.3247179572447461", "0.5671432904097838", "1.8392867552141612")
-"""Values without a relation to each other, for the symbols of two formulas."""
+"""Unrelated values for the symbols of two formulas."""
 _DIGITS = 40
 _ROUNDED = 1e-20
-"""Relative difference that rounding may explain, with that many digits."""
+"""Relative difference that may be rounding, with `_DIGITS` digits."""
 _ZERO = 1e-30
-"""What is no larger may be zero."""
+"""A value up to this size may be zero."""
 _CERTAIN_BITS = 20
-"""Correct bits with which a difference is not zero."""
+"""Number of correct bits from which a difference counts as non-zero."""
 _MIN_BITS = 4096
-"""Bits in which numbers agree that are taken for equal without a proof."""
+"""Number of bits in which numbers must agree to count as equal without a proof."""
 _MAX_BITS = 1 << 18
 _GAMMA_BITS = 512
-"""The same for values of the gamma function, which has them at no integers but those of a point; more take seconds."""
+"""The same for values of the gamma function; more bits take seconds."""
 _WITHOUT_VALUE = (sympy.Integral, sympy.Derivative, sympy.Limit)
-"""What is compared in 20 digits: an exact value may take an hour."""
+"""Expressions that are compared in 20 digits only: an exact value may take an hour."""
 _NOT_REAL = 1e-9
 _NEAR = 0.01
 _NO_VALUES = (sympy.zoo, sympy.nan)
 _MIN_PLACES = 6
-"""Fewest decimal places with which a decimal may stand for another number, as in math-verify."""
+"""Number of decimal places from which a decimal may stand for a rounded number, as in math-verify."""
 _DECIMAL = re.compile(r"-?[0-9]*\.[0-9]+")
 
 
 def check(*questions: str) -> list[str | None]:
-    """The answers to all that is open about one pair of answers, under one limit of time.
+    """Answers all open questions about one pair of answers, under one time limit.
 
     Args:
-        questions: of `comparison`, three texts each: what is asked, and two formulas in normalised LaTeX.
+        questions: from `comparison`, three texts each: the kind of question and two formulas in normalised LaTeX.
 
-    Returns: ["right", "wrong" or "unparseable" for each question, with commas between them; None].
+    Returns: ["right", "wrong" or "unparseable" for each question, separated by commas; None].
     """
     return [",".join(map(_answered, questions[::3], questions[1::3], questions[2::3])), None]
 
@@ -95,17 +95,18 @@ def _answered(question: str, one: str, other: str) -> str:
 
 
 def _rounding(*texts: str) -> float:
-    """How far a decimal of six or more places, not all of them zeros, may be from what it stands for."""
+    """The rounding error of a decimal with six or more places, not all of them zeros."""
     decimals = [text for text in texts if _DECIMAL.fullmatch(text) and text.strip("-.0")]
     places = [len(text.partition(".")[2]) for text in decimals]
     return 10.0 ** -max(places) if places and max(places) >= _MIN_PLACES else 0.0
 
 
 def _compared(question: str, expected: Any, actual: Any, rounding: float) -> bool | None:
-    """Whether two formulas are equal, by their values at a few points; None where these do not tell.
+    """Whether two formulas are equal, by their values at a few points; None if this does not decide.
 
-    Formulas that are equal at all the points where they are real, to 20 digits, are equal; to simplify their difference
-    takes a hundred times as long. Where a root or logarithm in one of them is not real, its branch does not count.
+    Formulas that agree to 20 digits at all points where they are real are equal; simplifying their difference would
+    take a hundred times as long. Points at which a root or logarithm is not real are ignored, so its branch does not
+    matter.
     """
     one, other = _plain(expected), _plain(actual)
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
@@ -113,7 +114,7 @@ def _compared(question: str, expected: Any, actual: Any, rounding: float) -> boo
         points = _points(symbols)
         pairs = [(_value(one, point), _value(other, point)) for point in points]
     except (TypeError, ValueError, ArithmeticError, AttributeError):
-        return None  # something has no number: a limit, an infinity
+        return None  # a part has no numeric value: a limit, an infinity
     if not all(_is_finite(value) for pair in pairs[:2] for value in pair):
         return None
     if question == "near":
@@ -132,7 +133,7 @@ def _compared(question: str, expected: Any, actual: Any, rounding: float) -> boo
 
 
 def _have_one_ratio(pairs: list[tuple[Any, Any]], *, is_positive: bool) -> bool:
-    """Whether one value is always the same multiple of the other, which is never zero."""
+    """Whether the ratio of the two values is the same non-zero constant for all pairs."""
     if len(pairs) < 2 or any(abs(value) < 1e-12 or not _is_finite(value) for pair in pairs for value in pair):
         return False
     ratios = [one / other for one, other in pairs]
@@ -142,21 +143,21 @@ def _have_one_ratio(pairs: list[tuple[Any, Any]], *, is_positive: bool) -> bool:
 
 
 def _plain(formula: Any) -> Any:
-    """The formula with a symbol in place of each unknown function and derivative, and finite sums added up."""
+    """The formula with unknown functions and derivatives replaced by symbols, and finite sums evaluated."""
     formula = formula.replace(_is_finite_sum, methodcaller("doit"))
     unknown = formula.atoms(AppliedUndef, sympy.Derivative)
     return formula.subs({part: sympy.Symbol(f"value of {part}") for part in unknown}) if unknown else formula
 
 
 def _is_finite_sum(part: Any) -> bool:
-    """Whether it is a sum or product between two integers."""
+    """Whether it is a sum or product with integer bounds."""
     return isinstance(part, sympy.Sum | sympy.Product) and all(
         len(limit) == 3 and limit[1].is_Integer and limit[2].is_Integer for limit in part.limits
     )
 
 
 def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
-    """Two points with positive coordinates, and two with both signs; only one where there are no symbols."""
+    """Two points with positive coordinates and two with coordinates of both signs; only one if there are no symbols."""
     shifts = range(4 if symbols else 1)
     return [
         {
@@ -175,7 +176,7 @@ def _value(formula: Any, point: dict[Any, Any]) -> Any:
 
 
 def _is_real(formula: Any, point: dict[Any, Any]) -> bool:
-    """Whether no root, logarithm or other function in it leaves the real numbers there, or it is about complex ones."""
+    """Whether every root, logarithm or other function in it is real at the point, or the formula is a complex one."""
     if formula.has(sympy.I) or not point:
         return True
     parts = formula.atoms(sympy.Pow, sympy.Function)
@@ -195,7 +196,7 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def _is_zero(number: Any) -> bool:
-    """Whether a constant that is small is zero: exactly, or by digits whose number grows until they decide."""
+    """Whether a small constant is zero: by exact arithmetic, or with more and more digits until they decide."""
     if number.has(*_WITHOUT_VALUE) or not all(map(_is_finite_sum, number.atoms(sympy.Sum, sympy.Product))):
         return True
     number = number.doit()
@@ -207,7 +208,7 @@ def _is_zero(number: Any) -> bool:
 
 
 def _separation_bits(number: Any) -> int:
-    """Bits after which a number is known to be zero, if it is."""
+    """Number of bits after which a number that still looks like zero is known to be zero."""
     if number.has(sympy.factorial, sympy.gamma, sympy.binomial):
         return _GAMMA_BITS
     degree = math.prod(power.exp.q for power in number.atoms(sympy.Pow) if power.exp.is_Rational)
@@ -256,7 +257,7 @@ def _size(integer: int) -> float:
 
 @lru_cache(maxsize=1024)  # a group of completions has one reference, and often the same few answers
 def _parsed(latex: str) -> Any:
-    """The formula in sympy, with i the imaginary unit; None where it cannot be read."""
+    """The formula in sympy, with i as the imaginary unit; None if it cannot be parsed."""
     latex = _FACTORS.sub(r"\g<0>\\cdot ", latex)
     for pattern, symbol in _SYMBOLS:
         latex = pattern.sub(symbol, latex)
@@ -270,7 +271,7 @@ def _parsed(latex: str) -> Any:
         )
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - whatever the parser says, it cannot read this
+    except Exception:  # noqa: BLE001 - whatever the exception, the formula cannot be parsed
         return None
     if isinstance(formula, sympy.Basic) and not formula.has(sympy.Sum, sympy.Product):
         formula = formula.subs({symbol: sympy.I for symbol in formula.free_symbols if str(symbol) == "i"})
@@ -308,8 +309,8 @@ _WARM_UP = (
     r"|x-1||x",
     r"50%|\frac{1}{2}",
 )
-"""Formulas of many kinds, from which the parser learns its way through the grammar once (0.1 s a kind), for all the
-processes that are forked from here."""
+"""Formulas of many kinds that are parsed once, to fill the parser's caches (0.1 s per kind) for all processes that are
+forked from here."""
 
 for _pair in _WARM_UP:
     check("equal", *_pair.rsplit("|", 1))

@@ -1,9 +1,8 @@
-r"""Answers of mathematics, compared by what they mean: `\boxed{\frac{3}{4}}`, 0.75 and 75\% are the same.
+r"""Compares mathematical answers by their meaning: `\boxed{\frac{3}{4}}`, 0.75 and 75\% are the same.
 
-What an answer is, and what it is compared with, `verdict` says: numbers are compared exactly, words as words. A
-percentage may be given as 75 or as 0.75, but 0.75% is not 3/4; a decimal of six or more places may stand for a fraction
-(0.333333 for 1/3). What is left, two formulas, goes to math-verify in a pool of processes, with limits of time and
-memory.
+`verdict` finds the answer and compares it with the reference: numbers exactly, words as words. A percentage may be
+given as 75 or as 0.75, but 0.75% is not 3/4; a decimal of six or more places may stand for a fraction (0.333333 for
+1/3). The remaining pairs of formulas go to math-verify in a pool of processes with time and memory limits.
 
 Two decimals that differ are different: unlike math-verify, which rounds to six places, 1.39e-10 is not 2e-10.
 """
@@ -25,22 +24,22 @@ _VERDICTS: dict[str, bool] = {"right": True, "wrong": False, "unparseable": Fals
 _CHECKER = Path(__file__).with_name("math_equal.py")
 _READER = Path(__file__).with_name("answer_side.py")
 _READING_S = 60.0
-"""By the clock, for a machine that has no time at all for the process that reads a completion."""
+"""Wall time limit for reading a completion, in case the machine is too busy to run the reading process."""
 
 
 class MathReward:
-    """1.0 where the answer in the completion means the same as the reference.
+    """1.0 if the answer in the completion means the same as the reference.
 
     Outcomes besides right and wrong: "unparseable" (no answer, or none that can be read), "timeout", "memory" and
-    "crashed" (see `ProcessPool`); all of these have the value 0.0 and are told apart by the outcome.
+    "crashed" (see `ProcessPool`); all of these have the value 0.0.
 
-    Completions are read and compared in a process of their own, so that no text holds up the caller.
+    Completions are read and compared in separate processes, so that no text can block the caller.
 
     Args:
-        num_processes: checking processes, beside the one that reads completions.
+        num_processes: checking processes, in addition to the one that reads completions.
         time_limit_s: CPU seconds for one comparison, and for reading one completion.
-        wall_limit_s: seconds by the clock for it, however busy the machine is.
-        memory_limit_bytes: most memory that one checking process may take.
+        wall_limit_s: wall-clock seconds for one comparison, however busy the machine is.
+        memory_limit_bytes: maximum memory of one checking process.
 
     Raises:
         RewardError: math-verify is not installed.
@@ -115,8 +114,8 @@ class MathReward:
     def _compared(
         self, questions: Mapping[tuple[str, str], Sequence[Question]]
     ) -> dict[tuple[str, str], tuple[str, str | None]]:
-        """(outcome, detail) of each pair (expected, found) of normalised answers."""
-        pairs = sorted(questions)  # one reference goes to one process, which reads it once
+        """(outcome, detail) for each pair (expected, found) of normalised answers."""
+        pairs = sorted(questions)  # sorted so that each reference goes to one process, which parses it once
         items = [tuple(text for question in questions[pair] for text in question) for pair in pairs]
         replies = zip(pairs, self._pool.run(items), strict=True)
         return {pair: _outcome(pair, questions[pair], reply) for pair, reply in replies}
@@ -131,7 +130,7 @@ def _verdict(text: str) -> Verdict:
 def _outcome(
     pair: tuple[str, str], questions: Sequence[Question], reply: tuple[str, str | None]
 ) -> tuple[str, str | None]:
-    """Decides right or wrong by the answers to the questions; where there are none, says why."""
+    """(outcome, detail): right or wrong by the answers to the questions, or the reason why there are none."""
     answers = reply[0].split(",")
     if any(answer not in _VERDICTS for answer in answers):
         return reply
@@ -142,7 +141,7 @@ def _outcome(
 
 
 def math_answer(completion: str, reference: str) -> RewardResult:
-    """`MathReward` with its defaults and one process, which starts at the first need and ends with this one."""
+    """`MathReward` with its defaults and one process, which starts at the first call and ends with this process."""
     return _shared()(completion, reference)
 
 

@@ -1,8 +1,8 @@
-r"""One notation for many ways to write an answer: LaTeX in which only what has a meaning is left.
+r"""Normalises the many ways to write an answer into LaTeX without formatting.
 
-`normalized` turns what people and models write - LaTeX, plain text, Unicode, units, currency, thousands separators -
-into LaTeX that math-verify reads, with every word in a `\text{...}` of its own. It drops what says nothing about the
-value: spacing, sizes of brackets, fonts of letters and numbers. Words stay, and so does the space in `4 2`.
+`normalized` converts what people and models write (LaTeX, plain text, Unicode, units, currency, thousands separators)
+into LaTeX that math-verify reads, with each word in its own `\text{...}`. It drops what does not affect the value:
+spacing, sizes of brackets, fonts of letters and numbers. Words stay, and so does the space in `4 2`.
 """
 
 import re
@@ -150,13 +150,13 @@ _SPELLINGS_OF_TEXT = [
     for pattern, spelling in _SPELLINGS
     if not pattern.pattern.startswith(r"\\") or re.search(r"\|[<>]=", pattern.pattern)
 ]
-"""Those for text without a backslash."""
+"""Substitutions that only apply to text without a backslash."""
 _POWER = r"(?:\^(?:\{-?[1-9]\}|-?[1-9]))"
 _POWERED = rf"[A-Za-z]{{1,4}}{_POWER}?(?:(?: |/| ?\\cdot ?)[A-Za-z]{{1,4}}{_POWER}?){{0,3}}"
 _UNITS_OF_POWERS = re.compile(
     rf"(?<=[0-9\s}}])\\(?:text|mathrm)\s*\{{ ?({_POWERED}) ?\}}|(?<=[0-9}}]) ({_POWERED})(?=[\s.]*\Z)"
 )
-"""`m\\,s^{-2}`, in one font or none."""
+"""`m\\,s^{-2}`, in a single font or without one."""
 _FOR_ALL = re.compile(
     r",?\s*(?:\b(?:for|where|with)\s+)?(?:\b(?:some|any|all|every|each|an)\s+)(integer|real number)s?\s+([a-z])\b"
     r"|,?\s*(?:\b(?:for|where|with)\s+)?(?<![\\A-Za-z])([a-z])\s+(?:is|be)?\s*(?:an?|any|some)\s+(?:arbitrary\s+)?"
@@ -238,7 +238,7 @@ _BESIDE_VALUES = re.compile(
     r"|,?\\text\{where\}[A-Za-z]\\text\{is\}(?:a|\\text\{an\}|\\text\{any\})?(?:\\text\{(?:arbitrary|real)\})*"
     r"\\text\{constant\}\Z"
 )
-"""Words beside a value that say no more than it."""
+"""Words beside a value that add nothing to it."""
 _MINUS = re.compile(r"\A\\text\{(?:negative|minus)\}(?=[0-9\\])")
 _COMPARED = re.compile(
     r"\A(?:\\text\{all\}|\\mathbb\{R\})(?:\\text\{(?:real|numbers?|values?)\})*\\text\{(greater|less)\}\\text\{than\}"
@@ -246,7 +246,7 @@ _COMPARED = re.compile(
 )
 _DIAGONAL = re.compile(r"\\text\{diag\}\(([^()]{1,80})\)")
 _CONDITION = re.compile(r",?&(?:\\text\{(?:if|for|when)\})?")
-"""What leads to the condition of a case."""
+"""What introduces the condition of a case."""
 _DEGREES = re.compile(
     r"\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\degree(?![a-z]))\s*(?:(?:\\text\{)?([CF])\b\}?)?"
 )
@@ -325,7 +325,7 @@ def normalized(answer: str) -> str:
 
 
 def _with_scripts(text: str) -> str:
-    """Superscripts as powers, and fractions of one character or of small figures as fractions."""
+    """Superscripts as powers; single-character fractions and those of small digits as fractions."""
     if _CIRCLED.fullmatch(text):
         return "".join(sorted(re.findall("[\u2460-\u2473]", text)))
     text = _ROOT_SIGN.sub(lambda root: f"{_ROOTS[root[1]]}{{{root[2].removeprefix('(').removesuffix(')')}}}", text)
@@ -368,7 +368,7 @@ def _inward(interval: re.Match[str]) -> str:
 
 
 def _currency(text: str) -> str:
-    """`\\$5` as 5 dollars; a single `$` is one too, two are the borders of a formula."""
+    """`\\$5` as 5 dollars; a single `$` is also a dollar sign, two delimit a formula."""
     if not _MONEY_SIGNS.search(text):
         return text
     text = re.sub(
@@ -392,7 +392,7 @@ def _amount(match: re.Match[str]) -> str:
 
 
 def _with_words(text: str) -> str:
-    """Every word in its own `\\text{...}`, in small letters unless it is a unit; single letters bare."""
+    """Puts every word in its own `\\text{...}`, in lower case unless it is a unit; single letters stay bare."""
     if "_" in text:
         text = _SUBSCRIPT.sub(lambda match: f"_{{{re.sub(r'[ ~]', '', match[1] or match[2] or '')}}}", text)
         text = re.sub(r"_\{?([a-z]{3,7})\}?(?![a-zA-Z])", _base, text)
@@ -414,7 +414,7 @@ def _base(subscript: re.Match[str]) -> str:
 
 
 def _product_of_units(product: re.Match[str]) -> str:
-    """`m s^{-2}` as `\\text{m}\\cdot\\text{s}^{-2}`; other text as it is."""
+    """`m s^{-2}` as `\\text{m}\\cdot\\text{s}^{-2}`; other text unchanged."""
     pieces = re.findall(rf"( |/| ?\\cdot ?|)([A-Za-z]{{1,4}})({_POWER}?)", product[1] or product[2])
     if not all(is_unit(unit) for _, unit, _ in pieces) or not any(power for _, _, power in pieces):
         return product[0]
@@ -491,7 +491,7 @@ def _degrees(text: str) -> str:
 
 
 def _without_groups(text: str) -> str:
-    """1,234 without its comma, where it is no list: in brackets only `{,}` is sure to be none."""
+    """1,234 without its comma unless it may be a list: in brackets, only `{,}` is certainly a thousands separator."""
     if not re.search(r"[(\[]|\\\{", text):
         text = _COMMA_GROUPS.sub(lambda match: match[1] + re.sub(r"[{},]", "", match[2]), text)
         text = _INDIAN.sub(lambda number: number[0].replace(",", ""), text) if ",0" in text else text
@@ -499,7 +499,7 @@ def _without_groups(text: str) -> str:
 
 
 def _with_latex_roots(text: str) -> str:
-    """`sqrt(...)` becomes `\\sqrt{...}`; its bracket closes where brackets balance, else the text stays as it is."""
+    """`sqrt(...)` as `\\sqrt{...}`, up to the matching bracket; unchanged if brackets do not balance."""
     for _ in range(min(text.count("sqrt"), 50)):
         start = re.search(r"\\?sqrt\s?\(", text)
         if start is None:
@@ -523,7 +523,7 @@ _COMPACTED = (
     (re.compile(r"(?<=[0-9])\s+(?=[0-9])"), "\0"),  # 4 2 is not 42
     (re.compile(r"\s+"), ""),
 )
-"""White space and braces that LaTeX does not need."""
+"""White space and braces that LaTeX does not need -> their replacements."""
 
 
 def _compact(text: str) -> str:
@@ -549,7 +549,7 @@ def _closes_at_the_end(text: str) -> bool:
 
 
 def _without_brackets(text: str) -> str:
-    """(a) is a, where the two belong together and hold no list."""
+    """`(a)` as `a`, if the two brackets match and do not enclose a list."""
     while text.startswith("(") and text.endswith(")") and "," not in text and not re.fullmatch(r"\([A-Ja-e]\)", text):
         if not _closes_at_the_end(text):
             break

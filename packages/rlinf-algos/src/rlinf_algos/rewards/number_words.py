@@ -1,6 +1,6 @@
-"""Numbers in English words as digits: "three thousand yen" is "3000 yen", "twenty-five" is "25".
+"""Converts numbers in English words to digits: "three thousand yen" is "3000 yen", "twenty-five" is "25".
 
-Numbers of several words are read everywhere, those of one word only where nothing else is an answer.
+Numbers of several words are converted everywhere, those of one word only if there is no other answer.
 """
 
 import re
@@ -24,7 +24,7 @@ _COUNTED_AT_END = re.compile(
     re.IGNORECASE,
 )
 _LAST_CLAUSE = 300
-"""Characters of the last clause that are read."""
+"""Number of characters of the last clause that are read."""
 _PARTS = {"halves": 2, "thirds": 3, "quarters": 4, "fourths": 4, "fifths": 5, "sixths": 6, "sevenths": 7, "eighths": 8,
           "ninths": 9, "tenths": 10}  # fmt: skip
 _FRACTION = re.compile(rf"\b({'|'.join(ONES)})[- ]({'|'.join(_PARTS)})\b(?! of\b)", re.IGNORECASE)
@@ -53,8 +53,8 @@ _SINGLE_PART = re.compile(
 
 
 def with_numbers(text: str) -> str:
-    """The text with digits in place of numbers of several words, and with signs and fractions in place of words and
-    blanks: `1\\frac{3}{4}` of "1 3/4", -5 of "5 degrees below zero", "March 15" of "the 15th of March"."""
+    """The text with numbers of several words as digits, and with signs, fractions and dates in one form:
+    `1\\frac{3}{4}` for "1 3/4", -5 for "5 degrees below zero", "March 15" for "the 15th of March"."""
     text = _DATE.sub(r"\2 \1", text) if " of " in text else text
     text = _BELOW_ZERO.sub(lambda words: f"-{words[1]}", text) if "below zero" in text else text
     text = _TIME_OF_DAY.sub(lambda words: f"{words[1]} {'AM' if words[2] else 'PM'}", text) if ":" in text else text
@@ -72,19 +72,19 @@ def with_numbers(text: str) -> str:
         text = _ONE_AND_A_HALF.sub(r"1.5 \1s", text)
         text = _AND_A_HALF.sub(lambda words: f"{ONES.get(words[1].lower(), words[1])}.5", text)
     if not ("ty-" in text or "ty " in text or "hundred" in text or "thousand" in text or "illion" in text):
-        return text  # one of these is in every number of several words
+        return text  # every number of several words contains one of these
     return _RUN.sub(lambda run: run[0] if (value := _value(run[0])) is None else str(value), text)
 
 
 def with_lone_numbers(text: str) -> str:
-    """The text with digits also in place of numbers of one word, without "one", which is often no number."""
+    """The text with numbers of one word as digits, too, except "one", which is often not a number."""
     text = _SINGLE_PART.sub(lambda words: f"1/{_PARTS[words[1].lower() + 's']}", text)
     text = _FRACTION_OF.sub(lambda words: f"{ONES[words[1].lower()]}/{_PARTS[words[2].lower()]}", text)
     return _LONE.sub(lambda word: str(ONES.get(word[0].lower()) or TENS[word[0].lower()]), text)
 
 
 def with_final_number(text: str) -> str:
-    """The text with digits in place of a number of one word in its last clause: "she has sixteen dollars left"."""
+    """The text with a number of one word in its last clause as digits: "she has sixteen dollars left"."""
     *_, last = [None, *_COUNTED_AT_END.finditer(text, max(0, len(text) - _LAST_CLAUSE))]
     if last is None or re.search(r"[0-9]|[.!?]\s", text[last.end() :]):
         return text
@@ -101,7 +101,7 @@ def _mixed(number: re.Match[str]) -> str:
 
 
 def _value(run: str) -> int | None:
-    """The number that a run of words is; None for words that follow each other otherwise, as in "two and three"."""
+    """The value of a sequence of number words; None if they are not one number, as in "two and three"."""
     total, group, last = 0, 0, 10**12
     for joint, word in re.findall(r"(-| and | |)([a-z]+)", run.lower()):
         if joint == " and " and last not in (100, *_LARGE.values()):

@@ -1,20 +1,20 @@
 """The final number of a worked solution, as GSM8K writes it: `... #### 1,234`.
 
-Where the number is looked for, in this order, in the text after the last `</think>`:
-1. right after the last `####` that a number follows, but for bold type or a currency sign; a numbered heading of
-   markdown, such as `#### 1. Compute`, is none;
-2. else in the last stated answer: a box, or what follows "the answer is" (see `final_answer`); there the number that it
-   begins with, or else its last one;
-3. else the last number anywhere in the text.
+The text after the last `</think>` is searched in this order:
+1. the number right after the last `####` that precedes one, ignoring bold type and a currency sign; a numbered markdown
+   heading such as `#### 1. Compute` does not count;
+2. the last stated answer, a box or what follows "the answer is" (see `final_answer`): the number at its beginning, or
+   otherwise the last number in it;
+3. the last number anywhere in the text.
 
 A number is an optional sign, digits with or without commas between groups of three, an optional fraction after a point,
-an optional exponent; thousands may be set apart as in LaTeX, `1{,}234` or `10\\,000`. A hyphen right after a letter,
+an optional exponent; thousands may be separated as in LaTeX, `1{,}234` or `10\\,000`. A hyphen right after a letter,
 a digit or a closing bracket is an operator or a dash, not a sign: the last number of "12-5" is 5. Numbers are compared
 by value, exactly: 18, 18.0, 18.00 and 1.8e1 are equal, and so are 1234 and 1,234. A percent sign or a unit after the
 number is ignored; a fraction such as 3/4 is two numbers.
 
-Unlike verl's strict mode this needs no `####` in the completion and takes the last one; unlike both of verl's modes it
-compares values, not text.
+Unlike verl's strict mode this does not require `####` in the completion, and takes the last one; unlike both of verl's
+modes it compares values, not text.
 """
 
 import re
@@ -25,7 +25,7 @@ from rlinf_algos.rewards.base import RewardResult
 from rlinf_algos.rewards.final_answer import stated_answer
 from rlinf_algos.rewards.plain_text import plain_text
 
-# An exponent has at most three digits: what is longer is no answer, and Decimal would refuse it.
+# An exponent has at most three digits: no answer has a longer one, and Decimal would reject it.
 _NUMBER = re.compile(
     r"(?P<sign>(?<![\w)\]}])[-+\u2212])?"
     r"(?:\\?[$\u20ac\u00a3\u00a5] ?)?"
@@ -61,24 +61,24 @@ def _in_statement(answer: str) -> re.Match[str] | None:
 
 def _last(text: str) -> re.Match[str] | None:
     last = None
-    for last in _NUMBER.finditer(text):  # noqa: B007 - the last one is looked for
+    for last in _NUMBER.finditer(text):  # noqa: B007 - only the last match is needed
         pass
     return last
 
 
 def numeric_match(completion: str, reference: str) -> RewardResult:
-    """1.0 where the final numbers of completion and reference are equal in value.
+    """1.0 if the final numbers of completion and reference are equal in value.
 
     Args:
-        completion: a solution in words; without any number it is "unparseable".
+        completion: a solution in words; "unparseable" if it contains no number.
         reference: a number, or a whole GSM8K answer that ends in `#### number`.
 
     Raises:
-        RewardError: the reference holds no number.
+        RewardError: the reference contains no number.
     """
     expected = final_number(reference)
     if expected is None:
-        raise RewardError(f"numeric_match: the reference {reference[-80:]!r} holds no number; mend the dataset row")
+        raise RewardError(f"numeric_match: the reference {reference[-80:]!r} contains no number; fix the dataset row")
     number = final_number(completion)
     if number is None:
         return RewardResult(value=0.0, outcome="unparseable")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_EXPONENT = 400
-"""Largest power of ten that is read here; larger ones are left to the checker, which has a time limit."""
+"""Largest power of ten that is evaluated here; the checker, which has a time limit, evaluates larger ones."""
 MIN_PLACES = 6
-"""Fewest decimal places with which a decimal may stand for a fraction, as in math-verify."""
+"""Number of decimal places from which a decimal may stand for a fraction, as in math-verify."""
 _INTEGER = r"[0-9]+"
 _DECIMAL = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
 _TEN_POWER = r"(?:(?:\\times|\\cdot|\*)10\^(?:\{(?P<braced>[-+]?[0-9]{1,4})\}|(?P<bare>[-+]?[0-9]{1,4})))"
@@ -34,13 +34,13 @@ _INFINITIES = {r"\infty": math.inf, r"-\infty": -math.inf}
 
 @dataclass(frozen=True, slots=True)
 class PlainNumber:
-    """An exact value, and how it was written."""
+    """An exact value and the form in which it was written."""
 
     value: Fraction
     is_percent: bool
     places: int | None = None
-    """Digits after the point of a number that is written with one, its power of ten counted in; None for others. A
-    decimal may be a rounded number, integers, fractions and powers are not."""
+    """Number of digits after the decimal point, less the exponent of ten; None for numbers without a point. A decimal
+    may be rounded; integers, fractions and powers are exact."""
 
 
 def rational(normal: str) -> PlainNumber | None:
@@ -65,8 +65,7 @@ def rational(normal: str) -> PlainNumber | None:
 
 
 def place_of(normal: str) -> float | None:
-    r"""About where a normalised number lies on the number line, also a multiple of a root, of e or of pi; None for
-    others."""
+    r"""The approximate value of a normalised number, or of a multiple of a root, of e or of pi; None for others."""
     number = rational(normal)
     if number:
         return float(number.value)
@@ -81,9 +80,9 @@ def place_of(normal: str) -> float | None:
 
 
 def equal_numbers(one: PlainNumber, other: PlainNumber) -> bool:
-    """Equal in value; a percentage also equals the number before its sign, unless that is a fraction or below 1, which
-    is the value itself: 12.5% is 1/8 or 12.5, 0.125% is not 1/8. A decimal of at least six places may be the rounded or
-    cut form of a fraction, unless nothing but zeros is left of it."""
+    """Whether two numbers are equal in value. A percentage also equals the number before its sign, unless that number
+    is a fraction or below 1: 12.5% is 1/8 or 12.5, but 0.125% is not 1/8. A decimal of at least six places may be a
+    rounded or truncated fraction, unless all its digits are zeros."""
     if one.is_percent != other.is_percent:
         percent, plain = (one, other) if one.is_percent else (other, one)
         is_fraction = plain.value.denominator > 1 and (plain.places is None or abs(plain.value) < 1)

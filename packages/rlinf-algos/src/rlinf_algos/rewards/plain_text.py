@@ -1,8 +1,8 @@
-r"""One plain notation for the text of a completion, so that one grammar finds the answer in all of them.
+r"""Converts completions to one plain notation, so that one grammar finds the answer in all of them.
 
-`plain_text` maps wide characters and Chinese punctuation to ASCII, the Chinese words with which solutions state their
-answers to English ones, amounts such as `$5` to `\$5`, and drops HTML tags, code fences and bold type. Runs of blanks
-become one, so that a pattern that looks past white space takes bounded time. Every step takes time linear in the text.
+`plain_text` maps wide characters and Chinese punctuation to ASCII, the Chinese words that state answers to English, and
+amounts such as `$5` to `\$5`. It drops HTML tags, code fences and bold type. Runs of blanks become one, so that
+patterns that skip white space take bounded time. Every step takes time linear in the text.
 """
 
 import re
@@ -15,7 +15,7 @@ _HEADED = re.compile("\u3010([^\u3010\u3011\n]{1,12})\u3011:? ?")
 _STRUCK = re.compile(
     r"~~(?=\S)[^~\n]{1,300}~~|<(s|del|strike)>[^<\n]{1,300}</\1>|\\(?:sout|st)\{[^{}\n]{1,300}\}", flags=re.IGNORECASE
 )
-"""What is withdrawn by being crossed out."""
+"""Struck-out text, which counts as withdrawn."""
 _ANSWER_TAGS = re.compile(r"<(/?)(?:final[_ ]?answer|final|result)>|\[(/?)answer\]", flags=re.IGNORECASE)
 _AGAIN = re.compile(r"(?<=[0-9])(\.[0-9]{0,10}?)([0-9]{1,6}?)\2{2,}(?:\.\.\.|\u2026|\\[lc]?dots(?![a-z]))")
 _QUOTED = re.compile(r"^> ", flags=re.MULTILINE)
@@ -88,7 +88,7 @@ _PROSE = re.compile(r"(?<![\\A-Za-z{])(?!sqrt|sin|cos|tan|log|text|frac|exp)[A-Z
 
 
 def plain_text(text: str) -> str:
-    r"""The text in one notation.
+    r"""The text in plain notation.
 
     Example: plain_text("所以答案是５。") == "so answer is 5."; plain_text("it costs $5 or <b>$7</b>") has `\$5 or \$7`.
     """
@@ -166,7 +166,7 @@ def _matrix(rows: re.Match[str]) -> str:
 
 
 def _with_amounts(line: str) -> str:
-    r"""A line with `\$` for each `$` that stands before an amount of money and borders no formula."""
+    r"""The line with `\$` for each `$` that precedes an amount of money and does not delimit a formula."""
     parts = re.split(r"(?<!\\)\$", line)
     pieces, i = [parts[0]], 1
     while i < len(parts):

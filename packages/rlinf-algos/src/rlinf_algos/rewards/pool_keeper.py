@@ -1,13 +1,13 @@
-"""The program of one slot of a `ProcessPool`: keeps one checking process alive and answers for it whatever happens.
+"""The program of one slot of a `ProcessPool`: keeps one checking process running and always replies for it.
 
-Runs as a script of its own, so that it imports neither torch nor the caller's main module: the checker's module is
-loaded once, then each checking process is a fork of this one, ready in milliseconds. The checking process is ended by
-the kernel once a single check has used its CPU time (a timer of the process, with which no library can interfere), and
-by this program when it grows beyond its memory, or has not answered after its time by the clock. A check that hangs
-keeps nothing alive: this program ends as soon as its caller has, and the kernel ends the checking process with it.
+Runs as a separate script, so that it imports neither torch nor the caller's main module: it loads the checker's module
+once, and each checking process is a fork of it, ready in milliseconds. The kernel ends the checking process once a
+single check has used its CPU time (a timer of the process, with which no library can interfere); this program ends it
+if it exceeds its memory or its wall time. A check that hangs keeps nothing alive: this program ends as soon as its
+caller does, and the kernel ends the checking process with it.
 
-Frames on every pipe: 4 bytes length (big endian), then JSON in ASCII. Requests are lists of argument lists; every
-argument list gets one frame [outcome, detail] back, in order.
+Frames on every pipe: 4 bytes length (big endian), then JSON in ASCII. Requests are lists of argument lists; for each
+argument list one frame [outcome, detail] is sent back, in order.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 POLL_S = 0.05
-"""Seconds between two looks at the memory of a busy process."""
+"""Seconds between two checks of a busy process's memory."""
 RECYCLE_AFTER = 2000
-"""Checks of one process; then a fresh fork takes over, so that caches of the checker stay small."""
+"""Number of checks after which a fresh fork replaces the process, so that the checker's caches stay small."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -62,7 +62,7 @@ def write_frame(fd: int, value: object):
 
 
 class CallerGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The caller has closed its pipe or ended."""
 
 
 class Checker:
@@ -86,7 +86,7 @@ class Checker:
         self._memory_limit_bytes = memory_limit_bytes
         self._num_checks = 0
         self._caller = select.poll()
-        self._caller.register(requests, 0)  # told of a hang-up only
+        self._caller.register(requests, 0)  # reports a hang-up only
         keeper = os.getpid()
         request_read, self._request_write = os.pipe()
         self._reply_read, reply_write = os.pipe()
@@ -108,7 +108,7 @@ class Checker:
         return self._num_checks >= RECYCLE_AFTER
 
     def ask(self, arguments: list[str]):
-        """[outcome, detail] of one check; ["died", why] when the process ended over it, which `end` must then clear.
+        """[outcome, detail] of one check; ["died", why] if the process ended during it. Then `end` must be called.
 
         Raises CallerGone.
         """
@@ -159,7 +159,7 @@ class Checker:
 
 
 def describe(status: int):
-    """What a status of waitpid says, for people."""
+    """A status of waitpid in words."""
     if os.WIFSIGNALED(status):
         return f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
     return f"exited with {os.WEXITSTATUS(status)}"
@@ -174,7 +174,7 @@ def _check_forever(
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         address_space = _address_space_bytes() + 2 * memory_limit_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))  # for what grows between two looks
+        resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))  # bounds growth between two checks
         while True:
             arguments = read_frame(requests)
             if arguments is None:
@@ -186,7 +186,7 @@ def _check_forever(
                 reply = ["memory", "out of memory"]
             except RecursionError:
                 reply = ["memory", "nested too deeply"]
-            except Exception as e:  # noqa: BLE001 - whatever the checker raises is its answer, told to the caller
+            except Exception as e:  # noqa: BLE001 - an exception of the checker is its reply to the caller
                 reply = ["crashed", f"{type(e).__name__}: {e}"[:500]]
             signal.setitimer(signal.ITIMER_PROF, 0)
             write_frame(replies, reply)
@@ -219,11 +219,11 @@ def main():
     sys.path[:] = hello["sys_path"]
     try:
         check = load_check(hello["checker"])
-    except Exception as e:  # noqa: BLE001 - told to the pool, which raises it
+    except Exception as e:  # noqa: BLE001 - sent to the pool, which raises it
         write_frame(replies, ["failed", f"{type(e).__name__}: {e}"])
         return
     gc.collect()
-    gc.freeze()  # what is loaded stays: no fork looks through it again, which would copy its memory
+    gc.freeze()  # forks must not scan what is loaded, which would copy its pages
     gc.set_threshold(50_000)  # parsers make many small cycles
     write_frame(replies, ["ready", str(os.getpid())])
     limits = hello["time_limit_s"], hello["wall_limit_s"], hello["memory_limit_bytes"]

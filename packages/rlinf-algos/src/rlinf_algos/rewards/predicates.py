@@ -1,4 +1,4 @@
-r"""What a sentence says in words: yes or no, who or what, or what somebody or something is."""
+r"""Reads an answer in words from a sentence: yes or no, who or what, or what somebody or something is."""
 
 import re
 
@@ -36,7 +36,7 @@ _FEW_WORDS = 7
 
 
 def predicate(sentence: str) -> str | None:
-    """What a sentence says in words: yes or no, or what follows its verb."""
+    """The answer in words that a sentence states: yes or no, or what follows its verb."""
     sentence = main_clause(_ASIDE.sub("", sentence), in_words=True)
     clauses = [that.end() for that in _THAT.finditer(sentence) if not NEGATED.search(sentence, 0, that.start())]
     sentence = sentence[clauses[-1] :] if clauses else sentence

@@ -1,14 +1,14 @@
-"""A pool of processes for checks that may hang, crash or eat the memory.
+"""A pool of processes for checks that may hang, crash or exhaust memory.
 
-Every item gets an answer in bounded time. An item that uses up its CPU time, or its longer time by the clock, is a
-"timeout", one that uses up its memory a "memory"; one whose process dies is tried once more and is then "crashed".
-Results come in the order of the items and do not depend on the number of processes. They depend on how busy the machine
-is only for items that need much of their CPU time: the clock stops those that the machine has no time for.
+Every item gets a result in bounded time: "timeout" if it uses up its CPU time or its longer wall time, "memory" if it
+uses up its memory. If its process dies, it is tried once more and is then "crashed". Results come in the order of the
+items and do not depend on the number of processes. They can depend on the load of the machine only for items that need
+much of their CPU time, since those may reach the wall time limit.
 
-Each slot is a keeper (pool_keeper.py, a program of its own) with a forked checking process below it. Unlike
-multiprocessing's pools this needs no `if __name__ == "__main__"` in the caller's program, notices a slot that dies, and
-stops a check that holds the interpreter. It is quiet under Ctrl-C: the slots are out of the terminal's reach and end
-when the pool is closed, or when the process that owns it ends, however it ends.
+Each slot is a keeper (pool_keeper.py, a separate program) with a forked checking process below it. Unlike
+multiprocessing's pools, this needs no `if __name__ == "__main__"` in the caller's program, notices a slot that dies,
+and stops a check that holds the interpreter. Ctrl-C does not reach the slots; they end when the pool is closed, or when
+the process that owns it ends, however it ends.
 """
 
 import json
@@ -30,20 +30,20 @@ from rlinf_algos.ranges import check_range
 
 _KEEPER = Path(__file__).with_name("pool_keeper.py")
 _CHUNK = 8
-"""Items that a slot is given at a time: enough to hide the way there and back, few enough to share evenly."""
+"""Maximum number of items sent to a slot at once: enough to hide the latency, few enough to balance the load."""
 _START_LIMIT_S = 120.0
-"""Seconds within which a slot must have loaded its checker."""
+"""Time limit for a slot to load its checker."""
 _POOLS: "weakref.WeakSet[ProcessPool]" = weakref.WeakSet()
 
 
 def awaited_processes() -> list[int]:
-    """Process ids of the keepers of this process that have items to check; from any thread."""
+    """Process ids of this process's keepers that have items to check; may be called from any thread."""
     slots = [slot for pool in list(_POOLS) for slot in list(pool._slots.values())]  # pyright: ignore[reportPrivateUsage]
     return [slot.process.pid for slot in slots if slot.items]
 
 
 class _Slot:
-    """A keeper, the items it works on, and what it has said so far."""
+    """A keeper, the items it works on, and the bytes received from it so far."""
 
     def __init__(self, hello: dict[str, Any]) -> None:
         self.process = subprocess.Popen(
@@ -74,10 +74,10 @@ class _Slot:
             while data:
                 data = data[os.write(self._in, data) :]
         except BrokenPipeError:
-            pass  # it is dead, which shows at its output
+            pass  # it is dead; its closed output shows that
 
     def receive(self) -> tuple[list[list[str]], bool]:
-        """The replies that have arrived, and whether the slot is still there."""
+        """The replies that have arrived, and whether the slot is still alive."""
         piece = os.read(self.out, 1 << 20)
         self._received += piece
         self.heard_at = time.monotonic()
@@ -91,7 +91,7 @@ class _Slot:
         return replies, bool(piece)
 
     def end(self) -> str:
-        """Kills the keeper (its checking process follows) and waits for it; says how it had ended."""
+        """Kills the keeper (its checking process ends with it) and waits for it; returns how it had ended."""
         status = self.process.poll()
         self.process.kill()
         self.process.wait()
@@ -113,10 +113,10 @@ class ProcessPool:
 
     Args:
         checker: path of a Python file that defines `check` and imports nothing of this package.
-        num_processes: slots; each holds one CPU while it checks.
-        time_limit_s: seconds of CPU time for one check.
-        wall_limit_s: seconds by the clock for one check.
-        memory_limit_bytes: resident memory of a checking process, what its libraries need included.
+        num_processes: number of slots; each uses one CPU while it checks.
+        time_limit_s: CPU seconds for one check.
+        wall_limit_s: wall-clock seconds for one check.
+        memory_limit_bytes: resident memory of a checking process, including its libraries.
 
     Raises:
         AlgosError: a limit that is not positive.
@@ -134,9 +134,9 @@ class ProcessPool:
         wall_limit_s: float = 2.0,
         memory_limit_bytes: int = 1 << 30,
     ) -> None:
-        check_range("num_processes", num_processes, low=1, why="no process checks nothing")
+        check_range("num_processes", num_processes, low=1, why="without a process nothing is checked")
         check_range("time_limit_s", time_limit_s, low=0.01, why="it is the CPU time of one check")
-        check_range("wall_limit_s", wall_limit_s, low=0.01, why="it is the time of one check by the clock")
+        check_range("wall_limit_s", wall_limit_s, low=0.01, why="it is the wall time of one check")
         check_range("memory_limit_bytes", memory_limit_bytes, low=128 << 20, why="the checker's libraries need it")
         self._num_processes, self._wall_limit_s = num_processes, wall_limit_s
         self._hello = {
@@ -150,7 +150,7 @@ class ProcessPool:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self.num_restarts = 0
-        """Slots that died, or had to be killed, and were started again."""
+        """Number of slots that died or had to be killed, and were restarted."""
         self._finalizer = weakref.finalize(self, _end_all, self._slots, self._owner)
         _POOLS.add(self)
 
@@ -161,13 +161,13 @@ class ProcessPool:
         self.close()
 
     def close(self) -> None:
-        """Ends every process and waits for it. The pool starts anew if it is used again."""
+        """Ends every process and waits for it. If the pool is used again, it starts new ones."""
         with self._lock:
             self._end_slots()
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Process ids of the keepers that run at the moment."""
+        """Process ids of the running keepers."""
         return tuple(slot.process.pid for slot in self._slots.values())
 
     def run(self, items: Sequence[tuple[str, ...]]) -> list[tuple[str, str | None]]:
@@ -187,7 +187,7 @@ class ProcessPool:
             try:
                 return self._run(items)
             except BaseException:
-                self._end_slots()  # what they still say belongs to no later batch
+                self._end_slots()  # their late replies must not reach a later batch
                 raise
 
     def _run(self, items: Sequence[tuple[str, ...]]) -> list[tuple[str, str | None]]:
@@ -214,14 +214,14 @@ class ProcessPool:
                 self.num_restarts += 1
                 num_starts_lost = 0 if slot.is_ready else num_starts_lost + 1
                 if num_starts_lost > 3:
-                    raise RewardError(f"the pool's processes do not start: the last one {how} before it was ready")
+                    raise RewardError(f"the pool's processes cannot start: the last one {how} before it was ready")
                 if slot.items and slot.is_ready:
                     suspect = slot.items[0]
                     num_losses[suspect] = num_losses.get(suspect, 0) + 1
                     if num_losses[suspect] == 2:
                         results[slot.items.popleft()] = ("crashed", f"its process {how}, twice")
                 waiting.extendleft(reversed(slot.items))
-        assert all(result is not None for result in results), "every item has its answer"
+        assert all(result is not None for result in results), "every item has a result"
         return [result for result in results if result is not None]
 
     def _hand_out(self, waiting: deque[int], items: Sequence[tuple[str, ...]]) -> None:
@@ -236,14 +236,14 @@ class ProcessPool:
                 slot.give([waiting.popleft() for _ in range(min(_CHUNK, share))], items)
 
     def _with_news(self) -> list[int]:
-        """Slots that have something to say, are at their end, or have been silent for too long."""
+        """Slots that have replies, have ended, or have been silent for too long."""
         busy = {place: slot for place, slot in self._slots.items() if slot.items}
         with selectors.DefaultSelector() as selector:
             for place, slot in busy.items():
                 selector.register(slot.out, selectors.EVENT_READ, place)
             news = [key.data for key, _ in selector.select(timeout=1.0)]
         now = time.monotonic()
-        limit_s = 10.0 + 3 * self._wall_limit_s  # two tries of one check, and then some
+        limit_s = 10.0 + 3 * self._wall_limit_s  # two attempts at one check, and a margin
         silent = [
             place
             for place, slot in busy.items()

@@ -1,16 +1,15 @@
-"""Programs in Python, judged by tests in a sandbox.
+"""Judges Python programs by tests in a sandbox.
 
-The program is the last fenced block of the completion (after the last `</think>`). The reference holds the tests:
+The program is the last fenced block of the completion (after the last `</think>`). The reference contains the tests:
 - JSON with "inputs" and "outputs", two lists of texts (APPS, TACO), or a list of objects with "input" and "output": the
-  program is run on each input, and what it prints must be the output, white space at the ends of lines and of the text
-  aside;
+  program is run on each input and must print the output; white space at the ends of lines and of the text is ignored;
 - the same with "fn_name": that function, or that method of a class `Solution`, is called with each list of arguments
-  (APPS, TACO) or with an argument a line (LiveCodeBench), and must return the output;
-- any other text is Python that sees the program's names and must not raise: asserts, for example.
+  (APPS, TACO) or with one argument per line (LiveCodeBench), and must return the output;
+- any other text is Python code, such as asserts, that sees the program's names and must not raise.
 
-A number with a fraction is expected within a relative 1e-5. Results are judged where the program is not: printed text
-and results of calls in this process, asserts in a sandbox of their own (sandboxed/judge_side.py says what they see).
-What leaves the program's sandbox is data alone, and the tests and expected results never enter it.
+An expected number with a fraction has a relative tolerance of 1e-5. Results are judged outside the program's sandbox:
+printed text and results of calls in this process, asserts in a second sandbox (see sandboxed/judge_side.py). Only data
+leaves the program's sandbox, and the tests and expected results never enter it.
 """
 
 import json
@@ -40,26 +39,26 @@ _LANGUAGE = re.compile(r"```[ \t]*([A-Za-z0-9+]*)")
 _PYTHON = ("", "python", "python3", "py")
 _INSIDE = Path(__file__).with_name("sandboxed")
 MAX_TIMEOUTS = 3
-"""Tests of one program that may run out of time; with `partial` those after them count as failed."""
+"""Number of tests of one program that may time out; with `partial`, the tests after them count as failed."""
 Verdict = tuple[Outcome, float, str | None]
 """Outcome of the first test that fails, share of tests passed, and what failed."""
 
 
 class CodeReward:
-    """1.0 where the program passes every test; with `partial` the share of inputs or calls that it passes.
+    """1.0 if the program passes every test; with `partial`, the share of inputs or calls that it passes.
 
-    Outcomes: right; wrong (the detail says which test, and how); unparseable (no fenced block); timeout and memory (at
-    that limit); crashed (ended by a signal).
+    Outcomes: right; wrong (the detail names the test and the failure); unparseable (no fenced block); timeout and
+    memory (the program reached that limit); crashed (ended by a signal).
 
     Args:
-        limits: what each run may use; see `SandboxLimits`.
-        num_processes: programs that run at a time.
-        partial: whether a share of the tests gives a share of the reward.
-        allow_weak_isolation: take the weaker sandbox where the kernel has no namespaces to give. Each result then says
-            so in its detail, and `weaknesses` says what is not protected.
+        limits: limits of each run; see `SandboxLimits`.
+        num_processes: number of programs that run at the same time.
+        partial: whether the reward is the share of passed tests.
+        allow_weak_isolation: use the weak sandbox if the kernel does not allow namespaces. Each result then notes this
+            in its detail, and `weaknesses` lists what is not protected.
 
     Raises:
-        RewardError: the sandbox would be the weaker one, and that was not allowed.
+        RewardError: only the weak sandbox is available, and it is not allowed.
     """
 
     def __init__(
@@ -70,10 +69,10 @@ class CodeReward:
         partial: bool = False,
         allow_weak_isolation: bool = False,
     ) -> None:
-        check_range("num_processes", num_processes, low=1, why="no process runs nothing")
+        check_range("num_processes", num_processes, low=1, why="without a process nothing runs")
         self._num_processes, self._partial = num_processes, partial
         self.weaknesses = run_python({}, ["-c", "pass"]).weaknesses
-        """What the sandbox cannot protect on this machine; empty where it can all."""
+        """What the sandbox cannot protect on this machine; empty if it protects everything."""
         if self.weaknesses and not allow_weak_isolation:
             raise RewardError(
                 f"the sandbox for code is weak on this machine: {'; '.join(self.weaknesses)}. Allow user namespaces "
@@ -84,7 +83,7 @@ class CodeReward:
         self._limits = limits or SandboxLimits()
 
     def close(self) -> None:
-        """Does nothing, since nothing is held between calls."""
+        """Does nothing: no resources are held between calls."""
 
     def __call__(self, completion: str, reference: str) -> RewardResult:
         tests = read_tests(reference)
@@ -112,11 +111,11 @@ class CodeReward:
             return tuple(threads.map(lambda *pair: score(self, *pair), completions, references))
 
     def _run(self, files: Mapping[str, str], arguments: Sequence[str], **options: Any) -> SandboxRun:
-        """In the mode that was accepted, or not at all."""
+        """Runs in the accepted mode only."""
         return run_python(files, arguments, limits=self._limits, allow_weak=bool(self.weaknesses), **options)
 
     def _by_inputs(self, program: str, tests: InputTests) -> Verdict:
-        """The verdict of tests by input and output; without `partial` the first failure ends them."""
+        """The verdict of tests by input and output; without `partial`, the first failure stops them."""
         first: tuple[Outcome, str] | None = None
         num_passed, num_timeouts = 0, 0
         for i, (stdin, expected) in enumerate(tests.pairs, start=1):
@@ -132,7 +131,7 @@ class CodeReward:
         return (*first[:1], num_passed / len(tests.pairs), first[1]) if first else ("right", 1.0, None)
 
     def _by_calls(self, program: str, tests: CallTests) -> Verdict:
-        """All calls in one process, as far as it gets."""
+        """The verdict of tests by calls. All calls are made in one process, until it ends."""
         order = json.dumps({"function": tests.function, "arguments": tests.arguments})
         files = {"program.py": program, "program_side.py": _script("program_side")}
         run = self._run(files, ["program_side.py", "calls"], stdin=order)
@@ -149,7 +148,7 @@ class CodeReward:
         return outcome, share, f"{number}{detail}"
 
     def _by_asserts(self, program: str, tests: AssertTests) -> Verdict:
-        """The program in one sandbox, its tests in another; between them a channel for questions and data."""
+        """The verdict of asserts. The program runs in one sandbox and its tests in another; a channel connects them."""
         asks, tells = os.pipe(), os.pipe()
         wire = _script("wire")
         program_files = {"program.py": program, "program_side.py": _script("program_side"), "wire.py": wire}
@@ -160,7 +159,7 @@ class CodeReward:
             run = other.result()
         try:
             verdict = json.loads(judge.stdout)
-        except ValueError:  # the tests came to no end, for themselves or because the program keeps them waiting
+        except ValueError:  # the tests did not finish, by themselves or because the program kept them waiting
             outcome, detail = _ended(run) or _ended(judge) or ("wrong", "the tests ended without a verdict")
         else:
             if "gone" in verdict:
@@ -217,7 +216,7 @@ def _judged(is_right: bool, detail: str | None) -> tuple[Outcome, str | None]:
 
 
 def _ended(run: SandboxRun) -> tuple[Outcome, str | None] | None:
-    """What is to be said of a program that did not end well; None of one that did."""
+    """Outcome and detail of a program that failed; None for one that ended normally."""
     last_line = run.stderr.strip().rpartition("\n")[2][-200:]
     match run.ending:
         case "timeout" | "memory":

@@ -1,4 +1,4 @@
-r"""Answers at the beginning of a text: where a number, a formula and its unit end, and a description begins."""
+r"""Reads answers at the beginning of a text: where a number or formula with its unit ends and a description begins."""
 
 import re
 from collections.abc import Iterator
@@ -76,7 +76,7 @@ def cleaned(text: str) -> str:
 
 
 def words_of(text: str) -> Iterator[re.Match[str]]:
-    """The plain words of a text: not those of formulas, nor names of functions, nor products such as `xy`."""
+    """The plain words of a text, without those in formulas, names of functions, and products such as `xy`."""
     formulas = [(formula.start(), formula.end()) for formula in _FORMULA.finditer(text)]
     formulas += [(match.start(), match.end()) for match in re.finditer(r"\\[A-Za-z]+\{[^{}]*\}", text)]
     for word in _WORD.finditer(text):
@@ -88,7 +88,7 @@ def words_of(text: str) -> Iterator[re.Match[str]]:
 
 
 def _is_product(name: str) -> bool:
-    """Whether letters are a product, such as `xy` or `zyx`, and no word."""
+    """Whether the letters are a product, such as `xy` or `zyx`, and not a word."""
     if len(name) == 2:
         return name not in _SHORT_WORDS
     is_without_vowels = re.search(r"[aeiou]", name) is None and name not in _WORDS_WITHOUT_VOWELS
@@ -96,7 +96,7 @@ def _is_product(name: str) -> bool:
 
 
 def is_formal(answer: str) -> bool:
-    """Whether it begins like a number or a formula, or is a single letter."""
+    """Whether the answer begins like a number or a formula, or is a single letter."""
     text = answer.lstrip("$({[|-\u2212+ ")
     word = re.match(r"[A-Za-z]{2,}", text)
     if word is None or not answer:
@@ -106,12 +106,12 @@ def is_formal(answer: str) -> bool:
 
 
 def _is_name(text: str) -> bool:
-    """Whether it begins with the name of a quantity, as `AB = 5` does, or a currency's."""
+    """Whether the text begins with the name of a quantity, as in `AB = 5`, or of a currency."""
     return re.match(r"[A-Z]{2,4}(?: ?=|\s?[0-9]|\Z)|[a-z]{2}(?: ?[=+*/^<>])", text) is not None
 
 
 def measured(text: str) -> str:
-    """A text that begins with a number or formula without the words after it that only describe it.
+    """The number or formula at the beginning of a text, without the words after it that only describe it.
 
     Example: measured("8 apples left in the basket") == "8 apples"; "5 or more" and "2 less than 7" stay whole.
     """
@@ -137,7 +137,7 @@ def measured(text: str) -> str:
 
 
 def _is_measure(word: re.Match[str], text: str) -> bool:
-    """Whether a word after a number is part of its unit; "in" is one only at the end."""
+    """Whether a word after a number is part of its unit; "in" is a unit only at the end."""
     name = word[0].lower()
     if name == "in":
         return word.end() >= len(text.rstrip(" .,;"))
@@ -145,7 +145,7 @@ def _is_measure(word: re.Match[str], text: str) -> bool:
 
 
 def _without_description(text: str, word: re.Match[str], *, is_counted: bool) -> str:
-    """The text up to a word, with the things that are counted there; whole where a number after it may matter."""
+    """The text up to a word, including the things counted there; unchanged if a number after it may matter."""
     rest = text[word.start() :]
     names = re.findall(r"[a-z]+", rest.lower())[:3] if word[0] not in CUT and is_counted else []
     for i in range(len(names)):

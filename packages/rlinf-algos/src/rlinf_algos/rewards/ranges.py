@@ -1,4 +1,4 @@
-r"""The intervals that an answer describes, whatever its form: `x<2 \text{or} x>3`, `|x|<3`, `\{x|x>3\}`, `x\ne0`,
+r"""Reads the intervals that an answer describes in any form: `x<2 \text{or} x>3`, `|x|<3`, `\{x|x>3\}`, `x\ne0`,
 `\mathbb{R}\setminus\{0\}`, `x\in[0,1]`, `(-\infty,2)\cup(3,\infty)`.
 """
 
@@ -32,7 +32,7 @@ class Range:
 
 
 def ranges(answer: AnswerPart) -> tuple[Range, ...] | None:
-    """The intervals of an answer; None where it describes none."""
+    """The intervals of an answer; None if it describes none."""
     answer = spread(answer)
     without = _WITHOUT.fullmatch(answer.text)
     if without:
@@ -65,7 +65,7 @@ def ranges(answer: AnswerPart) -> tuple[Range, ...] | None:
 
 
 def _of_square(relation: AnswerPart) -> AnswerPart:
-    r"""`|x|\le2` for `x^2\le4`; other relations as they are."""
+    r"""`|x|\le2` for `x^2\le4`; other relations unchanged."""
     squared = re.fullmatch(r"([A-Za-z])\^2(<|>|\\[lg]e) ?([1-9][0-9]{0,9})", relation.text)
     if squared is None:
         return relation
@@ -102,7 +102,7 @@ def _points(values: Sequence[AnswerPart]) -> tuple[Range, ...]:
 
 
 def _without(whole: tuple[Range, ...] | None, excluded: tuple[Range, ...] | None) -> tuple[Range, ...] | None:
-    """What is left of intervals; None where their ends cannot be put in order."""
+    """`whole` without `excluded`; None if their ends cannot be put in order."""
     if not whole or not excluded:
         return None
     for cut in excluded:
@@ -120,7 +120,7 @@ def _without(whole: tuple[Range, ...] | None, excluded: tuple[Range, ...] | None
 
 
 def _earlier(one: AnswerPart, bracket: str, other: AnswerPart, other_bracket: str) -> tuple[AnswerPart, str] | None:
-    """The lower one of two upper ends; None where it is not known."""
+    """The lower of two upper ends; None if it is not known."""
     low, high = _place(one), _place(other)
     if one.text == other.text or (low is not None and low == high):
         return one, ")" if ")" in (bracket, other_bracket) else "]"
@@ -134,7 +134,7 @@ def _earlier(one: AnswerPart, bracket: str, other: AnswerPart, other_bracket: st
 
 
 def _later(one: AnswerPart, bracket: str, other: AnswerPart, other_bracket: str) -> tuple[AnswerPart, str] | None:
-    """The higher one of two lower ends; None where it is not known."""
+    """The higher of two lower ends; None if it is not known."""
     earlier = _earlier(one, bracket, other, other_bracket)
     if one.text == other.text or (_place(one) is not None and _place(one) == _place(other)):
         return one, "(" if "(" in (bracket, other_bracket) else "["
@@ -144,7 +144,7 @@ def _later(one: AnswerPart, bracket: str, other: AnswerPart, other_bracket: str)
 
 
 def _is_filled(piece: Range) -> bool:
-    """Whether it holds a number, as far as its ends are numbers."""
+    """Whether the interval is not empty; ends that are not numbers are compared as texts."""
     low, high = _place(piece.low), _place(piece.high)
     if low is None or high is None:
         return piece.low.text != piece.high.text or piece.brackets == "[]"
@@ -157,7 +157,7 @@ def _place(end: AnswerPart) -> float | None:
 
 def integers_of(answer: AnswerPart) -> AnswerPart | None:
     r"""`\{x\in\mathbb{Z}|-2\le x\le2\}` and `1\le n\le3,n\in\mathbb{Z}` as the set of those integers; None for
-    others and where there are too many."""
+    others, or if there are too many."""
     if answer.kind not in ("set", "list") or r"\mathbb" not in answer.text:
         return None
     built = BUILT.fullmatch(answer.text) if answer.kind == "set" else None
@@ -206,8 +206,8 @@ def roster_of(answer: AnswerPart) -> AnswerPart | None:
 
 
 def _of_all(parts: tuple[AnswerPart, ...], *, is_joined: bool = True) -> tuple[Range, ...] | None:
-    """Inequalities of one name that all hold: exclusions, or a lower and an upper bound; where no number satisfies both
-    and nothing says "and", those of which one holds."""
+    """The intervals where all inequalities of one name hold: exclusions, or a lower and an upper bound. If no number
+    satisfies both bounds and there is no "and", the intervals where one of them holds."""
     if not all(part.kind == "relation" and len(part.parts) <= 3 for part in parts):
         return None
     parts = tuple(part for part in parts if part.marks != ("\\in",) or part.parts[1].text != _EVERYTHING)
@@ -271,7 +271,7 @@ def _between(relation: AnswerPart) -> tuple[Range, ...] | None:
 
 
 def _evaluated(text: str, factor: str | None) -> AnswerPart:
-    """A sum of two terms in brackets, divided by the factor; a plain number where the terms are ones."""
+    """A sum of two terms in brackets, divided by the factor; a plain number if the terms are plain numbers."""
     terms = [(sign, rational(term)) for sign, term in re.findall(r"([-+]?)\(([^()]*)\)", text)]
     if all(number for _, number in terms) and text == "".join(re.findall(r"[-+]?\([^()]*\)", text)):
         value = sum(-number.value if sign == "-" else number.value for sign, number in terms if number)

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=RewardFunction)
 
 
 def register_reward(name: str) -> Callable[[F], F]:
-    """Decorator: makes the function known as `name`.
+    """Decorator: registers the function as `name`.
 
     Raises:
         RewardError: the name is taken by another function.
@@ -39,9 +39,9 @@ def reward_names() -> tuple[str, ...]:
 
 
 def get_reward(name: str) -> RewardFunction:
-    """The reward of that name, or of an import path "package.module:function" (for one's own, in any process).
+    """The reward with that name, or a custom one at "package.module:function" (an import path works in any process).
 
     Raises:
-        RewardError: nothing is known by that name; says what is near. Or the path does not lead to a function.
+        RewardError: no such name (the message suggests a similar one), or the path does not lead to a function.
     """
     return REWARDS.get(name)

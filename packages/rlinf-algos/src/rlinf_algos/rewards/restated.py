@@ -1,7 +1,7 @@
-r"""What is found, in the form of what is expected: without the domain behind a formula, a rate's "per day" or the words
-around a value, and with a quantity that is said twice as a list of the two.
+r"""Restates the answer found in the form of the expected one: without the domain after a formula, the "per day" of a
+rate or words around a value, and with a quantity given in two units as a list of both.
 
-Every step looks at normalised answers and drops nothing that may change the value.
+Every step takes normalised answers and drops nothing that may change the value.
 """
 
 import re
@@ -56,7 +56,7 @@ def restated(expected: str, answer: str) -> str:
 
 
 def _without_repetition(answer: str) -> str:
-    """4500 g of "4500 g (4.5 kg)", where the two are equal."""
+    """4500 g for "4500 g (4.5 kg)", if the two are equal."""
     again = _AGAIN.fullmatch(answer)
     if again is None:
         return answer
@@ -68,7 +68,7 @@ def _without_repetition(answer: str) -> str:
 
 
 def people(text: str) -> dict[str, str] | None:
-    """The values by name of "Tom 14, Ann 9"; None for others."""
+    """Name -> value for "Tom 14, Ann 9"; None for other texts."""
     items = list(_PERSON.finditer(text)) if len(text) < 300 else []
     values = {(item[1] or item[2]).lower(): item[3] + (item[4] or "") for item in items}
     is_whole = "".join(item[0] for item in items) == text
@@ -76,7 +76,7 @@ def people(text: str) -> dict[str, str] | None:
 
 
 def in_feet(text: str, other: str) -> str:
-    """`5'3"` in feet and inches, in minutes and seconds where the other answer is in these."""
+    """`5'3"` as feet and inches, or as minutes and seconds if the other answer is in these units."""
     height = _FEET.fullmatch(text) if "'" in text or r"\text{f" in text else None
     if height is None:
         return text
@@ -95,7 +95,7 @@ def _of_both_units(expected: str, answer: str) -> str:
 
 
 def _without_domain(expected: str, answer: str) -> str:
-    """A formula, or a named one, without conditions on its letters behind it."""
+    """A formula, with or without a name, without the conditions on its letters that follow it."""
     if _ANY_SIGN.search(expected) or r"\pmod" in expected or not _ANY_SIGN.search(answer):
         return answer
     for _ in range(2):

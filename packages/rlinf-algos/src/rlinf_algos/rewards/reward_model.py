@@ -1,8 +1,8 @@
-"""A reward model: a transformer with one output, as Hugging Face's sequence classification saves it.
+"""A reward model: a transformer with one output, in Hugging Face's format for sequence classification.
 
-Preference models in that form (Skywork-Reward, ArmoRM's kin, TRL's RewardTrainer) read a conversation through the
-tokenizer's chat template: the prompt is the user's turn, the completion the assistant's. A caller without prompts
-passes them as references.
+Preference models in that format (Skywork-Reward, ArmoRM and similar ones, TRL's RewardTrainer) read a conversation
+through the tokenizer's chat template: the prompt is the user's turn, the completion the assistant's. If a call has no
+prompts, the references are the prompts.
 """
 
 import importlib.util
@@ -21,31 +21,31 @@ from rlinf_algos.ranges import check_range
 from rlinf_algos.rewards.base import RewardResult, judge_failure
 
 _ROUNDED, _ROUNDED_IN_16_BITS = 1e-3, 0.1
-"""Relative and absolute difference of scores that the order of sums may explain."""
+"""Relative and absolute tolerance between scores, for rounding that depends on the order of sums."""
 
 
 class RewardModel:
-    """The model's score of a completion, as it is: any finite number.
+    """The unscaled score of a completion by the model: any finite number.
 
-    Where the tokenizer has a chat template the model reads [{user: prompt}, {assistant: completion}] through it,
-    else prompt and completion one after the other. A completion cannot end its turn or begin another: the special
-    tokens with which the template marks turns are no tokens there, `<|im_end|>` is read as `< |im_end|>`.
+    If the tokenizer has a chat template, the model reads [{user: prompt}, {assistant: completion}] through it,
+    otherwise prompt and completion one after the other. A completion cannot end its turn or begin another: special
+    tokens with which the template marks turns are plain text there; `<|im_end|>` is read as `< |im_end|>`.
 
-    Batches are padded on the right to their longest row; a score is that of its row alone by the folder's own config,
-    up to rounding, whatever the pad and end tokens are. Outcome: "right", and the value says how good; "crashed" where
-    the model fails on a row, and then the value is the lowest score of the call.
+    Batches are padded on the right to their longest row. Each score equals, up to rounding, the score of the row alone
+    with the folder's config, whatever the pad and end tokens are. Outcome: "right" with the score as value; "crashed"
+    if the model fails on a row, with the lowest score of the call as value.
 
     Args:
         folder: a Hugging Face model folder with a tokenizer; one label.
         device: the device in torch's notation.
-        dtype: type of the weights; by default what the folder says.
-        batch_size: rows of a forward pass.
-        max_tokens: most tokens of a row; a longer one keeps its end, where the answer is. By default what the model can
-            read.
+        dtype: type of the weights; by default that of the folder.
+        batch_size: rows per forward pass.
+        max_tokens: maximum tokens of a row; longer rows keep their end, where the answer is. By default the maximum of
+            the model.
 
     Raises:
         RewardError: transformers is missing, the folder cannot be loaded, the model has more than one output, cannot
-            score an example, or gives rows of a batch other scores than alone.
+            score an example, or scores rows differently in a batch than alone.
     """
 
     reads_prompts = True
@@ -64,7 +64,7 @@ class RewardModel:
         if importlib.util.find_spec("transformers") is None:
             raise RewardError("a reward model needs transformers: pip install 'rlinf-algos[model]'")
         if not (Path(folder) / "config.json").is_file():
-            raise RewardError(f"the reward model's folder {folder} holds no config.json; give a Hugging Face folder")
+            raise RewardError(f"the reward model's folder {folder} has no config.json; give a Hugging Face folder")
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
         try:
@@ -83,7 +83,7 @@ class RewardModel:
         if loading["missing_keys"]:
             raise RewardError(
                 f"the reward model in {folder} lacks {', '.join(sorted(loading['missing_keys'])[:3])}, which would be "
-                "random; is it a model for sequence classification?"
+                "initialized randomly; is it a model for sequence classification?"
             )
         self._model = model.to(device).eval().requires_grad_(False)
         self._own_pad_id: int | None = model.config.get_text_config().pad_token_id
@@ -92,7 +92,7 @@ class RewardModel:
         self._try_out(folder)
 
     def _try_out(self, folder: str | Path) -> None:
-        """Scores two rows together and alone. XLNet, for example, reads its score from the padding."""
+        """Checks that two rows have the same scores together and alone. XLNet, for example, scores the padding."""
         try:
             rows = [self._token_ids("2+2?", answer) for answer in ("4", "It is 4, for 2 + 2 = 4.")]
             together, alone = self._forward(rows), torch.cat([self._forward([row]) for row in rows])
@@ -101,12 +101,12 @@ class RewardModel:
         tolerance = _ROUNDED if self._model.dtype == torch.float32 else _ROUNDED_IN_16_BITS
         if self._batch_size > 1 and not torch.allclose(together, alone, tolerance, tolerance, equal_nan=True):
             raise RewardError(
-                f"the reward model in {folder} scores rows of a batch otherwise ({together.tolist()}) than alone "
+                f"the reward model in {folder} scores rows differently in a batch ({together.tolist()}) than alone "
                 f"({alone.tolist()}), since its architecture does not ignore padding; set batch_size to 1"
             )
 
     def close(self) -> None:
-        """Does nothing: only memory is held, and it goes with the object."""
+        """Does nothing: the memory is released with the object."""
 
     def __call__(self, completion: str, reference: str) -> RewardResult:
         return self.score_batch([completion], [reference])[0]
@@ -114,10 +114,10 @@ class RewardModel:
     def score_batch(
         self, completions: Sequence[str], references: Sequence[str], prompts: Sequence[str] | None = None
     ) -> tuple[RewardResult, ...]:
-        """One score for each completion, in order; rows of like length share a forward pass.
+        """One score for each completion, in order; rows of similar length share a forward pass.
 
         Args:
-            prompts: what was asked; None: the references hold it.
+            prompts: the prompts; None: the references are the prompts.
         """
         prompts = references if prompts is None else prompts
         scores: dict[int, float | Exception] = {}
@@ -125,7 +125,7 @@ class RewardModel:
         for i, (prompt, text) in enumerate(zip(prompts, completions, strict=True)):
             try:
                 rows[i] = self._token_ids(prompt, text)
-            except Exception as error:  # noqa: BLE001 - tokenizers and templates raise what they like
+            except Exception as error:  # noqa: BLE001 - tokenizers and templates may raise anything
                 scores[i] = error
         order = sorted(rows, key=lambda i: len(rows[i]))
         for start in range(0, len(order), self._batch_size):
@@ -139,7 +139,7 @@ class RewardModel:
             for marker in self._markers:
                 completion = completion.replace(marker, f"{marker[0]} {marker[1:]}")
             text = self._conversation(prompt, completion)
-            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has them
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]  # the template adds them
         else:
             ids = self._tokenizer(prompt + completion)["input_ids"]
         if not ids:
@@ -152,13 +152,13 @@ class RewardModel:
 
     @cached_property
     def _markers(self) -> tuple[str, ...]:
-        """The special tokens that the template writes around any conversation."""
+        """The special tokens with which the template marks turns."""
         example = self._conversation("x", "x")
         added = self._tokenizer.added_tokens_decoder.values()
         return tuple(token.content for token in added if token.special and token.content in example)
 
     def _scores(self, rows: list[list[int]]) -> list[float | Exception]:
-        """The score of each row, or why it has none. Where a batch fails, each row is tried alone."""
+        """The score of each row, or the exception that prevented it. If a batch fails, each row is tried alone."""
         try:
             scores = self._forward(rows)
         except RuntimeError as error:
@@ -171,10 +171,10 @@ class RewardModel:
         ]
 
     def _forward(self, rows: list[list[int]]) -> Tensor:
-        """One logit for each row. A decoder reads it at the last token that is not config.pad_token_id, which says
-        nothing about the padding where pad and end are one token or the tokenizer pads with another. So a batch is
-        padded with a token that stands in none of its rows, and the config names that one meanwhile. Rows whose own
-        end the model would skip, or that hold all tokens there are, go through it alone."""
+        """One logit for each row. A decoder reads it at the last token that is not config.pad_token_id, which does not
+        find the padding if pad and end are the same token or the tokenizer pads with another one. So a batch is padded
+        with a token that occurs in none of its rows, and the config temporarily names that token. Rows whose end the
+        model would skip, or that contain every token of the vocabulary, run alone."""
         pad_id = self._unused_id(rows)
         if len(rows) > 1 and pad_id is not None and all(row[-1] != self._own_pad_id for row in rows):
             return self._logits(rows, pad_id)
@@ -196,7 +196,7 @@ class RewardModel:
         return logits[:, 0].float().cpu()
 
     def _unused_id(self, rows: list[list[int]]) -> int | None:
-        """A token of the vocabulary that stands in none of the rows; None where they have them all."""
+        """A token of the vocabulary that occurs in none of the rows; None if they contain all tokens."""
         used = set().union(*rows)
         return next((i for i in range(self._model.get_input_embeddings().num_embeddings) if i not in used), None)
 

@@ -1,6 +1,6 @@
-"""Judges one completion by a rule; loaded by the processes of a `TimedRule`.
+"""Judges one completion by a rule; runs in the processes of a `TimedRule`.
 
-The rules are imported with this module, so that no import counts as the time of a completion.
+The rules are imported with this module, so that their import does not count towards the time of a completion.
 """
 
 import json
@@ -13,8 +13,7 @@ from rlinf_algos.rewards.numeric import numeric_match
 
 
 def check(rule: str, options: str, completion: str, reference: str) -> list[str]:
-    """Returns: ["judged", the fields of its `RewardResult` as JSON], or ["unusable", what is wrong with the
-    reference]."""
+    """Returns: ["judged", the fields of the `RewardResult` as JSON], or ["unusable", the error in the reference]."""
     try:
         result = _rule(rule, options)(completion, reference)
     except RewardError as error:

@@ -1,26 +1,26 @@
-"""Runs a program that nobody trusts, with limits, away from the network and from other people's files.
+"""Runs an untrusted program with limits, without access to the network or to other users' files.
 
-What is promised depends on the kernel; a run says what it could not have in `SandboxRun.weaknesses`, which is empty
-where user or root namespaces work (Linux, not switched off by the administrator or the container).
+The guarantees depend on the kernel. `SandboxRun.weaknesses` lists those that a run lacks; it is empty if user or root
+namespaces work (Linux, unless the administrator or the container disables them).
 
 | | with namespaces | without (the weak mode) |
 |---|---|---|
-| user | an unused one; in a user namespace this process's | an unused one as root, else this process's |
+| user | an unused one; in a user namespace that of this process | an unused one if root, else that of this process |
 | network | none | no sockets |
-| files to read | the system's and the interpreter's | the same by Landlock; without it what the user may read |
-| files to write | a working folder in memory | a working folder on disk; without Landlock what the user may write |
-| other processes | not seen | not signalled, traced or read; as one user without Landlock they can be read |
+| readable files | the system's and the interpreter's | the same with Landlock; without it, those of the user |
+| writable files | a working folder in memory | a working folder on disk; without Landlock, those of the user |
+| other processes | invisible | no signals, tracing or reading; as the same user without Landlock, readable |
 | left-over processes | end with the run | end with the run |
-| deleting | in the working folder | has no effect: the folder's size is watched |
+| deleting | in the working folder | has no effect, since the folder's size is monitored |
 | renaming, changing modes | in the working folder | refused |
 
-In both: wall and CPU time, memory of all processes together, number of processes, size of the output; an empty
-environment, no inherited file descriptors, nothing left in the working folder. A filter of system calls (x86-64 and
-ARM, confinement/call_filter.py) refuses memory that no process is charged for. So the memory held is at most the limit,
-what is allocated between two looks (20 ms), the working folder, and the buffers of pipes and local sockets (64
-descriptors a process). As one user, without namespaces and without Landlock (Linux 5.13), a program can read its tests
-and forge its verdict; the weaknesses say so. Not promised: protection from faults of the kernel, from timing, or of the
-CPU's caches.
+Both limit wall and CPU time, total memory of all processes, number of processes, and size of the output; the program
+has no env vars and inherits no file descriptors, and the working folder is removed. A filter of system calls (x86-64
+and ARM, confinement/call_filter.py) refuses memory that no process is charged for. So the memory used is at most the
+limit, what is allocated between two looks (20 ms), the working folder, and the buffers of pipes and local sockets (64
+descriptors per process). Without namespaces and without Landlock (Linux 5.13), a program of the same user can read its
+tests and forge its verdict; the weaknesses list this. There is no protection from kernel bugs or from side channels by
+timing or CPU caches.
 """
 
 import ast
@@ -43,34 +43,34 @@ from rlinf_algos.ranges import check_range
 
 _ENTRY = Path(__file__).with_name("sandbox_entry.py")
 _GRACE_S = 10.0
-"""What the sandbox itself may take beyond the wall time of the program."""
+"""Time that the sandbox itself may take beyond the wall time of the program."""
 
 Ending = Literal["exited", "timeout", "memory", "output", "files", "killed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxLimits:
-    """What a program may use."""
+    """Limits of a program's resources."""
 
     wall_s: float = 10.0
     cpu_s: int = 5
-    """CPU time of all processes together, in whole seconds."""
+    """Total CPU time of all processes, in whole seconds."""
     memory_bytes: int = 512 << 20
-    """Limit of each process's address space, and of the resident memory of all processes together."""
+    """Limit of each process's address space, and of the total resident memory of all processes."""
     num_processes: int = 16
-    """Most processes at once; threads count as well."""
+    """Maximum number of simultaneous processes and threads."""
     folder_bytes: int = 16 << 20
-    """Limit of all files in the working folder together."""
+    """Limit of the total size of the files in the working folder."""
     output_bytes: int = 1 << 20
     """Limit of standard output, and of standard error separately."""
 
     def __post_init__(self) -> None:
-        check_range("wall_s", self.wall_s, low=0.1, why="starting an interpreter takes a part of it")
+        check_range("wall_s", self.wall_s, low=0.1, why="it includes the start of the interpreter")
         check_range("cpu_s", self.cpu_s, low=1, why="the kernel counts whole seconds")
-        check_range("memory_bytes", self.memory_bytes, low=64 << 20, why="an interpreter needs some of it")
-        check_range("num_processes", self.num_processes, low=1, why="the program is one")
-        check_range("folder_bytes", self.folder_bytes, low=4096, why="the program's own file is in it")
-        check_range("output_bytes", self.output_bytes, low=1, why="a program without output says nothing")
+        check_range("memory_bytes", self.memory_bytes, low=64 << 20, why="it includes the interpreter")
+        check_range("num_processes", self.num_processes, low=1, why="the program itself is one process")
+        check_range("folder_bytes", self.folder_bytes, low=4096, why="it includes the program's file")
+        check_range("output_bytes", self.output_bytes, low=1, why="a program without output cannot be judged")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +81,13 @@ class SandboxRun:
     """
 
     ending: Ending
-    """exited: by itself; timeout, memory, output, files: at that limit; killed: by a signal."""
+    """exited: by itself; timeout, memory, output, files: it reached that limit; killed: by a signal."""
     exit_code: int | None
     stdout: str
     stderr: str
     cpu_s: float
     weaknesses: tuple[str, ...]
-    """What the kernel did not let the sandbox protect."""
+    """What the sandbox could not protect with this kernel."""
 
 
 def run_python(
@@ -106,15 +106,15 @@ def run_python(
 
     Args:
         files: name -> text of files in the working folder, which is the current folder of the program.
-        arguments: the interpreter's arguments, for example a file's name. `-I` goes before them: no environment
-            variable and no folder of the user's changes what is imported.
-        stdin: all of standard input.
-        readable: folders that the program may read besides the system's and the interpreter's; when this process is
-            root's, the program is another user, and they must be readable by all.
-        namespaces: False for the weaker kind; for tests.
-        landlock: False for kernels without it; for tests.
-        allow_weak: False where the program must not run if the kernel has no namespaces for it; then it is `killed`.
-        channel: a file descriptor to read and one to write, which the program finds as 3 and 4. Closed here.
+        arguments: the interpreter's arguments, for example a file name. They are preceded by `-I`, so that no env var
+            and no folder of the user changes what is imported.
+        stdin: the whole standard input.
+        readable: folders that the program may read in addition to those of the system and the interpreter. If this
+            process runs as root, the program runs as another user, and everyone must be able to read them.
+        namespaces: False: do not use namespaces; for tests.
+        landlock: False: do not use Landlock; for tests.
+        allow_weak: False: the program does not run if the kernel allows no namespaces, and its ending is `killed`.
+        channel: a file descriptor to read and one to write, which the program has as 3 and 4. Closed in this process.
 
     Raises:
         RewardError: the sandbox could not start the program.
@@ -168,7 +168,7 @@ def run_python(
 
 @contextlib.contextmanager
 def _working_folder() -> Generator[str]:
-    """A new folder, which is removed with all that is in it, however deep."""
+    """A new folder, which is removed with its contents, however deep they are."""
     folder = tempfile.mkdtemp(prefix="rlinf-sandbox-")
     try:
         yield folder
@@ -179,7 +179,7 @@ def _working_folder() -> Generator[str]:
 
 
 def _empty(folder: str) -> None:
-    """Goes down and up by descriptors, since paths may be too long."""
+    """Deletes the contents; walks by descriptors, since paths may be too long."""
     here, path = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), list[str]()
     try:
         while True:
@@ -198,7 +198,7 @@ def _empty(folder: str) -> None:
 
 
 def _remove_files(folder: int) -> str | None:
-    """The name of a folder in it, if there is one."""
+    """Removes the files in a folder; returns the name of a subfolder if there is one."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -214,13 +214,13 @@ def _moved(folder: int, name: str) -> int:
 
 
 def _interpreter() -> str:
-    """Its path without links to folders and without `..`, as the sandbox's own root has it; a virtual environment's own
-    link to the interpreter is kept."""
+    """The interpreter's path without links to folders and without `..`, as it is in the sandbox's root; a venv's link
+    to the interpreter is kept."""
     return os.path.join(os.path.realpath(os.path.dirname(sys.executable)), os.path.basename(sys.executable))
 
 
 def _exchange(process: subprocess.Popen[bytes], order: bytes, limits: SandboxLimits) -> tuple[bytes, bytes, bool]:
-    """Sends the order, takes the output until both pipes close; True when there was too much of it."""
+    """Sends the order and reads until both pipes close; returns stdout, stderr, and whether they were too large."""
     assert process.stdin and process.stdout and process.stderr, "all are pipes"
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(order)
@@ -243,13 +243,13 @@ def _exchange(process: subprocess.Popen[bytes], order: bytes, limits: SandboxLim
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Lets the entry end on its own, or else ends it with all that is below it."""
+    """Waits for the entry process to end, or else ends it with all processes below it."""
     try:
         if process.poll() is None:
             try:
                 process.wait(timeout=0.2)
             except subprocess.TimeoutExpired:
-                process.terminate()  # without namespaces it now ends what has left its process group
+                process.terminate()  # without namespaces it then ends processes that left its process group
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=2.0)
     finally:

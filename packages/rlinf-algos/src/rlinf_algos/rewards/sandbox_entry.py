@@ -1,13 +1,13 @@
 """Confines itself and runs one program for `sandbox.run_python`. Runs as a script: `python -I -S`.
 
-Reads its order from standard input. Where the kernel allows it, the program gets namespaces of its own:
-- network: not even a loopback that is up;
-- processes: it sees and can signal only its own, and all of them end with it;
-- files: a root of its own with read-only views of the system's programs and of the interpreter, and an empty working
+Reads its order from standard input. If the kernel allows it, the program runs in new namespaces:
+- network: without any interface, even the loopback is down;
+- processes: the program sees and can signal only its own processes, and all of them end with it;
+- files: a separate root with read-only views of the system's programs and of the interpreter, and an empty working
   folder in memory, of limited size.
-Elsewhere Landlock hides the same files, as far as the kernel has it. Where this process is root's, the program runs
-under a user number that owns nothing, with namespaces and without. A filter of system calls applies in all cases.
-Writes its report to the status pipe when the program has ended, or why it could not be started.
+Otherwise Landlock hides the same files if the kernel supports it. If this process runs as root, the program runs under
+a user number that owns nothing, with or without namespaces. A filter of system calls applies in all cases.
+When the program has ended or could not be started, a report is written to the status pipe.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
         os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # where memory runs out, the kernel ends a program before any other process
+        file.write("1000")  # if memory runs out, the kernel kills a program before any other process
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     own_users = users.unused_users(os.getpid())
     why = run_in_namespaces(order, own_users) if order.namespaces else "switched off"
@@ -51,7 +51,7 @@ def report(order: Order, **fields: object) -> None:
 
 
 def run_in_namespaces(order: Order, own_users: tuple[int, int] | None) -> str | None:
-    """Runs the program, or returns why there are no namespaces for it."""
+    """Runs the program, or returns why it cannot have namespaces."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     reader, writer = os.pipe()
     child = os.fork()
@@ -71,8 +71,8 @@ def run_in_namespaces(order: Order, own_users: tuple[int, int] | None) -> str | 
 
 
 def end_namespaces(child: int) -> None:
-    """Ends this process when nothing is left in the namespaces. Their first process dies with its parent, `child`,
-    and is there to be waited for once all others in them are gone."""
+    """Ends this process once the namespaces are empty. Their first process dies with its parent, `child`, and can be
+    waited for once all other processes in them have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
@@ -82,7 +82,7 @@ def end_namespaces(child: int) -> None:
 
 
 def become_supervisor(order: Order, own_users: tuple[int, int] | None, ready: int) -> None:
-    """Enters the namespaces; their first process supervises the program."""
+    """Enters the namespaces; their first process then supervises the program."""
     try:
         user = namespaces.enter(own_users)
         child = os.fork()
@@ -108,7 +108,7 @@ def become_supervisor(order: Order, own_users: tuple[int, int] | None, ready: in
 
 
 def run_without(order: Order, own_users: tuple[int, int] | None, why: str) -> None:
-    """Runs the program where there are no namespaces."""
+    """Runs the program without namespaces."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, lambda number, frame: (processes.end_descendants(own_users), os._exit(0)))
     has_landlock = order.landlock and landlock.version() > 0
@@ -126,13 +126,13 @@ def run_without(order: Order, own_users: tuple[int, int] | None, why: str) -> No
 
 
 CLOSED_HINT = (
-    "without namespaces a program runs as another user, which has to reach the interpreter and the temporary folder: "
-    "move them (TMPDIR), or chmod o+x the folders above"
+    "without namespaces a program runs as another user, which must be able to reach the interpreter and the temporary "
+    "folder: move them (TMPDIR), or chmod o+x the folders above"
 )
 
 
 def weaknesses(confinement: Confinement) -> list[str]:
-    """What is not protected, and what takes its place."""
+    """What is not protected, and what replaces it."""
     has_filter = call_filter.is_supported()
     texts = []
     if confinement.user is None:

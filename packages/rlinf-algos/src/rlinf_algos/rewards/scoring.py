@@ -1,8 +1,8 @@
-"""The one way to call a reward: for one completion, or for many by the batch form of the reward where it has one.
+"""Calls rewards: for one completion, or for many with the reward's batch form if it has one.
 
-No failure becomes a 0 in silence. A reward of this package that raises on one completion gives it the outcome
-"crashed" and marks the result (`RewardResult.judge_failed`), so that no text of a policy ends a run; callers count
-these. A custom reward that raises ends the call with a `RewardError`: its author has to see where.
+No failure silently becomes a 0. If a reward of this package raises on one completion, the result has the outcome
+"crashed" and is marked (`RewardResult.judge_failed`), so that no generated text can end a run; callers count these
+results. If a custom reward raises, the call raises a `RewardError` that shows its author where.
 """
 
 import logging
@@ -18,12 +18,12 @@ _PACKAGE = __name__.partition(".")[0] + "."
 
 
 def score(reward: RewardFunction | str, completion: str, reference: str) -> RewardResult:
-    """Calls the reward and makes sure of its result.
+    """Calls the reward and checks its result.
 
     Args:
         reward: a function or a name as for `get_reward`.
-        completion: the text the policy produced, without the prompt.
-        reference: the right answer, in the form the reward expects.
+        completion: the text that the policy generated, without the prompt.
+        reference: the correct answer in the format that the reward expects.
 
     Raises:
         RewardError: the reference is unusable; a custom reward raised (its exception is the cause) or returned neither
@@ -48,19 +48,19 @@ def score_all(
     prompts: Sequence[str] | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[RewardResult, ...]:
-    """A result for each completion with its own reference, in order.
+    """One result for each pair of completion and reference, in order.
 
     Args:
         reward: a function, a `BatchReward`, or a name as for `get_reward`.
-        completions: texts the policy produced, without the prompts.
-        references: the right answers, in the form the reward expects.
-        prompts: what was asked, for rewards that read it (`RewardModel`, also as a term of a weighted sum); None: to
-            those the references are the prompts.
+        completions: texts that the policy generated, without the prompts.
+        references: the correct answers in the format that the reward expects.
+        prompts: the prompts, for rewards that read them (`RewardModel`, also as a term of a weighted sum); None: these
+            rewards use the references as prompts.
         rows: the other columns of the data rows, for rewards that read them (a custom function).
 
     Raises:
-        RewardError: as `score`; they have different lengths; or a batch form returned something else than a
-            `RewardResult` for each.
+        RewardError: as `score`; the sequences have different lengths; or a batch form did not return one
+            `RewardResult` for each completion.
     """
     for name, texts in (("references", references), ("prompts", prompts), ("rows", rows)):
         if texts is not None and len(completions) != len(texts):
@@ -94,7 +94,7 @@ def score_all(
 
 
 def _score_alone(function: BatchReward, columns: Sequence[Any]) -> RewardResult:
-    """One completion of a batch on which the reward raised, so that the others keep their own results."""
+    """Scores one completion of a batch on which the reward raised, so that the others keep their results."""
     try:
         (result,) = function.score_batch(*columns)
     except Exception as e:
@@ -105,8 +105,8 @@ def _score_alone(function: BatchReward, columns: Sequence[Any]) -> RewardResult:
 
 
 def _is_judge_failure(function: object, error: Exception) -> bool:
-    """Whether a reward of this package failed on a text. A RewardError is about the reference or the settings, an
-    OSError about the machine: neither is the text's fault, and neither may become a reward."""
+    """Whether a reward of this package failed on a text. A RewardError is caused by the reference or the settings, an
+    OSError by the machine, so neither may become a reward."""
     module = getattr(function, "__module__", None) or type(function).__module__
     if not module.startswith(_PACKAGE) or isinstance(error, RewardError | OSError):
         return False
@@ -115,6 +115,6 @@ def _is_judge_failure(function: object, error: Exception) -> bool:
 
 
 def _short(text: object) -> str:
-    """The end of a text: answers are there."""
+    """The end of a text, where the answer is."""
     quoted = repr(text)
     return quoted if len(quoted) <= 120 else f"...{quoted[-117:]}"

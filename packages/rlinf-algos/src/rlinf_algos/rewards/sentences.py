@@ -1,7 +1,7 @@
-r"""The sentences at the end of a solution, and which of them conclude nothing.
+r"""Selects the sentences at the end of a solution that may state a conclusion.
 
-A sentence that verifies the answer, remarks, repeats the question or speaks of a mistake is passed over, so that the
-one before it counts. One that leaves the answer open ("it could be 8 or 9", "what is the number of pears?") ends the
+A sentence that verifies the answer, remarks, repeats the question or mentions a mistake is skipped, so that the one
+before it counts. A sentence that leaves the answer open ("it could be 8 or 9", "what is the number of pears?") ends the
 search: the solution has no conclusion.
 """
 
@@ -25,7 +25,7 @@ _REMARK = re.compile(
     r"\((?=[^()]*[A-Za-z]{3})[^()]*\)[.!]?|\([^()]{1,200}[.!]\)|(?:About|Approximately|Roughly) .{1,60}"
     rf"|[^.]{{1,60}} (?:is|are) (?:{REJECTED})[.!]?"
 )
-"""A remark in brackets, a rounded value after the exact one, what is rejected."""
+"""A remark in brackets, a rounded value after the exact one, or a rejected value."""
 _NO_CLAIM = re.compile(
     r"\b(?:mistakes?|misconception|tempting|trap|scratch)\b|\botherwise\b"
     r"|\b(?:students|people|many|some|one|you|we)\s(?:(?:might|may|would|often|first|wrongly|mistakenly)\s)*"
@@ -38,7 +38,7 @@ _NO_CLAIM = re.compile(
     rf"|\((?:{REJECTED}|impossible)\)\W*\Z",
     flags=re.IGNORECASE,
 )
-"""What makes a sentence no conclusion."""
+"""Patterns of sentences that are not conclusions."""
 _OPEN = re.compile(
     r"\banswer (?:could|might|may)(?: also| well)? be\b|\b(?:I am|I'm) not (?:\w+ )?(?:sure|certain)\b"
     r"|\bI (?:do not|don't|can't|cannot) (?:know|tell|decide|say)\b|\b(?:either|any) of (?:the two|them|these|both)\b"
@@ -77,7 +77,7 @@ _EXPLANATION = re.compile(
     flags=re.IGNORECASE,
 )
 _ANSWER_FIRST = re.compile(r"[*_# ]{0,4}[-$\\\u2212]{0,3}[0-9][^\n=]{0,40}\n?", flags=re.IGNORECASE)
-"""A text that begins with its answer alone, "42 seats"."""
+"""A text that begins with the bare answer, "42 seats"."""
 _CORRECTS = re.compile(r"\b(?:wrong|incorrect|mistakes?|error|actually|instead|answer)\b", flags=re.IGNORECASE)
 _CONCLUDES = re.compile(
     r"\b(?:so|therefore|thus|hence|final(?:ly)?|answer|in conclusion|in summary)\b[^.\n]{0,120}[0-9$\\]", re.IGNORECASE
@@ -90,8 +90,7 @@ _FAILS = re.compile(
 
 
 def without_verification(text: str) -> str:
-    """The text up to where it checks its answer, unless it concludes something there or the check fails; also up to a
-    note."""
+    """The text up to the verification of its answer, unless that draws a conclusion or fails; also up to a note."""
     note = _first_after_value(_NOTE, text)
     explanation = _EXPLANATION.search(text)
     if (
@@ -116,26 +115,26 @@ def without_verification(text: str) -> str:
 
 
 def _first_after_value(pattern: re.Pattern[str], text: str) -> int | None:
-    """Where the pattern first matches after a number or a formula."""
+    """The position of the first match after a number or a formula."""
     value = re.search(r"[0-9$\\]", text)
     return next((match.start() for match in pattern.finditer(text) if value and value.end() <= match.start()), None)
 
 
 def leaves_open(sentence: str) -> bool:
-    """Whether a sentence says that the answer may be another one, or asks for it."""
+    """Whether a sentence says that the answer may be different, or asks for it."""
     if sentence.endswith("?"):
         return _OFFER.search(sentence) is None and len(sentence) > 1
     return _OPEN.search(sentence) is not None
 
 
 def claims_of(line: str, *, in_words: bool) -> list[str]:
-    """The sentences of a line that are no closing words and no remarks."""
+    """The sentences of a line without closing words and remarks."""
     sentences = [one for one in split(line, SENTENCE_END if in_words else CLAUSE_END) if not _CLOSERS.match(one)]
     return [one for one in sentences if not _REMARK.fullmatch(one)] or sentences
 
 
 def claim_of(sentence: str, *, in_words: bool) -> str | None:
-    """The part of a sentence that may conclude something; None where none does."""
+    """The part of a sentence that may be a conclusion; None if there is none."""
     if not _NO_CLAIM.search(sentence) or (in_words and "impossible" in sentence):
         return sentence
     *_, part = _BUT.split(sentence)
@@ -149,6 +148,6 @@ def split(line: str, pattern: re.Pattern[str]) -> list[str]:
 
 
 def is_outside(line: str, place: int) -> bool:
-    """Whether a place of a line is in no formula."""
+    """Whether a position in a line is outside formulas."""
     num_before = len(re.findall(r"(?<!\\)\$", line[:place]))
     return num_before % 2 == 0 or len(re.findall(r"(?<!\\)\$", line)) % 2 == 1

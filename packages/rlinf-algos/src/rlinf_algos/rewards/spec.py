@@ -1,4 +1,4 @@
-"""A reward as plain data, to be written in a config and sent to another process; and the reward made of it."""
+"""Describes a reward as plain data, for configs and other processes, and creates the reward from it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ OptionValue = str | int | float | bool | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardSpec:
-    """Which reward, with which options.
+    """The name of a reward and its options.
 
     Example: RewardSpec(rule="weighted", terms=(
         RewardTerm(name="math", weight=0.9, reward=RewardSpec(rule="math_answer", options={"num_processes": 4})),
@@ -34,7 +34,7 @@ class RewardSpec:
     options: dict[str, OptionValue] | None = None
     """Keyword arguments of the reward's class; a function takes none."""
     time_limit_s: float = TIME_LIMIT_S
-    """Seconds that each call of a function of your own may take."""
+    """Time limit in seconds for each call of a custom function."""
     terms: "tuple[RewardTerm, ...]" = ()
     """Terms of the rule "weighted"; sources of the rule "by_source", whose weights are not used."""
 
@@ -61,7 +61,7 @@ def _code_reward(
 
 
 def _reward_model(**options: Any) -> RewardRule:
-    from rlinf_algos.rewards.reward_model import RewardModel  # torch is for those who have one
+    from rlinf_algos.rewards.reward_model import RewardModel  # imports torch, which only reward models need
 
     return RewardModel(**options)
 
@@ -76,15 +76,15 @@ _CLASSES: dict[str, Callable[..., RewardRule]] = {
 }
 
 RULES_WITH_OPTIONS = (*_CLASSES, "weighted", "by_source")
-"""code_tests takes the fields of `SandboxLimits` beside its own."""
+"""code_tests takes the fields of `SandboxLimits` in addition to its own options."""
 
 
 def make_reward(spec: RewardSpec | str) -> RewardRule:
-    """The reward that a spec, or a rule without options, describes. What it returns may hold processes or a model: call
-    its `close` where it has one.
+    """Creates the reward that a spec describes, or that of a rule without options. It may hold processes or a model:
+    call its `close` if it has one.
 
     Raises:
-        RewardError: the rule is unknown, what it needs is missing, or the options do not fit it.
+        RewardError: the rule is unknown, a package or folder that it needs is missing, or the options do not fit it.
     """
     if isinstance(spec, str):
         spec = RewardSpec(rule=spec)

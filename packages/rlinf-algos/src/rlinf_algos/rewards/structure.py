@@ -1,6 +1,6 @@
-r"""What an answer is made of: a formula, a list, a tuple or interval, a relation, a quantity with its unit, words.
+r"""The structure of an answer: a formula, a list, a tuple or interval, a relation, a quantity with its unit, words.
 
-`read` takes a normalised answer apart down to formulas, which it does not look into. What no rule fits is a formula.
+`read` splits a normalised answer down to formulas, which it does not parse. Whatever fits no rule is a formula.
 """
 
 import re
@@ -31,9 +31,9 @@ _PLAIN_SIGNS = re.compile(r"[A-Za-z](?:_[0-9])?=(?:[^A-Za-z\\]|\\[A-Za-z]+|[ei](
 """`x=1\\pm\\sqrt{2}`: a name and its values."""
 _WORD = re.compile(r"\\text\{([^{}]*)\}")
 BUILT = re.compile(r"\\\{(.+?)[|:](.+)\\\}")
-"""A set by a condition: its members, and the condition."""
+"""A set defined by a condition: its members and the condition."""
 MAX_ITEMS = 60
-"""Most items of a list; no answer has more."""
+"""Maximum number of items of a list; no answer has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class AnswerPart:
 
     kind: Kind
     text: str
-    """Text of this part, normalised."""
+    """The normalised text of this part."""
     parts: tuple["AnswerPart", ...] = ()
     """Items, sides of a relation, cells of a matrix by rows, formulas between words; a quantity's number."""
     marks: tuple[str, ...] = ()
-    """Brackets, operators, the sizes of a matrix' rows, a compound quantity in its first unit, or the words, with ""
-    where a formula stands."""
+    """Brackets, operators, the sizes of a matrix's rows, a compound quantity in its first unit, or the words, with ""
+    for each formula between them."""
     unit: Unit | None = None
 
 
@@ -70,7 +70,7 @@ def read(text: str) -> AnswerPart:
 
 
 def name_of(side: AnswerPart) -> str | None:
-    """The name that a side of a relation is, such as `x`, `f(x)` or `(x,y)`; None for other formulas."""
+    """The side of a relation if it is a name, such as `x`, `f(x)` or `(x,y)`; None for other formulas."""
     if side.kind == "tuple":
         return side.text if all(name_of(part) for part in side.parts) else None
     text = side.text
@@ -80,18 +80,18 @@ def name_of(side: AnswerPart) -> str | None:
 
 
 def mentions(answer: AnswerPart, name: str) -> bool:
-    """Whether the name stands somewhere in the answer."""
+    """Whether the name occurs anywhere in the answer."""
     end = r"(?![A-Za-z_'])" if name[-1].isalpha() else ""
     return re.search(r"(?<![A-Za-z\\])" + re.escape(name) + end, _WORD.sub("", answer.text)) is not None
 
 
 def has_words(text: str) -> bool:
-    """Whether a formula holds words, or numbers side by side: nothing that can be computed."""
+    """Whether a formula contains words, or numbers side by side, and so cannot be evaluated."""
     return r"\text" in text or " " in re.sub(r"\\[A-Za-z]+ ", "", text)
 
 
 def _split(tokens: list[str], separators: frozenset[str]) -> list[str]:
-    """The pieces between separators that stand in no brackets."""
+    """The pieces between separators that are outside brackets."""
     pieces, depth, piece = [], 0, []
     for token in tokens:
         if token in _OPENING:
@@ -109,7 +109,7 @@ def _split(tokens: list[str], separators: frozenset[str]) -> list[str]:
 
 
 def _inherited(items: list[AnswerPart]) -> Iterable[AnswerPart]:
-    """`x=1,2` as `x=1, x=2`, and so for `x\\ne1,2`: a bare item takes the name of the one before it."""
+    """`x=1,2` as `x=1, x=2`, and `x\\ne1,2` likewise: a bare item takes the name of the one before it."""
     name, mark = None, "="
     for item in items:
         if item.kind == "relation":
@@ -188,7 +188,7 @@ def _signs(text: str, tokens: list[str]) -> AnswerPart | None:
 
 
 def _quantity(text: str, tokens: list[str]) -> AnswerPart | None:
-    """A number or formula, a word that scales it, a unit; `5 million dollars` is 5 times 10^6 of a unit."""
+    """A number or formula, a word that scales it, and a unit; `5 million dollars` is 5 times 10^6 of a unit."""
     start = next((i for i, token in enumerate(tokens) if token.startswith("\\text{")), 0)
     if start == 0:
         return None
@@ -210,7 +210,7 @@ def _quantity(text: str, tokens: list[str]) -> AnswerPart | None:
 
 
 def _counts(unit: Unit) -> bool:
-    """Whether the unit may be an ordinary word, which counts only after a plain number."""
+    """Whether the unit may be an ordinary word, which is a unit only after a plain number."""
     return len(unit.bases) == 1 and unit.bases[0][1] == 1 and unit.factor == 1
 
 
@@ -227,7 +227,7 @@ def _compound(text: str) -> AnswerPart | None:
     total, factors = 0, set()
     for number, unit in read_parts:
         if number is None or unit is None or last is None or unit.bases != last.bases or unit.factor in factors:
-            return None  # 30 degrees, 150 degrees are two values
+            return None  # "30 degrees, 150 degrees" are two values
         factors.add(unit.factor)
         total += number.value * unit.factor / last.factor
     value = str(total) if total.denominator > 1 else str(total.numerator)  # type: ignore[union-attr]
@@ -238,7 +238,7 @@ def _compound(text: str) -> AnswerPart | None:
 
 
 def _subunit(first: Unit | None, unit: Unit | None) -> Unit | None:
-    """Cents after euros, and minutes and seconds after degrees, as parts of these; other units as they are."""
+    """Cents after euros, and minutes and seconds after degrees, as parts of these; other units unchanged."""
     if first is None or unit is None:
         return unit
     if first.bases == (("degree", 1),) and unit.bases == (("s", 1),) and unit.factor in (1, 60):
@@ -248,7 +248,7 @@ def _subunit(first: Unit | None, unit: Unit | None) -> Unit | None:
 
 
 def _phrase(text: str, tokens: list[str]) -> AnswerPart | None:
-    """Words, and what stands between them."""
+    """Words and the formulas between them."""
     if not any(token.startswith("\\text{") for token in tokens):
         return None
     words: list[str] = []

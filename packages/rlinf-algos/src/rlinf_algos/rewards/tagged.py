@@ -6,10 +6,10 @@ _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 def think_answer_format(completion: str, reference: str) -> RewardResult:
-    """1.0 where each tag is there once, in order, with nothing but white space around the two parts, and the answer is
-    not blank; the thought may be, as where a template leaves it out.
+    """1.0 if each tag occurs exactly once, in order, with only white space around the two parts, and the answer is not
+    blank. The thought may be blank, since some templates omit it.
 
-    Says nothing about the answer being right; the reference is not used. A completion of another form is "unparseable".
+    Does not check the answer; the reference is not used. A completion in another format is "unparseable".
     """
     parts, rest = [], completion
     for tag in _TAGS:

@@ -1,8 +1,8 @@
-"""Rules that search a text by patterns, called in processes that can be ended.
+"""Runs rules that search a text by patterns in processes that can be killed.
 
-The rules are linear in the text, and this holds them to it: a completion that uses up its time is a "timeout", one that
-uses up the memory a "memory", and one whose process dies is "crashed". So no text keeps the caller's interpreter busy,
-and none takes its process along.
+The rules should take time linear in the text, and this enforces it: a completion that uses up its time is a "timeout",
+one that uses up the memory a "memory", and one whose process dies is "crashed". So no text can block or crash the
+caller's process.
 """
 
 import json
@@ -15,19 +15,19 @@ from rlinf_algos.rewards.base import RewardResult
 from rlinf_algos.rewards.process_pool import ProcessPool
 
 TIMED_RULES = ("multiple_choice", "numeric_match")
-"""Rules that `make_reward` puts into a `TimedRule`. The math reward and the code reward have clocks of their own; the
-others compare or count, and nothing can hold them up."""
+"""Rules that `make_reward` puts into a `TimedRule`. The math and code rewards have their own time limits; the others
+only compare or count, which cannot hang."""
 _CHECKER = Path(__file__).with_name("rule_side.py")
 
 
 class TimedRule:
-    """A rule of `TIMED_RULES` with a clock.
+    """A rule of `TIMED_RULES` with a time limit.
 
     Args:
         rule: its name.
         options: keyword arguments of its class; none for a function.
         time_limit_s: CPU seconds for one completion.
-        wall_limit_s: seconds by the clock for it, for a machine that has no time for the process at all.
+        wall_limit_s: wall-clock seconds for one completion, in case the machine is too busy to run the process.
     """
 
     def __init__(

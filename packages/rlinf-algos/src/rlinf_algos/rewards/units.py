@@ -1,7 +1,7 @@
-r"""Units of measurement, from a list, with what one is in terms of another: 2 hours 30 minutes are 150 minutes.
+r"""A table of units of measurement with their conversion factors: 2 hours 30 minutes are 150 minutes.
 
-A unit is a product of powers of bases: `km/h` is 1000/3600 of m s^-1. Things that are counted ("12 apples") are a unit
-of their own, as far as the words name a thing: "5 or more" and "5 dozen" do not.
+A unit is a product of powers of bases: `km/h` is 1000/3600 of m s^-1. Counted things ("12 apples") are a separate unit
+if the words name a thing; those of "5 or more" and "5 dozen" do not.
 """
 
 import re
@@ -38,7 +38,7 @@ bit: 1 bit, 8000 kB KB kilobyte, 8000000 MB megabyte, 8000000000 GB gigabyte, 80
 kWh: 1 kWh; unit: 1 unit; point: 1 point; revolution: 1 revolution rev; person: 1 person people;
 child: 1 child children kid;
 """
-"""Each base with its units: how many of the base one is, and how it is written; a plural `s` is understood."""
+"""Each base with its units: the size of one unit in the base, and its spellings; a plural `s` is implied."""
 _DERIVED = {
     "liter": ({"m": 3}, Fraction(1, 1000)),
     "N": ({"g": 1, "m": 1, "s": -2}, Fraction(1000)),
@@ -48,7 +48,7 @@ _DERIVED = {
     "Hz": ({"s": -1}, Fraction(1)),
     "inch": ({"m": 1}, Fraction(254, 10000)),
 }
-"""Bases that are products of others, and how many of the product one of it is."""
+"""Bases that are products of others, and the size of one in that product."""
 _SPEEDS = {"mph": "mile/hour", "kmh": "km/hour", "kph": "km/hour", "rpm": "revolution/minute", "fps": "foot/s"}
 SCALES = {"wan": 10**4, "yi": 10**8, "dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6,
           "billion": 10**9, "trillion": 10**12}  # fmt: skip
@@ -84,7 +84,7 @@ class Unit:
     bases: tuple[tuple[str, int], ...]
     """Sorted by name, without powers of 0."""
     factor: Fraction
-    """How many of the product of the bases one of it is."""
+    """The size of one unit in the product of the bases."""
 
 
 def _listed() -> dict[str, tuple[str, Fraction]]:
@@ -108,10 +108,10 @@ def is_unit(word: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def read_unit(text: str) -> Unit | None:
-    r"""The unit of `\text{km}/\text{h}`, `\text{square}\text{feet}`, `\text{apples}`; None where it is none.
+    r"""The unit of `\text{km}/\text{h}`, `\text{square}\text{feet}`, `\text{apples}`; None if the text is not a unit.
 
     Args:
-        text: what stands after a number, normalised.
+        text: the normalised text after a number.
     """
     if not text or (text[0] == "/" and r"\text" not in text):
         return None
@@ -158,7 +158,7 @@ def read_unit(text: str) -> Unit | None:
 
 
 def _raise(bases: dict[str, int], base: str, size: Fraction, exponent: int) -> Fraction:
-    """Adds a power of `size` times the base to the bases; returns its factor."""
+    """Multiplies the bases by the base with this exponent; returns the same power of the unit's size."""
     parts, of_base = _DERIVED.get(base, ({base: 1}, Fraction(1)))
     for name, times in parts.items():
         bases[name] = bases.get(name, 0) + times * exponent
@@ -166,7 +166,7 @@ def _raise(bases: dict[str, int], base: str, size: Fraction, exponent: int) -> F
 
 
 def is_thing(words: list[str], *, is_plural: bool = True) -> bool:
-    """Whether the words can name what is counted."""
+    """Whether the words can name a counted thing."""
     return (
         0 < len(words) <= 3
         and all(word.isalpha() and word.islower() and len(word) > 2 and word not in NO_THINGS for word in words)

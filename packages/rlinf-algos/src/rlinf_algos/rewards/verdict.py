@@ -1,8 +1,8 @@
-r"""From a completion and a reference to what the answer is worth, or to what has to be known of formulas for that.
+r"""Judges a completion by its reference, or returns the questions about formulas that must be answered first.
 
-The answer is looked for in the completion as `final_answer` says, the reference is taken whole; both are brought into
-one notation (`notation`), taken apart (`structure`) and compared part by part (`comparison`). Called where a clock runs
-(answer_side.py), since a completion decides how long all of this takes.
+`final_answer` finds the answer in the completion; the reference is used as a whole. Both are normalised (`notation`),
+parsed (`structure`) and compared part by part (`comparison`). This runs under a time limit (answer_side.py), since the
+completion determines how long it takes.
 """
 
 import re
@@ -19,7 +19,7 @@ from rlinf_algos.rewards.forms import choice_letter, names_of
 from rlinf_algos.rewards.notation import normalized
 
 MAX_CHARACTERS = 1000
-"""Most characters of an answer. A longer one is "unparseable": no reference is nearly as long."""
+"""Maximum number of characters of an answer. A longer one is "unparseable": no reference is nearly that long."""
 _WORDS = re.compile(r"\\text\{.*|\\emptyset ?", flags=re.DOTALL)
 _SENTENCE = re.compile(r"\s*[A-Z][a-z]+ (?:[a-z]+ ){1,9}(?:is|are|has|have)\b")
 _SHORT_WORD = re.compile(r"(?!abc)(?=[a-z]?[a-z]?[aeiou])[a-z]{3}|[a-z]{3,}(?: [a-z]{3,})+")
@@ -27,7 +27,7 @@ _BARE_WORDS = re.compile(r"[A-Za-z' -]+")
 _DECIMAL_COMMA = re.compile(r"\A(\$?[-\u2212]?[0-9]{1,9}),([0-9]{1,2}|[0-9]{4,9}|(?<=\b0,)[0-9]{3})(?![0-9,])")
 _NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?")
 _PEOPLE = re.compile(r"[A-Z][a-z]{2,19} [0-9.]{1,12}(?:(?:,| and|, and) [A-Z][a-z]{2,19} [0-9.]{1,12}){1,9}")
-"""Several values by whose they are, without a sign: "Tom 14, Ann 9"."""
+"""Values by owner, without an equals sign: "Tom 14, Ann 9"."""
 _REMAINING = re.compile(
     r"(?:\b[Ll]eav(?:es|ing)|\b[Ll]eft with|\b[Oo]nly|\b[Bb]y elimination,?(?: it is| the answer (?:is|must be))?)"
     r"(?: us with)?(?: only)?(?: (?:option|choice|answer))? \(?([A-J])\)?(?: (?:remains|is left|is possible))?\Z"
@@ -35,22 +35,22 @@ _REMAINING = re.compile(
 )
 _LAST_SENTENCE = 200
 _RATE = re.compile(r"\A([-\\$]{0,3}[0-9][0-9.,/]{0,30}(?: [a-z]{1,20})?) per [a-z]{1,20}\Z")
-"""A rate whose reference is a number alone: "7 eggs per day"."""
+"""A rate for a reference that is only a number: "7 eggs per day"."""
 _THINGS = re.compile(r"[A-Za-z]{3,20}: ?[0-9.]{1,12}(?:, ?[A-Za-z]{3,20}: ?[0-9.]{1,12}){1,9}")
-"""Several values by what they are of: "apple: 2, pear: 3"."""
+"""Values by thing: "apple: 2, pear: 3"."""
 _LETTER = re.compile(r"(?:\\[a-z]+\{)?\(?([A-Za-z])\)?\}?")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of one completion without comparing formulas."""
+    """The result for one completion, as far as it is known without comparing formulas."""
 
     outcome: str
-    """"open" where `questions` decide."""
+    """"open" if `questions` decide."""
     answer: str | None = None
     detail: str | None = None
     normalised: str = ""
-    """The answer, normalised."""
+    """The normalised answer."""
     questions: tuple[Question, ...] = ()
 
 
@@ -86,9 +86,9 @@ def _verdict_of(completion: str, reference: str) -> Verdict:
 
 
 def decided(expected: str, answer: str, verdicts: Mapping[Question, bool]) -> bool:
-    """Whether the answers are the same, once all questions of a `Verdict` are answered."""
+    """Whether the answers are the same, given the answers to all questions of a `Verdict`."""
     verdict = Comparison(expected, answer, verdicts=verdicts).run()
-    assert verdict is not None, "the first run asks all that a later one could"
+    assert verdict is not None, "the first run asks all questions that a later one could"
     return verdict
 
 
@@ -104,7 +104,7 @@ def _answer(completion: str, form: str, names: str) -> str | None:
 
 
 def _remaining_letter(completion: str) -> str | None:
-    """The letter that the last sentence names as the only one left: "That leaves A."."""
+    """The letter that the last sentence names as the only one remaining: "That leaves A."."""
     end = completion.replace("*", "").rstrip(" .!\n")[-_LAST_SENTENCE:]
     remaining = _REMAINING.search(end)
     return remaining[1] or remaining[2] if remaining else None
@@ -122,7 +122,7 @@ def _normalized(answer: str, expected: str, *, is_in_words: bool) -> str:
 
 @lru_cache(maxsize=4096)
 def _compared(expected: str, answer: str) -> tuple[str, tuple[Question, ...]]:
-    """(outcome, questions) of normalised answers."""
+    """(outcome, questions) for two normalised answers."""
     if expected == answer:
         return "right", ()
     comparison = Comparison(expected, answer, verdicts={})
@@ -134,7 +134,7 @@ def _compared(expected: str, answer: str) -> tuple[str, tuple[Question, ...]]:
 
 @lru_cache(maxsize=4096)
 def expected_answer(reference: str) -> str:
-    """The answer of a reference, normalised. Raises: RewardError where it has none."""
+    """The normalised answer of a reference. Raises: RewardError if it has none."""
     if is_in_chinese(reference.strip()):
         return reference.strip()
     answer = reference_answer(reference)
@@ -144,15 +144,15 @@ def expected_answer(reference: str) -> str:
     normal = normalized(answer) if answer is not None and len(answer) <= MAX_CHARACTERS else ""
     if not normal:
         raise RewardError(
-            f"math_answer: the reference {reference[-80:]!r} holds no answer of at most {MAX_CHARACTERS} characters; "
-            "mend the dataset row"
+            f"math_answer: the reference {reference[-80:]!r} has no answer of at most {MAX_CHARACTERS} characters; "
+            "fix the dataset row"
         )
     return normal
 
 
 @lru_cache(maxsize=4096)
 def _form(reference: str) -> tuple[str, str]:
-    """The form of a reference, and the names of its values, as `final_answer` takes them."""
+    """The form of a reference and the names of its values, for `final_answer`."""
     if is_in_chinese(reference.strip()):
         return "chinese", ""
     expected = expected_answer(reference)
@@ -167,11 +167,11 @@ def _form(reference: str) -> tuple[str, str]:
 
 
 def _is_in_words(reference: str) -> bool:
-    """Whether a reference begins with a word, and is no whole sentence."""
+    """Whether a reference begins with a word and is not a whole sentence."""
     return _WORDS.fullmatch(expected_answer(reference)) is not None and not _SENTENCE.match(reference)
 
 
 def _with_point(answer: str, expected: str) -> str:
-    """`3,5` as `3.5` where the reference is a decimal: without a space it is no list there, nor are these thousands."""
+    """`3,5` as `3.5` if the reference is a decimal: without a space it is neither a list nor a number of thousands."""
     is_decimal = re.fullmatch(r"-?[0-9]*\.[0-9]+.*", expected) is not None
     return _DECIMAL_COMMA.sub(r"\1.\2", answer) if is_decimal else answer

@@ -1,4 +1,4 @@
-"""A weighted sum of rewards, for example 0.9 for the answer and 0.1 for the form."""
+"""A weighted sum of rewards, for example 0.9 for the answer and 0.1 for the format."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ class WeightedReward:
     one that checks the answer; every term's own result is in `RewardResult.parts`.
 
     Args:
-        terms: (name, weight, reward) each; names tell the parts apart in logs.
+        terms: (name, weight, reward) each; the names appear in logs.
 
     Raises:
         RewardError: no terms, equal names, or a weight of 0.
@@ -23,7 +23,7 @@ class WeightedReward:
     """
 
     reads_prompts = True
-    """Always True, for the terms that read prompts."""
+    """Always True, since a term may read prompts."""
 
     def __init__(self, terms: Sequence[tuple[str, float, RewardFunction]]) -> None:
         names = [name for name, _, _ in terms]

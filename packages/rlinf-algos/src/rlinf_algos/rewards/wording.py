@@ -1,8 +1,8 @@
-r"""Whether a claim in words says what a reference in words says: "right isosceles triangle with ..." and "isosceles
-right triangle", "the series is divergent" and "diverges", "Alice took it" and "Alice".
+r"""Decides whether a claim in words means the same as a reference in words: "right isosceles triangle with ..." and
+"isosceles right triangle", "the series is divergent" and "diverges", "Alice took it" and "Alice".
 
-Words are compared by their stems. The claim begins with the words of the reference, in any order, and goes on without
-an alternative, an addition or a negation.
+Words are compared by their stems. The claim must begin with the words of the reference, in any order, and continue
+without an alternative, an addition or a negation.
 """
 
 import re
@@ -30,12 +30,12 @@ _OPEN = frozenset(
      "except", "maybe", "perhaps", "possibly", "when", "while", "than", "s", "lies", "lied", "loses", "lost", "fails",
      "cannot", "does", "do", "did", "isn", "wasn", "innocent", "wrong", "otherwise", "sometimes")
 )  # fmt: skip
-"""Words after which a claim says something else."""
+"""Words after which a claim states something else."""
 _ORDERED = frozenset(("of", "to", "than", "before", "after", "from", "then", "over", "into"))
 _ENDINGS = ("ences", "ence", "ency", "ents", "ent", "ing", "es", "ed", "s", "e")
 _MIN_STEM = 5
 _ARTICLE = re.compile(r"\A[Aa](?=\\text\{(?!is\}|are\}|was\}|and\}|or\}|has\}|then\}))")
-"""A letter that is an article, and no name as in "Plan A"."""
+"""The letter a as an article, not as a name as in "Plan A"."""
 _ANY_WORD = re.compile(r"\\text\{([^{}]*)\}|([A-Za-z]+|[^\s])")
 _COMPARATIVES = {
     word: (measure, sign)
@@ -54,12 +54,12 @@ _COMPARATIVES = {
     for sign, words in ((1, more), (-1, less))
     for word in words.split()
 }
-"""What a comparative compares, and whether its subject has more of it."""
+"""The dimension of a comparative, and whether its subject has more of it."""
 _MAX_WORDS = 6
 
 
 def says(reference: AnswerPart, claim: AnswerPart) -> bool:
-    """Whether a claim says what the reference does, both normalised. The reference holds nothing but words."""
+    """Whether a normalised claim means the same as a normalised reference that consists of words only."""
     expected, leading = _stems(reference.text, is_whole=True), _stems(claim.text)
     if not expected or len(expected) > _MAX_WORDS or r"\text{" not in reference.text:
         return False
@@ -77,7 +77,7 @@ def says(reference: AnswerPart, claim: AnswerPart) -> bool:
 
 
 def says_values(reference: AnswerPart, claim: AnswerPart) -> bool:
-    """Whether a claim names each thing of `apple:2,pear:3` once, and after each its value and no other number."""
+    """Whether a claim names each thing of `apple:2,pear:3` once, each followed by its value and no other number."""
     values: dict[str, Fraction] = {}
     for part in reference.parts if reference.kind == "list" else ():
         number = rational(part.parts[-1].text) if part.kind == "relation" else None
@@ -99,8 +99,8 @@ def says_values(reference: AnswerPart, claim: AnswerPart) -> bool:
 
 
 def says_number(reference: AnswerPart, claim: AnswerPart) -> bool:
-    """Whether a claim in words, such as "there are 5 ways" or "Janet makes 18 dollars a day", has this number after its
-    verb and no other."""
+    """Whether a claim in words, such as "there are 5 ways" or "Janet makes 18 dollars a day", has this number and no
+    other after its verb."""
     number = rational(reference.text)
     sentence = _WITH_NUMBER.fullmatch(claim.text) if number else None
     if not number or sentence is None or len(claim.text) > 300:
@@ -112,11 +112,10 @@ def says_number(reference: AnswerPart, claim: AnswerPart) -> bool:
 
 
 def _stems(text: str, *, is_whole: bool = False) -> list[str]:
-    """The stems of the words with which a text begins, without fillers; none where it is to hold nothing else and
-    does."""
+    """The stems of the words at the beginning of a text, without fillers; none if `is_whole` and other text follows."""
     text = _ARTICLE.sub("", text)
     beginning = _BEGINNING.match(text)
-    assert beginning is not None, "it matches nothing, too"
+    assert beginning is not None, "the pattern also matches an empty text"
     if is_whole and beginning.end() < len(text):
         return []
     words = [word if len(word) == 1 and word.isupper() else word.lower() for word in _WORD.findall(beginning[0])]
@@ -124,13 +123,13 @@ def _stems(text: str, *, is_whole: bool = False) -> list[str]:
 
 
 def turns(reference: str, claim: str) -> bool:
-    """Whether two normalised comparisons say the same: "Tom is taller than Ann" and "Ann is shorter than Tom"."""
+    """Whether two normalised comparisons are equivalent: "Tom is taller than Ann" and "Ann is shorter than Tom"."""
     one, other = _comparison_of(reference), _comparison_of(claim)
     return one is not None and one == other
 
 
 def _comparison_of(text: str) -> tuple[str, str, str, str] | None:
-    """(what is compared, verb, the larger, the smaller) of "Tom is taller than Ann"; None for others."""
+    """(dimension, verb, the larger, the smaller) of "Tom is taller than Ann"; None for other texts."""
     words = [(a or b).lower() for a, b in _ANY_WORD.findall(text)] if len(text) < 400 else []
     words = [word for word in words if word not in ("the", "to", "on", "an", "of", "than")]
     places = [i for i, word in enumerate(words) if word in _COMPARATIVES]

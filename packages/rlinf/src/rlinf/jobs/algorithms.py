@@ -74,7 +74,7 @@ def _watched(what: str, trial: Callable[[], None]) -> None:
     thread.join(TIME_LIMIT_S)
     if thread.is_alive():
         stack = traceback.extract_stack(sys._current_frames().get(thread.ident or 0))
-        raise UserError(f"{what} has not come back within {TIME_LIMIT_S:g} s; it is at{_places(stack)}", hint=SEE)
+        raise UserError(f"{what} did not return within {TIME_LIMIT_S:g} s; it is at{_places(stack)}", hint=SEE)
     if errors:
         raise errors[0]
 

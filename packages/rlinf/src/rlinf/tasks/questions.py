@@ -172,7 +172,7 @@ def load_problems(
         more = [f"and {len(bad) - MAX_SHOWN} more bad rows in that file"] if len(bad) > MAX_SHOWN else []
         raise UserError(
             "\n".join([*map(str, bad[:MAX_SHOWN]), *more]),
-            hint=hint or f"mend the file, or leave bad rows out and count them with --{bad_row_key} skip",
+            hint=hint or f"fix the file, or leave bad rows out and count them with --{bad_row_key} skip",
         )
     if not problems:
         why = f"; all {len(bad)} rows are bad, the first: {bad[0]}" if bad else ""

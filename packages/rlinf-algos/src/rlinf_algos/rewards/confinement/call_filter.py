@@ -1,15 +1,15 @@
 """The filter of system calls (seccomp) that a program runs under, on x86-64 and ARM.
 
-Refused calls fail with "permission denied". `REFUSED` applies everywhere: other processes' memory, namespaces and
-mounts, sockets, writing everybody's files to the disk (sync), and what holds memory that no process is charged for
-(memfd, System V, rings of io_uring and aio, pages that were spliced into pipes, records of watches and rules,
-descriptors in flight).
+Refused calls fail with "permission denied". `REFUSED` always applies: other processes' memory, namespaces and mounts,
+sockets, flushing all users' files to the disk (sync), and whatever holds memory that no process is charged for (memfd,
+System V, rings of io_uring and aio, pages that were spliced into pipes, records of watches and rules, descriptors in
+flight).
 
-`REFUSED_WEAK` and `PRETENDED_WEAK` apply besides where there are no namespaces: a file that was created must stay in
-sight of the watch over the working folder, and what Landlock does not cover (modes, owners, times, attributes) must
-stay as it is; file locks cannot be counted there. So nothing is deleted, and the calls that would do so succeed, for
-`tempfile` and the like: a deleted file that is held open would be out of sight. A program that shares its user with
-others (`signals_itself_only`) is kept from signalling them as well.
+`REFUSED_WEAK` and `PRETENDED_WEAK` also apply if there are no namespaces: the watch over the working folder must see
+every file that was created, what Landlock does not cover (modes, owners, times, attributes) must not change, and file
+locks cannot be counted there. So calls that delete files do nothing but succeed, for `tempfile` and similar code: a
+deleted file that is still open would be invisible. If other processes have the same user as the program
+(`signals_itself_only`), it cannot signal them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import struct
 from .system import PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, call, prctl
 
 Instruction = tuple[int, int, int, int]
-"""Operation, jump if true, jump if false, value."""
+"""Operation, jump offset if true, jump offset if false, value."""
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ABSENT = -1
-"""Stands for the number of a call that a machine does not have."""
+"""Placeholder for a call that a machine does not have."""
 
 NUMBERS = {
     "add_key": (248, 217), "bpf": (321, 280), "chmod": (90, ABSENT), "chown": (92, ABSENT), "chroot": (161, 51),
@@ -61,7 +61,7 @@ NUMBERS = {
 }  # fmt: skip
 """Name -> number on x86-64 and on ARM."""
 NEWEST = 470
-"""Calls from this number on did not exist when this was written, and fail as calls that the kernel does not have."""
+"""Calls from this number on did not exist when this was written; they fail as if the kernel did not have them."""
 
 REFUSED = (
     "add_key", "bpf", "chroot", "fanotify_init", "fsconfig", "fsmount", "fsopen", "fspick", "inotify_add_watch",
@@ -84,15 +84,16 @@ REFUSED_SIGNALS = ("pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", 
 CLONE_NEW = 0x7E020000
 """Every flag of clone that creates a namespace."""
 MAP_SHARED = 1
-"""Shared pages stay when no process has them resident any more."""
+"""Shared pages stay allocated even if no process has them resident."""
 O_TMPFILE = 0o20000000
 AF_UNIX = 1
 SOCK_DGRAM = 2
-"""A bit of SOCK_DGRAM and SOCK_RAW, which can send to any address, unlike SOCK_STREAM and SOCK_SEQPACKET."""
+"""A bit of SOCK_DGRAM and SOCK_RAW, but not of SOCK_STREAM and SOCK_SEQPACKET: with it a socket can send to any
+address."""
 F_LOCKS = (6, 7, 37, 38)
-"""F_SETLK, F_SETLKW and their F_OFD forms: the kernel keeps a record of each, without a limit."""
+"""F_SETLK, F_SETLKW and their F_OFD forms: the kernel keeps a record of each lock, without a limit."""
 F_OWNERS = (8, 15)
-"""F_SETOWN, F_SETOWN_EX: the kernel signals whom they name."""
+"""F_SETOWN, F_SETOWN_EX: the kernel sends signals to the process that they name."""
 F_OTHERS = (1026, 1031)
 """F_NOTIFY, F_SETPIPE_SZ."""
 IOCTL_OWNERS = (0x8901, 0x8902)
@@ -112,18 +113,18 @@ REFUSE, PRETEND_ABSENT, PRETEND_DONE = fail(errno.EACCES), fail(errno.ENOSYS), f
 
 
 def is_supported() -> bool:
-    """Whether this machine's calls are among the numbers above."""
+    """Whether the table above has the calls of this machine."""
     return os.uname().machine in ARCHITECTURES
 
 
 def filter_program(machine: str, *, is_weak: bool = False, signals_itself_only: int | None = None) -> list[Instruction]:
-    """What the kernel evaluates for each system call.
+    """The filter that the kernel evaluates for each system call.
 
     Args:
-        signals_itself_only: process number; signals to any other process are refused.
+        signals_itself_only: a process number; signals to any other process are refused.
 
     Raises:
-        KeyError: the machine is of another kind.
+        KeyError: the filter does not support this machine.
     """
     column = tuple(ARCHITECTURES).index(machine)
     refused = REFUSED + (REFUSED_WEAK if is_weak else ()) + (REFUSED_SIGNALS if signals_itself_only else ())
@@ -132,7 +133,7 @@ def filter_program(machine: str, *, is_weak: bool = False, signals_itself_only: 
         (EQUAL, 1, 0, ARCHITECTURES[machine]),
         KILL,  # the calls of another architecture have other numbers
         (LOAD, 0, 0, NUMBER_OFFSET),
-        (AT_LEAST, 0, 1, NEWEST),  # x32 as well
+        (AT_LEAST, 0, 1, NEWEST),  # also refuses x32
         PRETEND_ABSENT,
     ]
     conditions = {
@@ -146,10 +147,10 @@ def filter_program(machine: str, *, is_weak: bool = False, signals_itself_only: 
 
 
 def _conditions(*, is_weak: bool, own_number: int | None) -> dict[str, list[Instruction]]:
-    """Calls that depend on their arguments, or on the mode; each list ends in a decision."""
+    """Rules for calls whose decision depends on their arguments or on the mode; each list ends in a decision."""
     commands = (*F_OTHERS, *(F_LOCKS if is_weak else ()), *(F_OWNERS if own_number else ()))
     rules = {
-        "clone3": [PRETEND_ABSENT],  # its flags cannot be read here; the C library takes clone instead
+        "clone3": [PRETEND_ABSENT],  # a filter cannot read its flags; the C library falls back to clone
         "clone": [*_refuse_bits(0, CLONE_NEW), ALLOW],
         "mmap": [*_refuse_bits(3, MAP_SHARED), ALLOW],
         "fcntl": [*_refuse_values(1, commands), ALLOW],
@@ -162,7 +163,7 @@ def _conditions(*, is_weak: bool, own_number: int | None) -> dict[str, list[Inst
         "sched_setparam": [*_only_values(0, (0,)), ALLOW],
         "sched_setscheduler": [*_only_values(0, (0,)), ALLOW],
     }
-    if is_weak:  # a file without a name would be out of the watch's sight
+    if is_weak:  # the watch over the working folder cannot see a file without a name
         rules |= {
             **{name: [PRETEND_DONE] for name in PRETENDED_WEAK},
             "open": [*_refuse_bits(1, O_TMPFILE), ALLOW],
@@ -179,7 +180,7 @@ def _conditions(*, is_weak: bool, own_number: int | None) -> dict[str, list[Inst
 
 
 def _argument(index: int) -> Instruction:
-    """Loads the low half of an argument, which holds all of an `int`."""
+    """Loads the low half of an argument, which contains a whole `int`."""
     return (LOAD, 0, 0, ARGUMENTS_OFFSET + 8 * index)
 
 
@@ -197,7 +198,7 @@ def _only_values(index: int, values: tuple[int, ...]) -> list[Instruction]:
 
 
 def install(*, is_weak: bool, signals_itself_only: int | None) -> None:
-    """Puts this process and all that it starts under the filter.
+    """Applies the filter to this process and all processes that it starts.
 
     Raises:
         OSError: the kernel has no seccomp.

@@ -1,8 +1,8 @@
 """Landlock: which files a process may reach, without namespaces and without root (Linux 5.13 on).
 
-It also keeps a process from tracing, and so from reading the memory or environment of, any that it did not start; from
-version 6 on (Linux 6.12) from signalling them. Not covered: that a file exists, its mode, owner, times and attributes;
-before version 3 (Linux 6.2), the truncation of a file by its path.
+It also prevents a process from tracing processes that it did not start, and so from reading their memory or env vars;
+from version 6 on (Linux 6.12) also from signalling them. Not covered: the existence of a file, its mode, owner, times
+and attributes; before version 3 (Linux 6.2), truncating a file by its path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 MAKE_DIR, MAKE_REG, MAKE_SYM, TRUNCATE = 1 << 7, 1 << 8, 1 << 12, 1 << 14
 NUM_RIGHTS = (13, 14, 15, 15, 16)
-"""Rights on files that versions 1, 2, ... have; later versions have as many as the last."""
+"""Number of rights on files in versions 1, 2, ...; later versions have as many as the last."""
 ALL_TCP, ALL_SCOPES = 3, 3
 """Binding and connecting (version 4); abstract sockets and signals (version 6)."""
 FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
@@ -31,7 +31,7 @@ SIGNALS_FROM, TRUNCATION_FROM = 6, 3
 
 
 def version() -> int:
-    """The kernel's version of Landlock, 0 where it has none or a container forbids it."""
+    """The kernel's version of Landlock; 0 if it has none or a container forbids it."""
     try:
         return system_call(CREATE_RULESET, 0, 0, 1)
     except OSError:
@@ -39,8 +39,8 @@ def version() -> int:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """This process and all that it starts see only these files and what is below these folders; missing ones are left
-    out."""
+    """Restricts this process and all that it starts to these files and to what is below these folders; missing ones are
+    ignored."""
     supported = version()
     handled = (1 << NUM_RIGHTS[min(supported, len(NUM_RIGHTS)) - 1]) - 1
     fields = (handled, *((ALL_TCP,) if supported >= 4 else ()), *((ALL_SCOPES,) if supported >= 6 else ()))

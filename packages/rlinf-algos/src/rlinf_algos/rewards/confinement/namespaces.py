@@ -1,4 +1,4 @@
-"""Namespaces of the program's own, and the root folder that it sees in them."""
+"""Separate namespaces for the program, and the root folder that it sees in them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FOLDER_INSIDE = "/sandbox"
 USER_INSIDE = 65534
 """The program's user and group in a user namespace: nobody."""
 MAX_FILES = 4096
-"""Files in the working folder; each costs the kernel about 1 KiB."""
+"""Maximum number of files in the working folder; each takes about 1 KiB of kernel memory."""
 
 
 def enter(users: tuple[int, int] | None) -> int | None:
     """Enters new namespaces; returns the program's user number in them, None for this process's own.
 
     Args:
-        users: unused ones, the first for the program, where this process may change users.
+        users: two unused user numbers, the first for the program; None if this process may not change users.
 
     Raises:
         OSError: the kernel does not allow it.
@@ -45,11 +45,11 @@ def enter(users: tuple[int, int] | None) -> int | None:
 
 
 def _enter_with_users(user: int) -> None:
-    """Enters namespaces in which root stays root, for the interpreter's folder, and the program is that user. A program
-    that were root outside could write to /proc/sys, and start as many processes as it likes."""
+    """Enters namespaces in which root stays root, so that the interpreter's folder can be read, and the program is that
+    user. A program that is root outside could write to /proc/sys and start any number of processes."""
     entered, proceed = os.pipe()
     target = os.getpid()
-    helper = os.fork()  # who has left a user namespace may not write its map
+    helper = os.fork()  # a process outside must write the map of a user namespace
     if helper == 0:
         try:
             os.close(proceed)
@@ -80,7 +80,7 @@ def _write_maps(process: str, users: str, groups: str, *, may_set_groups: bool) 
 
 
 def build_root(root: str, readable: Sequence[str], folder_bytes: int) -> None:
-    """A root folder in memory at the mount point `root`, and everything read-only but the working folder."""
+    """Mounts a root folder in memory at `root`, in which everything but the working folder is read-only."""
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m,nr_inodes=4096")
     for path in (*SYSTEM_PATHS, *DEVICES, *readable):
@@ -89,7 +89,7 @@ def build_root(root: str, readable: Sequence[str], folder_bytes: int) -> None:
         os.makedirs(root + path, exist_ok=True)
     limits = f"mode=777,size={folder_bytes},nr_inodes={MAX_FILES}"
     _mount("tmpfs", root + FOLDER_INSIDE, "tmpfs", MS_NOSUID | MS_NODEV, limits)
-    if not os.path.lexists(root + "/tmp"):  # unless something under it was to be shown
+    if not os.path.lexists(root + "/tmp"):  # unless a folder below it is shown
         os.symlink(FOLDER_INSIDE, root + "/tmp")
     _mount("proc", root + "/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV)
     _mount(None, root, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
@@ -100,7 +100,7 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
 
 
 def _show(path: str, target: str) -> None:
-    """Binds a file or folder read-only; a link stays a link."""
+    """Mounts a file or folder read-only; a link stays a link."""
     if os.path.lexists(target) or not os.path.exists(path):
         return
     os.makedirs(os.path.dirname(target), exist_ok=True)

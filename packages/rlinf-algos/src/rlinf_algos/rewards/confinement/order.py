@@ -1,4 +1,4 @@
-"""What `sandbox_entry.py` is to run, and how the program is confined."""
+"""The order for `sandbox_entry.py`: what to run, and how to confine it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class Order:
     """Name -> text of files in the working folder."""
     stdin: str
     folder: str
-    """An empty folder that the caller made and removes."""
+    """An empty folder that the caller created and will remove."""
     readable: list[str]
     status_fd: int
-    """Where the report goes."""
+    """Receives the report."""
     channel: tuple[int, ...]
     namespaces: bool
     landlock: bool
@@ -31,20 +31,20 @@ class Order:
 
 
 class Confinement:
-    """What keeps the program apart, beside namespaces."""
+    """How the program is confined in addition to namespaces."""
 
     def __init__(
         self, *, is_weak: bool, user: int | None, capability: int | None = None, landlock: bool = False
     ) -> None:
         self.is_weak = is_weak
-        """Whether there are no namespaces."""
+        """True without namespaces."""
         self.user = user
-        """The program's user; None where it has this process's."""
+        """The program's user; None if it is that of this process."""
         self.capability = capability
-        """The one capability that it keeps: to read the interpreter, in a folder that is closed to others."""
+        """The only capability that it keeps, to read an interpreter in a folder that is closed to others."""
         self.landlock = landlock
 
     @property
     def shares_user(self) -> bool:
-        """Whether the program could signal others by its user number."""
+        """Whether the program could signal other processes, since they have the same user number."""
         return self.is_weak and self.user is None

@@ -1,4 +1,4 @@
-"""The processes of a program: their memory, and their end."""
+"""Measures the memory and CPU time of a program's processes, and ends them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import time
 from .users import end_processes_of
 
 MEMORY_FIELDS = ("RssAnon:", "RssShmem:", "VmSwap:", "HugetlbPages:", "VmPTE:")
-"""Of /proc/PID/status, in KiB; RssFile, programs and libraries, is shared with everybody. VmPTE: page tables, of which
-addresses far from each other need 8 KiB a page, although reading an untouched page takes no memory."""
+"""Fields of /proc/PID/status, in KiB, without RssFile (programs and libraries), which all processes share. VmPTE: page
+tables; distant addresses need 8 KiB of them per page, although reading an untouched page takes no memory."""
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PATIENCE_S = 2.0
-"""How long killed processes may take to be gone."""
+"""Time limit for killed processes to end."""
 
 
 def memory_bytes(processes: list[int]) -> int:
-    """Memory of their own, shared memory and page tables, of all these processes, swapped or not."""
+    """Total private memory, shared memory and page tables of these processes, including swapped pages."""
     total_kib = 0
     for process in processes:
         with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{process}/status") as file:
@@ -27,12 +27,13 @@ def memory_bytes(processes: list[int]) -> int:
 
 
 class ProcessorTime:
-    """Processor time of a program's processes, look by look: of those that run and that these have waited for, or of
-    all that were ever seen, whichever is longer. A process that ignores SIGCHLD waits for none of its children."""
+    """CPU time of a program's processes, updated at each look: the time of the running processes and of the children
+    that they waited for, or the time of all processes ever seen, whichever is longer. A process that ignores SIGCHLD
+    waits for none of its children."""
 
     def __init__(self) -> None:
         self._ticks: dict[tuple[int, str], int] = {}
-        """Number and start of each process -> what it had used when it was last seen."""
+        """Number and start time of each process -> its CPU time when it was last seen."""
 
     def total_s(self, processes: list[int]) -> float:
         ticks = 0
@@ -60,7 +61,7 @@ def descendants() -> list[int]:
 
 
 def children_of(process: int) -> list[int]:
-    """Numbers of the processes that one of its threads started, or that it inherited."""
+    """Numbers of the processes that its threads started or that it inherited."""
     children: list[int] = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{process}/task"):
@@ -70,13 +71,13 @@ def children_of(process: int) -> list[int]:
 
 
 def end_descendants(users: tuple[int, int] | None) -> None:
-    """Kills what the program left behind where there is no namespace; orphans have become children of this process."""
+    """Without namespaces, kills the processes that the program left; orphans have become children of this process."""
     deadline = time.monotonic() + PATIENCE_S
     while children_of(os.getpid()) and time.monotonic() < deadline:
         if users is not None:
             end_processes_of(*users)
         else:
-            for number in (signal.SIGSTOP, signal.SIGKILL):  # what is stopped starts no other
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # a stopped process cannot start another
                 for process in descendants():
                     with contextlib.suppress(OSError):
                         os.kill(process, number)

@@ -1,4 +1,4 @@
-"""Starts a confined program, watches it, ends it at its limits and reports what became of it."""
+"""Starts a confined program, watches it, ends it at its limits and reports how it ended."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ from .system import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prct
 WATCH_S = 0.02
 """Seconds between two looks at memory and files."""
 CPU_MARGIN_S = 0.5
-"""A single process at its limit gets the kernel's signal before its time is counted here."""
+"""Margin with which a single process at its limit gets the kernel's signal before this supervisor ends it."""
 MAX_LOCKS_BYTES = 1 << 16
-"""Of the kernel's list of file locks: about a thousand."""
+"""Maximum size of the kernel's list of file locks, about a thousand locks."""
 MAX_DEPTH = 64
-"""Of folders in each other, where they are on a disk: looking through them takes time quadratic in it."""
+"""Maximum depth of folders on a disk: walking them takes time quadratic in it."""
 CHANNEL = (3, 4)
-"""File descriptors at which the program finds its channel: to read, to write."""
+"""File descriptors of the program's channel: to read, to write."""
 RLIMIT_MSGQUEUE = 12
-"""The module `resource` does not name it."""
+"""Not defined by the module `resource`."""
 NUM_OPEN_FILES, NUM_PENDING_SIGNALS = 64, 256
 MFD_ALLOW_SEALING, ALL_SEALS = 2, 15
 VISIBLE = (
     *(f"/proc/self/{name}" for name in ("fd", "status", "stat", "statm", "maps", "cmdline")),
     "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu",
 )  # fmt: skip
-"""Under Landlock, beside the system's and the interpreter's folders: what Python, the C library and numpy read."""
+"""What Python, the C library and numpy read; allowed under Landlock in addition to the folders of the system and the
+interpreter."""
 
 
 def supervise(
     order: Order, folder: str, confinement: Confinement, processes: Callable[[], list[int]]
 ) -> dict[str, object]:
-    """The report of one run.
+    """Runs the program and returns the report.
 
     Args:
         folder: the working folder, as this process sees it.
-        processes: lists those whose memory counts.
+        processes: lists the processes whose memory counts.
     """
-    prctl(PR_SET_DUMPABLE, 0)  # what runs under the same user cannot reach the status pipe through /proc
+    prctl(PR_SET_DUMPABLE, 0)  # so that a program of the same user cannot reach the status pipe through /proc
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     try:
         write_files(order.files, folder)
@@ -85,14 +86,14 @@ def limit_reached(
     processor_time: ProcessorTime,
     deadline: float,
 ) -> str | None:
-    """The limit at which these processes have to end, if there is one."""
+    """The limit that these processes have reached, if any."""
     if time.monotonic() > deadline or processor_time.total_s(processes) > order.cpu_limit_s + CPU_MARGIN_S:
         return "timeout"
     if memory_bytes(processes) > order.memory_limit_bytes or (not confinement.is_weak and holds_many_locks()):
         return "memory"
     if confinement.is_weak and exceeds(folder, order.folder_limit_bytes):
         return "files"
-    if len(processes) > order.num_processes:  # the kernel does not count root's
+    if len(processes) > order.num_processes:  # the kernel does not count processes of root
         return "killed"
     return None
 
@@ -104,15 +105,15 @@ def write_files(files: dict[str, str], folder: str) -> None:
 
 
 def holds_many_locks() -> bool:
-    """Whether the program holds so many file locks that the kernel's records of them, which no limit counts, are large.
-    In a namespace of its own it sees no others."""
+    """Whether the program holds so many file locks that the kernel's records of them, which no limit covers, are large.
+    In a separate namespace only the program's locks are listed."""
     with open("/proc/locks", "rb") as file:
         return len(file.read(MAX_LOCKS_BYTES)) == MAX_LOCKS_BYTES
 
 
 def exceeds(folder: str, limit_bytes: int) -> bool:
-    """Whether the files below the folder are too many, larger together than the limit, or out of sight: in folders
-    that are closed or very deep."""
+    """Whether the files below the folder are too many, larger in total than the limit, or hidden in folders that are
+    closed or very deep."""
     num_bytes, num_files, folders = 0, 0, [(folder, 0)]
     try:
         while folders:
@@ -133,7 +134,7 @@ def exceeds(folder: str, limit_bytes: int) -> bool:
 def run_program(order: Order, folder: str, confinement: Confinement) -> None:
     """Body of the program's process; never returns."""
     try:
-        os.setsid()  # signals to its process group reach no other process
+        os.setsid()  # so that signals to its process group reach no other process
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         for number in (signal.SIGTERM, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
@@ -150,7 +151,7 @@ def run_program(order: Order, folder: str, confinement: Confinement) -> None:
 
 
 def confine(order: Order, folder: str, confinement: Confinement) -> None:
-    """Gives up what the program must not have."""
+    """Drops the rights that the program must not have."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     if confinement.landlock:
         landlock.restrict((*SYSTEM_PATHS, *order.readable, *VISIBLE), (*DEVICES, folder))
@@ -166,7 +167,7 @@ def confine(order: Order, folder: str, confinement: Confinement) -> None:
 
 
 def lay_descriptors(stdin: str, channel: tuple[int, ...]) -> None:
-    """Standard input from memory that cannot be changed, and the channel at its numbers."""
+    """Sets up standard input, from memory that cannot be changed, and the channel at its descriptors."""
     memfd = os.memfd_create("stdin", MFD_ALLOW_SEALING)
     with open(memfd, "wb", closefd=False) as file:
         file.write(stdin.encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""Functions of the C library that Python does not offer."""
+"""Functions of the C library that Python does not provide."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAIS
 
 
 def call(name: str, *arguments: object) -> int:
-    """Calls the C library's function; raises OSError where it returns a negative number."""
+    """Calls a function of the C library; raises OSError if it returns a negative number."""
     result = getattr(LIBC, name)(*arguments)
     if result < 0:
         number = ctypes.get_errno()
@@ -25,6 +25,6 @@ def prctl(option: int, argument: int = 0, value: int = 0) -> None:
 
 
 def system_call(number: int, *arguments: object) -> int:
-    """A system call without a function of its own in older C libraries. Integers are passed in full width."""
+    """A system call that older C libraries have no function for. Integers are passed in full width."""
     wide = (ctypes.c_long(value) if isinstance(value, int) else value for value in arguments)
     return call("syscall", ctypes.c_long(number), *wide)

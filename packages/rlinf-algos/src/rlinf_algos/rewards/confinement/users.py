@@ -1,4 +1,4 @@
-"""Another user for a program, where this process is root's and may change it."""
+"""Runs a program as another user if this process is root and may change users."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from collections.abc import Iterable
 from .system import PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, PR_SET_KEEPCAPS, call, prctl
 
 FIRST_USER = 0x4000_0000
-"""User numbers from here on belong to nobody."""
+"""User numbers from here on are unassigned."""
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID = 1, 2, 6, 7
 KILLER_OFFSET = 0x1000_0000
 NUM_CAPABILITIES = 64
 CAPABILITY_VERSION = 0x20080522
 MARGIN = 1024
-"""The highest numbers of a small range, 65534 among them, are in use."""
+"""The highest numbers of a small range, such as 65534, are in use."""
 
 
 def unused_users(process: int) -> tuple[int, int] | None:
-    """Two user numbers that belong to nobody and to no other run at the same time: the program's, and that of the
-    process that ends it. None where there are none to be had.
+    """Two user numbers that are unassigned and not used by another current run: that of the program, and that of the
+    process that ends it. None if there are none.
 
     Args:
-        process: number of the process that asks for them.
+        process: number of the calling process.
     """
     if os.geteuid() != 0 or not {CAP_SETUID, CAP_SETGID} <= capabilities():
         return None
@@ -35,7 +35,7 @@ def unused_users(process: int) -> tuple[int, int] | None:
     ranges = [range_of_numbers(kind) for kind in ("uid", "gid")]
     if all(FIRST_USER + KILLER_OFFSET + process in numbers for numbers in ranges):
         return FIRST_USER + process, FIRST_USER + KILLER_OFFSET + process
-    num = min(map(len, ranges))  # of a user namespace: as a rule 65,536
+    num = min(map(len, ranges))  # usually 65,536 in a user namespace
     if any(numbers.start > 1 for numbers in ranges) or num < 16 * MARGIN:
         return None
     user = num // 2 + process % (num // 4 - MARGIN)
@@ -50,24 +50,24 @@ def range_of_numbers(kind: str) -> range:
 
 
 def capabilities() -> set[int]:
-    """What this process may do of root's work."""
+    """The capabilities that this process has."""
     with open("/proc/self/status") as file:
         mask = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
     return {number for number in range(NUM_CAPABILITIES) if mask >> number & 1}
 
 
 def capability_to_read(paths: Iterable[str], user: int) -> int | None:
-    """The capability with which that user can read these paths: None if it needs none, -1 if root has none to give."""
+    """The capability with which that user can read these paths: None if it needs none, -1 if root lacks it."""
     if not closed(paths, user):
         return None
     return next((one for one in (CAP_DAC_READ_SEARCH, CAP_DAC_OVERRIDE) if one in capabilities()), -1)
 
 
 def closed(paths: Iterable[str], user: int) -> list[str]:
-    """Which of these that user cannot read."""
+    """The paths that the user cannot read."""
     groups = os.getgroups()
     os.setgroups([])
-    os.setresgid(user, 0, 0)  # `access` asks for the real user and group
+    os.setresgid(user, 0, 0)  # `access` checks the real user and group
     os.setresuid(user, 0, 0)
     try:
         return [path for path in paths if os.path.exists(path) and not os.access(path, os.R_OK | os.X_OK)]
@@ -78,7 +78,7 @@ def closed(paths: Iterable[str], user: int) -> list[str]:
 
 
 def become(user: int, capability: int | None) -> None:
-    """Changes to that user for good, with that capability alone."""
+    """Changes to that user permanently, keeping only that capability."""
     os.setgroups([])
     os.setresgid(user, user, user)
     if capability is not None:
@@ -90,7 +90,8 @@ def become(user: int, capability: int | None) -> None:
 
 
 def drop_capabilities() -> None:
-    """Root without the right to change users becomes a user like any other; with no_new_privs it stays one."""
+    """Drops all capabilities, so that root without the right to change users is like any other user; no_new_privs keeps
+    it so."""
     _set_capabilities(0)
 
 
@@ -102,7 +103,8 @@ def _set_capabilities(mask: int) -> None:
 
 
 def end_processes_of(user: int, killer: int) -> None:
-    """Kills all processes of `user` at once, as `killer`, whom none of them can signal. Forking does not save them."""
+    """Kills all processes of `user` at once, as the user `killer`, which none of them can signal. They cannot escape by
+    forking."""
     child = os.fork()
     if child == 0:
         try:
@@ -110,7 +112,7 @@ def end_processes_of(user: int, killer: int) -> None:
             os.setresuid(killer, user, killer)
             os.kill(-1, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # there is none
+            pass  # no such process
         finally:
             os._exit(0)
     os.waitpid(child, 0)

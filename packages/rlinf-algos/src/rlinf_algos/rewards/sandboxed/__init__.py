@@ -1,2 +1,2 @@
-"""Scripts that run inside the sandbox for code: the program's side and the judge's. Nothing here is imported from
-outside; their text is copied in."""
+"""Scripts that run inside the code sandboxes: the program's side and the judge's side. They are not imported; their
+text is copied into the sandbox."""

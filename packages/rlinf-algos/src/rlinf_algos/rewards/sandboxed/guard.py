@@ -1,8 +1,8 @@
-"""Keeps the judge from running what the program wrote. Copied into the judge's sandbox; stands alone.
+"""Prevents the judge from running what the program wrote. Copied into the judge's sandbox; imports nothing of ours.
 
-Tests may hand functions to the program, and may evaluate text that it returns. What anybody can import (`exec`,
-`os.system`, `str.upper`) crosses by its name, and the program gets its own; only functions and classes that the tests
-define run here when the program calls them. Text with calls or attributes is evaluated only if it stands in the tests,
+Tests may pass functions to the program, and may evaluate text that it returns. Importable objects (`exec`, `os.system`,
+`str.upper`) are sent by name, and the program gets those of its own process; only functions and classes that the tests
+define run here when the program calls them. Text with calls or attributes is evaluated only if it is part of the tests,
 or as long as the program has sent no text; objects are unpickled only if they are data.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CONTAINERS = (list, dict, set, bytearray, str, bytes, tuple, frozenset)
 NEEDS_TRUST = (ast.stmt, ast.Call, ast.Attribute, ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 EVALUATING = ("timeit", "threading", "concurrent.futures.thread", "sympy.parsing.sympy_parser")
-"""Modules that evaluate text, or call `eval`, for others. Further ones evaluate what they wrote themselves."""
+"""Modules that evaluate text, or call `eval`, for others. Other modules evaluate only text of their own."""
 DATA = {
     "builtins": {"set", "frozenset", "bytearray", "complex", "range", "slice"},
     "collections": {"OrderedDict", "Counter", "defaultdict", "deque"},
@@ -33,15 +33,15 @@ DATA = {
     "numpy.core.multiarray": {"_reconstruct", "scalar"},
     "numpy._core.multiarray": {"_reconstruct", "scalar"},
 }
-"""What an unpickled text may name: module -> names."""
+"""The names that an unpickled text may contain: module -> names."""
 
 
 class TextOfTheProgram(Exception):
-    """The tests were about to run what the program wrote."""
+    """Raised if the tests would run what the program wrote."""
 
 
 def name_of(value: "Any"):
-    """Module and name of what can be imported; None of anything else."""
+    """Module and name of an importable object; None for anything else."""
     if isinstance(value, types.ModuleType):
         return value.__name__, ""
     if not callable(value):
@@ -58,14 +58,14 @@ def name_of(value: "Any"):
 
 
 def member(module: "Any", name: str):
-    """What the module has under that qualified name; None where it has nothing."""
+    """The member of the module with that qualified name; None if there is none."""
     for part in name.split("."):
         module = getattr(module, part, None)
     return module
 
 
 def runs_here(value: "Any", tests: str) -> bool:
-    """Whether the program may call this object of the judge's: one that the tests, a file of that name, define."""
+    """Whether the program may call this object of the judge, because the tests, the file `tests`, define it."""
     if isinstance(value, types.FunctionType):
         return value.__code__.co_filename == tests
     if isinstance(value, types.MethodType):
@@ -83,7 +83,7 @@ def runs_here(value: "Any", tests: str) -> bool:
 
 
 def guard(tests: ast.Module, has_text: "Callable[[], bool]"):
-    """From now on `eval`, `exec`, `compile` and unpickling refuse what the program may have written.
+    """Makes `eval`, `exec`, `compile` and unpickling refuse what the program may have written.
 
     Args:
         tests: the syntax tree of the tests.
@@ -101,7 +101,7 @@ def guard(tests: ast.Module, has_text: "Callable[[], bool]"):
 
 
 def guarded(function: "Any", constants: "set[Any]", has_text: "Callable[[], bool]"):
-    """The built-in function, for tests with these constants."""
+    """The built-in function with the check, for tests with these constants."""
 
     @functools.wraps(function)
     def checked(source: "Any", *arguments: "Any", **named: "Any"):
@@ -117,7 +117,7 @@ def guarded(function: "Any", constants: "set[Any]", has_text: "Callable[[], bool
 
 
 def needs_check(caller: "FrameType"):
-    """Whether the calling frame is of the tests, of text that they evaluate, or of a module that works for them."""
+    """Whether the caller is the tests, text that they evaluate, or a module that evaluates text for them."""
     return not os.path.isabs(caller.f_code.co_filename) or caller.f_globals.get("__name__") in EVALUATING
 
 
@@ -126,12 +126,12 @@ def is_constant(source: object, constants: "set[Any]"):
 
 
 def check(source: "Any", may_name: bool):
-    """Raises TextOfTheProgram if the text does more than to compute a value from values, or from the names of a
-    namespace that the tests chose for it."""
+    """Raises TextOfTheProgram if the text does more than compute a value from values, or from the names in a namespace
+    that the tests pass to it."""
     text = bytes(source).decode("utf-8", "replace") if isinstance(source, bytes | bytearray) else source
     tree = ast.parse(text.strip(" \t\n")) if isinstance(text, str) else text
     statements = tree.body if isinstance(tree, ast.Module) else [tree]
     parts = [one.value if isinstance(one, ast.Expr) else one for one in statements]
     refused = NEEDS_TRUST if may_name else (*NEEDS_TRUST, ast.Name)
     if any(isinstance(node, refused) for part in parts for node in ast.walk(part)):
-        raise TextOfTheProgram("the tests may evaluate text of the program's only if it has no calls and attributes")
+        raise TextOfTheProgram("the tests may evaluate text from the program only if it has no calls and attributes")

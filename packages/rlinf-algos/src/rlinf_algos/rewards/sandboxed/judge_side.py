@@ -1,8 +1,8 @@
-"""Runs the tests of a graded program, which runs in another sandbox. Stands alone, as a script.
+"""Runs the tests of a graded program, which runs in another sandbox. A standalone script.
 
-The tests see the program's names. Functions and objects are stand-ins that ask the program's process; what comes back
-is plain data, made and compared here. A stand-in equals no plain data, is not ordered, and holds what its elements
-equal here, so no `__eq__` of the program's decides a comparison with a value of the tests. A list, dict or set that a
+The tests see the program's names. Functions and objects are proxies that call the program's process; results are plain
+data, created and compared here. A proxy equals no plain data, is not ordered, and checks membership by comparing its
+elements here, so no `__eq__` of the program decides a comparison with a value of the tests. A list, dict or set that a
 call changes is changed here, too. A module under its own name is imported here, not taken from the program. What the
 program wrote is not run here (guard.py).
 Writes {"passed": true}, {"passed": false, "detail": ...} or {"gone": true} to standard output.
@@ -32,7 +32,7 @@ TESTS = "tests.py"
 
 
 class ProgramError(Exception):
-    """An exception of the program's that Python does not know."""
+    """An exception of the program that is not built into Python."""
 
 
 def main():
@@ -64,7 +64,7 @@ def run(tests: str):
         code = compile(tests, TESTS, "exec")
         guard(tree, lambda: wire.has_text)
         exec(code, names)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the tests raise is their verdict
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception of the tests is their verdict
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == TESTS]
         where = f" in `{(frames[-1].line or '')[:100]}`" if frames else ""
         return {"passed": False, "detail": f"{type(error).__name__}: {error}"[:300] + where}
@@ -72,10 +72,10 @@ def run(tests: str):
 
 
 def names_for(tests: ast.Module, listing: "list[Any]"):
-    """What the tests see of the program's names, and what they see instead.
+    """The names that the tests see, from the program or in place of its names.
 
-    A name that everybody knows (`abs`, `isclose`, `Counter`) is ours, for a program could replace it by one that finds
-    everything equal; unless it is the only one of the program's names that the tests use: then it is what they test.
+    A well-known name (`abs`, `isclose`, `Counter`) is the judge's, since a program could replace it by one that finds
+    everything equal; unless it is the only one of the program's names that the tests use, since then they test it.
     """
     used = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name)}
     program = {name: value for name, is_module, value in listing if name in used and not is_module}
@@ -86,7 +86,7 @@ def names_for(tests: ast.Module, listing: "list[Any]"):
 
 
 def well_known(names: set[str]):
-    """Name -> object, for those of these names that are built in or belong to a usual part of the standard library."""
+    """Name -> object, for the names that are built in or belong to a common module of the standard library."""
     objects = {name: getattr(builtins, name) for name in names if hasattr(builtins, name)}
     for module in map(importlib.import_module, LIBRARY):
         objects |= {name: getattr(module, name) for name in names - set(objects) if name in vars(module)}
@@ -94,7 +94,7 @@ def well_known(names: set[str]):
 
 
 def imported(name: str):
-    """A module that the program imported under its own name or a usual short one; None for any other."""
+    """A module that the program imported under its own name or a common short one; None for others."""
     module: str = SHORT_NAMES.get(name, name)
     if module == name and name not in sys.stdlib_module_names:
         return None
@@ -105,7 +105,7 @@ def imported(name: str):
 
 
 def make_wire():
-    """The wire to the program, and a function that asks for the program's names."""
+    """The connection to the program, and a function that requests the program's names."""
     from guard import name_of, runs_here
     from wire import Wire
 
@@ -113,7 +113,7 @@ def make_wire():
         return result_of(wire, wire.ask(*question))
 
     class Remote:
-        """Stands in for an object of the program's."""
+        """Proxy of an object of the program."""
 
         __slots__ = ("_number",)
 
@@ -168,7 +168,7 @@ def make_wire():
             return self._number
 
     def serve(question: "list[Any]") -> "list[Any]":
-        """The program calls a function that it was given."""
+        """Answers a call of a function that was passed to the program."""
         try:
             what, number, arguments, named = question
             if what != "call":
@@ -178,7 +178,7 @@ def make_wire():
                 raise TypeError(f"the program may not call {type(function).__name__!r} objects of the tests")
             result = function(*wire.decode(arguments), **wire.decode(named))  # pyright: ignore[reportCallIssue]
             return ["value", wire.encode(result)]
-        except Exception as error:  # noqa: BLE001 - told to the other side
+        except Exception as error:  # noqa: BLE001 - sent to the other side
             return ["raised", type(error).__name__, str(error)[:500]]
 
     def unwrap(value: "Any"):
@@ -189,7 +189,7 @@ def make_wire():
 
 
 def result_of(wire: "Any", message: "list[Any]", may_stop: bool = False):
-    """Raises: the exception that the program's process tells of. As in generators, StopIteration becomes RuntimeError
+    """Raises: the exception that the program's process reported. As in generators, StopIteration becomes RuntimeError
     unless `may_stop`: it would end the tests' `for` or `all(map(...))` over calls before anything is compared."""
     if message[0] == "value":
         return wire.decode(message[1])
@@ -203,7 +203,7 @@ def result_of(wire: "Any", message: "list[Any]", may_stop: bool = False):
 
 
 def write_back(before: "Any", after: "Any"):
-    """What the call has changed of an argument."""
+    """Applies the changes that the call made to an argument."""
     if type(before) is not type(after) or before == after:
         return
     if isinstance(before, list):

@@ -1,9 +1,9 @@
-"""Runs a graded program and lets the judge, in another sandbox, call it. Stands alone, as a script.
+"""Runs a graded program and lets the judge, in another sandbox, call it. A standalone script.
 
-`calls`: standard input holds {"function", "arguments": [[...], ...]}; a line of JSON for each call goes to standard
-output, as far as the program gets.
-`serve`: the judge asks over the channel; see wire.py.
-The program may do to this process what it likes: all that leaves it is data, which is judged elsewhere.
+`calls`: standard input is {"function", "arguments": [[...], ...]}; standard output gets one line of JSON for each call,
+until the program ends.
+`serve`: the judge sends requests over the channel; see wire.py.
+The program may do anything to this process: only data leaves it, which is judged elsewhere.
 """
 
 import importlib
@@ -21,7 +21,7 @@ PROGRAM = "program.py"
 
 
 def load():
-    """The program's names, once it has run; what it prints goes nowhere."""
+    """Runs the program, discards its output, and returns its names."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     names = {"__name__": "__main__"}
     with open(PROGRAM, encoding="utf-8") as text:
@@ -30,7 +30,7 @@ def load():
 
 
 def find(names: "dict[str, Any]", function: str):
-    """The function of that name, also as a method of a class `Solution`."""
+    """The function with that name, or the method of a class `Solution`."""
     if function not in names and "Solution" in names:
         return getattr(names["Solution"](), function)
     return names[function]
@@ -46,14 +46,14 @@ def calls():
             line = json.dumps({"value": plain(result)})
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - told to the other side
+        except Exception as error:  # noqa: BLE001 - sent to the other side
             traceback.print_exc(limit=-2)
             line = json.dumps({"raised": f"{type(error).__name__}: {error}"[:200]})
         print(line, file=results, flush=True)
 
 
 def plain(value: "Any") -> "Any":
-    """The value as JSON can hold it: numbers of numpy become plain numbers, and arrays become lists."""
+    """The value for JSON: numpy numbers become plain numbers, and arrays become lists."""
     if hasattr(value, "tolist") and type(value).__module__ == "numpy":
         return value.tolist()
     if isinstance(value, list | tuple):
@@ -86,7 +86,7 @@ def serve():
             return serve_one(wire, names, *question)
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - told to the other side
+        except Exception as error:  # noqa: BLE001 - sent to the other side
             return ["raised", type(error).__name__, str(error)[:500]]
 
     wire = Wire(3, 4, wrap=Callback, unwrap=unwrap, serve=answer, imported=imported)
@@ -101,7 +101,7 @@ def serve():
 
 
 def imported(module: str, name: str):
-    """What the tests passed by its name."""
+    """An object that the tests passed by name."""
     value = importlib.import_module(module)
     for part in filter(None, name.split(".")):
         value = getattr(value, part)
@@ -109,7 +109,7 @@ def imported(module: str, name: str):
 
 
 def serve_one(wire: "Any", names: "dict[str, Any]", what: str, *more: "Any"):
-    """One question of the judge's."""
+    """Answers one request of the judge."""
     if what == "names":
         public = {name: value for name, value in names.items() if not name.startswith("__")}
         kinds = {name: type(value).__name__ == "module" for name, value in public.items()}

@@ -1,10 +1,10 @@
-"""Calls between two processes that do not trust each other: plain data by value, all else by number.
+"""Calls between two processes that do not trust each other: plain data by value, other objects by number.
 
-Copied into both sandboxes and imported there; stands alone. A message is a line of JSON, `["ask", what, ...]` or an
-answer, `["value", result, arguments as the call left them]` or `["raised", name of the exception, text]`. What arrives
-is only ever parsed as data: None, numbers, texts, bytes, lists, tuples, sets, dicts, Decimal, Fraction, numbers of
-objects and, on the program's side, names of what is imported there. While an answer is awaited the other side may ask,
-too: functions that were passed can be called back.
+Copied into both sandboxes and imported there; imports nothing of ours. A message is a line of JSON: a request
+`["ask", what, ...]`, or an answer `["value", result, arguments as the call left them]` or `["raised", name of the
+exception, text]`. Messages are only parsed as data: None, numbers, texts, bytes, lists, tuples, sets, dicts, Decimal,
+Fraction, numbers of objects and, on the program's side, names of objects to import there. While one side waits for an
+answer, the other may send requests, too: functions that were passed can be called back.
 """
 
 import json
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_BYTES = 16 << 20
 NUMBERS = "biufc"
-"""Kinds of numpy's types that are numbers."""
+"""Kinds of numpy dtypes that are numbers."""
 LISTS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 if hasattr(sys, "set_int_max_str_digits"):
@@ -28,13 +28,13 @@ if hasattr(sys, "set_int_max_str_digits"):
 
 
 class Gone(BaseException):
-    """The other process has ended, or speaks no more."""
+    """The other process has ended or closed its end."""
 
 
 class Wire:
-    """One end. `wrap` makes a stand-in of the other side's object, of its number; `unwrap` gives the number back, None
-    for anything else; `serve` answers what the other side asks. `name_of` gives module and name of what the other side
-    is to import instead; `imported` does that there."""
+    """One end of the connection. `wrap` creates a proxy for the other side's object with this number; `unwrap` returns
+    the number of a proxy, None for anything else; `serve` answers requests of the other side. `name_of` returns module
+    and name of an object that the other side imports instead; `imported` does that there."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class Wire:
         self._name_of, self._imported = name_of, imported
         self._objects = []
         self.has_text = False
-        """Whether text or bytes have arrived as data, or the text of an exception."""
+        """Whether text or bytes have arrived, as data or in an exception."""
         self.is_gone = False
-        """Whether the other process ended, even if somebody caught that."""
+        """Whether the other process ended, even if the exception was caught."""
 
     def ask(self, *question: "Any") -> "list[Any]":
-        """The answer, as a message."""
+        """Sends a request and returns the answer message."""
         self._send(["ask", *question])
         while (message := self.receive())[0] == "ask":
             self.answer(message)
@@ -88,7 +88,7 @@ class Wire:
             raise Gone(str(error)) from None
 
     def object(self, number: int) -> "Any":
-        """One that was sent from here before."""
+        """The object with this number, which was sent from here before."""
         return self._objects[number]
 
     def encode(self, value: "Any") -> "Any":
@@ -150,4 +150,4 @@ class Wire:
             return self._wrap(int(values[0]))
         if kind == "named" and self._imported is not None:
             return self._imported(*values)
-        raise ValueError(f"no value is of the kind {kind!r}")
+        raise ValueError(f"unknown kind of value {kind!r}")
