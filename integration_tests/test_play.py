@@ -46,6 +46,31 @@ def test_every_episode_is_told_as_it_was(played):
     assert {path.name for path in played.iterdir()} >= {"episodes.mp4", "play.html", "logs", "config.yaml"}
 
 
+def test_a_loaded_policy_acts_as_the_played_one(run, played):
+    import numpy as np
+    from integration_tests.extensions.spots import Spots
+
+    import rlinf
+
+    policy = rlinf.load_policy(run)
+    (name,) = policy.reads
+    env = Spots(size=40)
+    for line in (played / "episodes.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        observation, _ = env.reset(seed=row["seed"])
+        for action in row["actions"]:
+            actions = policy.act({name: np.stack([observation["above"]] * 2)})
+            assert actions.shape == (2, policy.chunk_size, *policy.actions.shape)
+            assert actions[0, 0] == pytest.approx(action, abs=1e-6)
+            observation, *_ = env.step(np.array(action, dtype=np.float32))
+    with pytest.raises(rlinf.UserError, match=f"the observations lack '{name}'"):
+        policy.act({})
+    with pytest.raises(rlinf.UserError, match=r"has the shape \[1, 3, 3\], and the policy reads \[n, 40, 40, 3\]"):
+        policy.act(np.zeros((1, 3, 3), np.uint8))
+    with pytest.raises(rlinf.UserError, match="has the dtype float32, and the policy reads uint8"):
+        policy.act(np.zeros((1, 40, 40, 3), np.float32))
+
+
 def test_a_browser_shows_the_film_and_the_drawings(played, tmp_path):
     seen = look(played / "play.html", tmp_path)
     (film,) = seen["films"]

@@ -25,6 +25,7 @@ from rlinf.run_folder.rows import read_rows
 from rlinf.training import OnStep, run_training
 
 if TYPE_CHECKING:
+    from rlinf.playing.loaded import LoadedPolicy
     from rlinf_sched.explain import PlanExplanation
 
 MAIN_HINT = """\
@@ -200,6 +201,20 @@ def plan(
         return explain_problem(problem_of_recipe(config, gpu=gpu))
     except SchedError as error:
         raise UserError(str(error)) from error
+
+
+def load_policy(path: str | Path, checkpoint: str | None = None) -> LoadedPolicy:
+    """Loads a trained robot policy into this process; `policy.act(observations)` returns actions.
+
+    Args:
+        path: a run's folder or one of its checkpoints.
+        checkpoint: of a run: latest (default), best, or a name such as step-000100.
+
+    Raises: UserError.
+    """
+    from rlinf.playing.loaded import load_policy
+
+    return load_policy(path, checkpoint)
 
 
 # -- values --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from .embodied.environment import (
 from .embodied.evaluation import (
     EvaluationEnvironment as EvaluationEnvironment,
     EvaluationPolicy as EvaluationPolicy,
+    load_policy as load_policy,
 )
 from .embodied.interface import (
     EnvInterface as EnvInterface,

@@ -110,10 +110,11 @@ class EvalRun:
             folder.venvs(describe_venvs(self.venvs))
         progress.message(f"model {self.model.folder} on {self.cluster.describe()}")
         groups = {"rollout": "rollout"} | {_reward_group(one): "reward" for one, _ in todo}
-        pythons = {group: self.venvs[role].path for group, role in groups.items() if role in self.venvs}
-        options = {"log_folder": logs, "worker_timeout_s": timeout_s, "pythons": pythons}
+        venvs = {group: self.venvs[role] for group, role in groups.items() if role in self.venvs}
         with (
-            make_executor(config.cluster, self.cluster, **options) as executor,
+            make_executor(
+                config.cluster, self.cluster, log_folder=logs, worker_timeout_s=timeout_s, venvs=venvs
+            ) as executor,
             progress.doing(partial(starting, executor)),
         ):
             try:

@@ -65,10 +65,10 @@ class PolicySession:
         self._log_folder = log_folder
         machine = machine_of(config.cluster)
         self._on_host = simulates_on_host(config.env, config.cluster, machine)
-        venvs = examine_venvs(config.venvs)
-        self._pythons = {role: interpreter.path for role, interpreter in venvs.items()}
+        self._venvs = examine_venvs(config.venvs)
+        self._env_python = self._venvs["env"].path if "env" in self._venvs else None
         self.spec = env_spec(config.env)
-        self.interface = probe(self.spec, self._pythons.get("env"))
+        self.interface = probe(self.spec, self._env_python)
         self.notes = (
             *config.notes,
             *self.interface.notes,
@@ -101,7 +101,7 @@ class PolicySession:
         Raises: UserError if the environment cannot be created or does not fit the policy.
         """
         undisturbed = replace(spec, disturbance=None)
-        interface = self.interface if undisturbed == self.spec else probe(undisturbed, self._pythons.get("env"))
+        interface = self.interface if undisturbed == self.spec else probe(undisturbed, self._env_python)
         others = f"than env.id={self.spec.id!r}, in which the policy acts"
         for name in self._needs.reads:
             other, own = _described(interface.fields.get(name)), _described(self.interface.fields[name])
@@ -117,8 +117,14 @@ class PolicySession:
     def __enter__(self) -> PolicySession:
         with ExitStack() as opened:
             config = self.policy.config.cluster
-            options = {"log_folder": self._log_folder, "worker_timeout_s": WORKER_TIMEOUT_S, "pythons": self._pythons}
-            self._executor = opened.enter_context(make_executor(config, self.cluster, **options))
+            executor = make_executor(
+                config,
+                self.cluster,
+                log_folder=self._log_folder,
+                worker_timeout_s=WORKER_TIMEOUT_S,
+                venvs=self._venvs,
+            )
+            self._executor = opened.enter_context(executor)
             self._flow = self._make_flow()
             try:
                 self._executor.start(self._flow, plan_for_mode(self._flow.graph(), self.cluster, "collocated"))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
+
 from rlinf_comm import record
 from rlinf_envs import EpisodeEnd
 from rlinf_workers.models.language_model import is_adapter
 from rlinf_workers.models.lora import add_adapter
-from rlinf_workers.policies.base import PolicySettings
+from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
 from rlinf_workers.roles.embodied.actor import PolicyModel
 from rlinf_workers.roles.embodied.environment import Environment, EnvironmentSettings
 from rlinf_workers.roles.embodied.rollout import EmbodiedRollout
@@ -55,12 +57,26 @@ class EvaluationPolicy(EmbodiedRollout):
 
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings)
-        self._kind = PolicyModel(settings)
+        self._settings = settings
 
     def load_policy(self, folder: str) -> None:
         """Loads the weights of a model's checkpoint folder, or of an adapter. Raises: WeightFilesError naming tensors
         that are missing or have another shape."""
-        if is_adapter(folder):
-            add_adapter(self._policy, folder)
-        else:
-            self._kind.load(self._policy, folder)
+        _load_weights(self._policy, self._settings, folder)
+
+
+def load_policy(settings: PolicySettings, folder: str, device: torch.device) -> Policy:
+    """Returns a policy with the weights of a model's checkpoint folder, or of an adapter.
+
+    Raises: WeightFilesError naming tensors that are missing or have another shape.
+    """
+    policy = make_policy(settings, device)
+    _load_weights(policy, settings, folder)
+    return policy
+
+
+def _load_weights(policy: Policy, settings: PolicySettings, folder: str) -> None:
+    if is_adapter(folder):
+        add_adapter(policy, folder)
+    else:
+        PolicyModel(settings).load(policy, folder)

@@ -1,0 +1,100 @@
+"""A trained robot policy in the caller's process: observations in, actions out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlinf.config.devices import device_kind
+from rlinf.config.downloads import with_downloads
+from rlinf.errors import UserError
+from rlinf.jobs.acting import env_spec, policy_settings
+from rlinf.jobs.env_interface import needs_of, probe
+from rlinf.machine import machine_of
+from rlinf.playing.checkpoint import find_policy
+from rlinf_envs import ActionSpec, FieldSpec
+from rlinf_workers import WeightFilesError
+from rlinf_workers.roles import load_policy as load_weights, text_tensor
+
+
+class LoadedPolicy:
+    """A policy that acts without exploration, as in evaluations. `load_policy` makes one.
+
+    Attributes:
+        fields: name -> what one environment shows; only those in `reads` are looked at.
+        actions: what one environment takes.
+        reads: names of the fields that `act` needs.
+        chunk_size: K, actions of an answer, to be executed one after the other.
+    """
+
+    def __init__(self, policy: Any, fields: Mapping[str, FieldSpec], actions: ActionSpec, needs: Any) -> None:
+        self._policy = policy
+        self.fields, self.actions = fields, actions
+        self.reads: tuple[str, ...] = needs.reads
+        self.chunk_size: int = needs.chunk_size
+
+    def act(self, observations: Mapping[str, Any] | Any) -> np.ndarray:
+        """Answers n environments.
+
+        Args:
+            observations: field -> array [n, *shape of the field], or n texts; or the array alone, if the policy reads
+                one field.
+
+        Returns: [n, K, A], float32 within the bounds of the actions, or int64 for discrete ones.
+        Raises: UserError for fields that are missing or have another shape.
+        """
+        if not isinstance(observations, Mapping):
+            if len(self.reads) != 1:
+                raise UserError(f"the policy reads several fields: {', '.join(self.reads)}", hint="give a dict of them")
+            observations = {self.reads[0]: observations}
+        tensors = {name: self._tensor(name, observations) for name in self.reads}
+        if len({len(tensor) for tensor in tensors.values()}) > 1:
+            raise UserError(f"the fields have different numbers of rows: { {n: len(t) for n, t in tensors.items()} }")
+        with torch.no_grad():
+            actions = self._policy.act(tensors, None).actions.cpu().numpy()
+        if np.issubdtype(actions.dtype, np.floating):
+            return np.clip(actions, self.actions.low, self.actions.high)
+        return actions
+
+    def _tensor(self, name: str, observations: Mapping[str, Any]) -> torch.Tensor:
+        if name not in observations:
+            raise UserError(
+                f"the observations lack {name!r}; they have {', '.join(map(repr, observations)) or 'nothing'}"
+            )
+        field = self.fields[name]
+        device = next(self._policy.parameters()).device
+        if field.dtype == "text":
+            return text_tensor([str(text) for text in observations[name]]).to(device)
+        array = np.asarray(observations[name])
+        if array.shape[1:] != tuple(field.shape):
+            rows = f"[n, {', '.join(map(str, field.shape))}]"
+            raise UserError(f"{name} has the shape {list(array.shape)}, and the policy reads {rows}")
+        if str(array.dtype) != field.dtype and (field.dtype == "uint8" or not np.issubdtype(array.dtype, np.number)):
+            raise UserError(f"{name} has the dtype {array.dtype}, and the policy reads {field.dtype}")
+        return torch.from_numpy(np.array(array, dtype=field.dtype)).to(device)
+
+
+def load_policy(path: str | Path, checkpoint: str | None = None) -> LoadedPolicy:
+    """Loads a trained robot policy into this process.
+
+    Args:
+        path: a run's folder or one of its checkpoints.
+        checkpoint: of a run: latest (default), best, or a name such as step-000100.
+
+    Raises: UserError if it does not exist or is damaged, or the run's environment cannot be created, which says what
+        the policy reads.
+    """
+    trained = find_policy(Path(path), checkpoint, ())
+    config = with_downloads(trained.config)
+    interface = probe(env_spec(config.env), None)
+    settings = policy_settings(config.policy, interface, config.seed)
+    device = torch.device(device_kind(config.cluster, machine_of(config.cluster)))
+    try:
+        policy = load_weights(settings, str(trained.model), device)
+    except WeightFilesError as error:
+        raise UserError(f"{trained.checkpoint}: {error}") from error
+    return LoadedPolicy(policy, interface.fields, interface.actions, needs_of(settings, config.env.id))
