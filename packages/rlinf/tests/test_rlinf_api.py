@@ -11,6 +11,12 @@ from rlinf.config.load import load_config as load_from_text
 from rlinf.config.overrides import parse_overrides
 
 
+def test_a_run_is_named_by_text_or_path(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "time_s": 0.5, "metrics": {"reward/mean": 0.25}}\n')
+    assert rlinf.Run(str(tmp_path)).metrics[0]["reward/mean"] == 0.25
+    assert rlinf.Run(str(tmp_path)) == rlinf.Run(tmp_path)
+
+
 def test_values_mean_what_they_mean_on_the_command_line():
     flags = ["--seed=3", "--run.num_steps=5", "--sft_warm_up=null", "--rollout.stop=['null', 'a: b']", "--name='true'"]
     config = rlinf.load_config(

@@ -35,9 +35,16 @@ In a notebook, put this line on top of its cell: %%writefile my_module.py"""
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run in its folder, finished or under way; every attribute reads the folder anew."""
+    """A run in its folder, finished or under way; every attribute reads the folder anew.
+
+    Example: Run("runs/sort-grpo-...").metrics[-1]["reward/mean"]
+    """
 
     folder: Path
+    """The run's folder; text becomes a path."""
+
+    def __init__(self, folder: str | Path) -> None:
+        object.__setattr__(self, "folder", Path(folder))
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
