@@ -4,66 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rlinf.config.evaluation import EvalConfig
+from rlinf.config.pages import page_of
 from rlinf.config.playing import TrainedConfig
-from rlinf.config.reference import REQUIRED, KeyEntry, SectionEntry, option_entries, sections
+from rlinf.config.reference import REQUIRED, KeyEntry, SectionEntry, option_entries, sections, values_by_preset
 from rlinf.config.schema import SHIPPED
 from rlinf.config.suites import SuiteConfig
-from rlinf_algos import FIELDS_OF_SAMPLES, preset
+from rlinf_algos import FIELDS_OF_SAMPLES
 from rlinf_algos.presets import EPISODE_PRESETS, PRESETS
 from rlinf_workers.plugins import ENGINES, TRAINERS, Plugins
 
 REPOSITORY = Path(__file__).parents[2]
-EXPLAINED = {
-    "": "start.md",
-    "task": "data.md",
-    "benchmarks": "evaluation.md",
-    "evaluation": "evaluation.md",
-    "model": "models.md",
-    "sft_warm_up": "start.md",
-    "algorithm": "algorithms.md",
-    "algorithm.correction": "trust.md",
-    "algorithm.rejection": "trust.md",
-    "rollout.engine": "sglang.md",
-    "rollout.stop_on_mismatch": "trust.md",
-    "rollout": "batches.md",
-    "reward": "rewards.md",
-    "actor": "backends.md",
-    "actor.micro_batch_groups": "batches.md",
-    "actor.max_tokens_per_micro_batch": "batches.md",
-    "actor.balance_shards": "batches.md",
-    "actor.num_shards": "batches.md",
-    "actor.group_order": "batches.md",
-    "reference": "algorithms/parts.md",
-    "critic": "algorithms/ppo.md",
-    "cluster": "clusters.md",
-    "cluster.weight_sync": "plugins/weight_sync.md",
-    "cluster.attest_weights": "trust.md",
-    "cluster.pass_env_vars": "security.md",
-    "plan": "scheduling.md",
-    "mode": "scheduling.md",
-    "venvs": "venvs.md",
-    "run": "start.md#stop-and-resume",
-    "run.checkpoint_every": "checkpoints.md",
-    "run.keep_checkpoints": "checkpoints.md",
-    "run.step_timeout_s": "explain.md",
-    "run.loggers": "loggers.md",
-    "run.num_samples_logged": "metrics.md",
-    "env": "environments.md",
-    "env.num_eval_videos": "playing.md",
-    "policy": "models.md",
-    "demonstrations": "demonstrations.md",
-    "checkpoint": "playing.md",
-    "suite": "playing.md",
-    "variants": "playing.md",
-}
-"""Key or section -> the page that explains it; the longest match counts."""
 _WORD = re.compile(r"docs/[\w/-]+\.md|[a-z]+(?:[._][a-z0-9]+)+|[<*_\[]")
 
 
@@ -158,7 +114,7 @@ def _key(
     if entry.key in places:
         kind = re.sub(r"^section(?!,)", f"[section](#{places[entry.key]})", kind)
     facts = [kind, "**required**" if entry.default == REQUIRED else default]
-    page = _explained(entry.key)
+    page = page_of(entry.key)
     facts.append(f"see [{_title(page)}](../{page})")
     yield " · ".join(filter(None, facts)) + "\n{ .facts }"
     yield _text(entry.meaning, section.key, keys)
@@ -174,13 +130,6 @@ def _value(text: str) -> str:
 def _title(page: str) -> str:
     text = (REPOSITORY / "docs" / page.partition("#")[0]).read_text(encoding="utf-8")
     return text.partition("\n")[0].removeprefix("# ")
-
-
-def _explained(key: str) -> str:
-    parts = key.split(".")
-    prefixes = [".".join(parts[:length]) for length in range(len(parts), -1, -1)]
-    starts = [start for start in EXPLAINED if start and "." in start and key.startswith(start)]
-    return EXPLAINED[max(starts, key=len)] if starts else next(EXPLAINED[one] for one in prefixes if one in EXPLAINED)
 
 
 def _heading(section: SectionEntry) -> str:
@@ -221,12 +170,8 @@ def _text(text: str, section: str, keys: Mapping[str, str]) -> str:
 
 def _preset_defaults(presets: Mapping[str, Any], samples: str) -> dict[str, str]:
     """Returns field -> its values by preset, where presets differ."""
-    algorithms = {name: preset(name, samples=samples) for name in presets}
     result = {}
-    for field in type(next(iter(algorithms.values()))).__dataclass_fields__:
-        names: defaultdict[str, list[str]] = defaultdict(list)
-        for name, algorithm in algorithms.items():
-            names[json.dumps(getattr(algorithm, field))].append(name)
+    for field, names in values_by_preset(presets, samples).items():
         if field == "name":
             result[field] = f"one of {', '.join(f'`{name}`' for name in presets)}"
         elif len(names) == 1:

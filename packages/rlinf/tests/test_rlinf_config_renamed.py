@@ -49,6 +49,26 @@ def test_overrides_below_a_renamed_section_follow_it(table):
     ]
 
 
+def test_names_that_users_choose_stay_where_they_are():
+    old = {"file": "a.csv", "question_field": "q", "answer_field": None, "template": "{question}"}
+    places = {("benchmarks", "mine", "question_field"): "f:2", ("benchmarks", "mine", "template"): "f:3"}
+    result = renamed_tree(Tree(values={"benchmarks": {"mine": old, "gsm8k": "b.csv"}}, places=places))
+    new = {"file": "a.csv", "columns": {"prompt": "q"}, "prompt_template": "{question}"}
+    assert result.values == {"benchmarks": {"mine": new, "gsm8k": "b.csv"}}
+    assert [note.split(";")[0] for note in result.notes] == [
+        "f:2: benchmarks.mine.question_field is now called benchmarks.mine.columns.prompt",
+        "f:3: benchmarks.mine.template is now called benchmarks.mine.prompt_template",
+    ]
+    written = ["--benchmarks.mine.answer_field=a", "--benchmarks.gsm8k=b.csv", "--benchmarks.mine.template={question}"]
+    overrides, notes = renamed_overrides(parse_overrides(written))
+    assert [override.flag for override in overrides] == [
+        "--benchmarks.mine.columns.answer",
+        "--benchmarks.gsm8k",
+        "--benchmarks.mine.prompt_template",
+    ]
+    assert len(notes) == 2
+
+
 def test_both_names_at_once_are_an_error(table):
     with pytest.raises(UserError, match=r"^f:7: old is the old name of new, and both are set"):
         renamed_tree(Tree(values={"old": 1, "new": 2}, places={("old",): "f:7"}))

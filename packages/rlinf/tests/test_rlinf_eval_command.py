@@ -122,8 +122,8 @@ def test_wrong_names_and_rewards_say_what_is_near(refused):
             "system_prompt is set, but the tokenizer of {}/model has no chat template",
         ),
         (
-            "mine=gsm8k.jsonl --benchmarks.mine.reward numeric_match --benchmarks.mine.answer_field question "
-            "--benchmarks.mine.question_field reply --model model --max_new_tokens 16",
+            "mine=gsm8k.jsonl --benchmarks.mine.reward numeric_match --benchmarks.mine.columns.answer question "
+            "--benchmarks.mine.columns.prompt reply --model model --max_new_tokens 16",
             "{0}/gsm8k.jsonl:1: no field 'reply'; the row has 'answer', 'question'\n{0}/gsm8k.jsonl:2: ",
         ),
         ("gsm8k=gsm8k.jsonl --model model --cluster.num_devices 4096", "cluster.num_devices=4096: this machine has"),
@@ -317,9 +317,12 @@ def test_what_asks_otherwise_than_the_run_is_told(prepared, run_of):
     assert plain.notes[1:] == [
         "prompt_format='plain', but the run trained with 'chat': the score is that of another prompt"
     ]
-    other = prepared(f"{line} --system_prompt hi --benchmarks.gsm8k.template {{question}}")
+    other = prepared(f"{line} --system_prompt hi --benchmarks.gsm8k.prompt_template {{question}}")
     assert first_prompt(other) == "<system>hi<user>0 + 1?<a>"
-    assert [note.partition("=")[0] for note in other.notes[1:3]] == ["system_prompt", "benchmarks.gsm8k.template"]
+    assert [note.partition("=")[0] for note in other.notes[1:3]] == [
+        "system_prompt",
+        "benchmarks.gsm8k.prompt_template",
+    ]
 
 
 def test_letters_are_asked_for_as_published(prepared, run_of, inputs: Path):
@@ -328,7 +331,7 @@ def test_letters_are_asked_for_as_published(prepared, run_of, inputs: Path):
     (inputs / "mmlu.jsonl").write_text(json.dumps(row) + "\n")
     evaluation = prepared(f"mmlu_stem=mmlu.jsonl --model run {SHORT}")
     assert "the letter of one choice" in first_prompt(evaluation)
-    assert evaluation.notes[1].startswith("benchmarks.mmlu_stem.template=")
+    assert evaluation.notes[1].startswith("benchmarks.mmlu_stem.prompt_template=")
 
 
 def test_a_recipe_asks_as_the_benchmark_of_its_data_does():

@@ -47,3 +47,11 @@ def hanging(name: str, text: str, column: int) -> str:
     indent = " " * column
     lines = textwrap.wrap(text, max(30, text_width() - column), break_long_words=False, break_on_hyphens=False) or [""]
     return f"{name:<{column}}" + f"\n{indent}".join(lines)
+
+
+def wrapped(text: str, *, indent: int) -> list[str]:
+    """Returns a text as indented lines; one line if the output is not a terminal."""
+    space = " " * indent
+    if terminal_width() is None:
+        return [f"{space}{text}"] if text else []
+    return textwrap.wrap(text, text_width(), initial_indent=space, subsequent_indent=space)

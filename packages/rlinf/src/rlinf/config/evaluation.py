@@ -31,6 +31,17 @@ def _list_of_k(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+class BenchmarkColumns(Section):
+    """Names of columns, as in `task.columns`."""
+
+    prompt: str | None = Field(
+        default=None, min_length=1, description="Column of the problem; null: as published, else question."
+    )
+    answer: str | None = Field(
+        default=None, min_length=1, description="Column of the answer; null: as published, else answer."
+    )
+
+
 class BenchmarkConfig(Section):
     """One set of problems. A published set needs only its file; other files need a reward too, and the column names
     unless they are question and answer."""
@@ -45,9 +56,8 @@ class BenchmarkConfig(Section):
         description="How completions are scored: a reward's name, or package.module:function. null: the reward of the "
         "published set.",
     )
-    question_field: str | None = Field(default=None, description="Column of the problem; null: as published.")
-    answer_field: str | None = Field(default=None, description="Column of the answer; null: as published.")
-    template: str | None = Field(
+    columns: BenchmarkColumns = Field(default=BenchmarkColumns(), description="Names of the columns that are read.")
+    prompt_template: str | None = Field(
         default=None,
         description="Prompt with {question} where the problem goes; null: the template of the run that trained the "
         "model, or of the published set.",
@@ -166,6 +176,6 @@ class EvalConfig(EngineConfig):
         if self.prompt_format == "plain":
             yield from chat_conflicts(self.system_prompt, self.chat_options, "")
         for name, benchmark in self.benchmarks.items():
-            if benchmark.template is not None:
-                key = f"benchmarks.{name}.template"
-                yield from template_conflicts(benchmark.template, "question", key, "template")
+            if benchmark.prompt_template is not None:
+                key = f"benchmarks.{name}.prompt_template"
+                yield from template_conflicts(benchmark.prompt_template, "question", key, "prompt_template")

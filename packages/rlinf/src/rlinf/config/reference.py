@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
+
+from rlinf_algos import preset
 
 REQUIRED = "required"
 """The default of a key that has none."""
@@ -88,6 +90,20 @@ def option_entries(options: type, key: str) -> list[KeyEntry]:
             )
         )
     return entries
+
+
+def values_by_preset(presets: Iterable[str], samples: str) -> dict[str, dict[str, list[str]]]:
+    """Returns field of `algorithm` -> its default as JSON -> the presets (`algorithm.name`) with this default.
+
+    Args:
+        samples: `completions` or `episodes`.
+    """
+    algorithms = {name: preset(name, samples=samples) for name in presets}
+    result: dict[str, dict[str, list[str]]] = {}
+    for name, algorithm in algorithms.items():
+        for field in type(algorithm).__dataclass_fields__:
+            result.setdefault(field, {}).setdefault(json.dumps(getattr(algorithm, field)), []).append(name)
+    return result
 
 
 def _sections(

@@ -5,7 +5,7 @@ Recipes, configs in run folders and overrides are renamed as they are read; no o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,11 @@ RENAMED = {
     "task.prompt_field": "task.columns.prompt",
     "task.answer_field": "task.columns.answer",
     "run.wandb": "run.loggers.wandb",
+    "benchmarks.*.question_field": "benchmarks.*.columns.prompt",
+    "benchmarks.*.answer_field": "benchmarks.*.columns.answer",
+    "benchmarks.*.template": "benchmarks.*.prompt_template",
 }
-"""Old dotted key -> new key; the key of a section renames all keys below it."""
+"""Old dotted key -> new key; the key of a section renames all keys below it. `*` stands for any name."""
 ABSENT = object()
 
 
@@ -36,12 +39,12 @@ def renamed_tree(tree: Tree) -> Tree:
 
     Raises: UserError if both names of a key are set.
     """
-    for old, new in RENAMED.items():
-        key, target = tuple(old.split(".")), tuple(new.split("."))
+    for key, target in _keys_in(tree.values):
         if (value := _value(tree.values, key)) is ABSENT:
             continue
+        old, new = ".".join(key), ".".join(target)
         place, others = tree.places.get(key), _without(tree.values, key)
-        if value == {}:  # a resolved config has all sections
+        if value == {} or (value is None and key[0] == "benchmarks"):  # a resolved config has all keys
             tree = replace(tree, values=others)
             continue
         name = f"{place}: {old}" if place else old
@@ -66,7 +69,7 @@ def renamed_overrides(overrides: Sequence[Override]) -> tuple[list[Override], tu
     for override in overrides:
         key: Key = override.key
         for old, new in RENAMED.items():
-            key = _moved(key, tuple(old.split(".")), tuple(new.split(".")))
+            key = _moved(key, _named(old, key), _named(new, key))
         if key != override.key:
             new_name = "--" + ".".join(map(str, key))
             if key in written:
@@ -74,6 +77,21 @@ def renamed_overrides(overrides: Sequence[Override]) -> tuple[list[Override], tu
             notes.append(_note(override.flag, new_name))
         result.append(replace(override, key=tuple(map(str, key))))
     return result, tuple(dict.fromkeys(notes))
+
+
+def _keys_in(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Yields (old key, new key), with each name of the section in place of `*`."""
+    for old, new in RENAMED.items():
+        section, star, _ = old.partition(".*.")
+        names = values.get(section) if star else None
+        for name in (names if isinstance(names, Mapping) else ()) if star else ("",):
+            yield _named(old, (section, name)), _named(new, (section, name))
+
+
+def _named(dotted: str, key: Key) -> tuple[str, ...]:
+    """Splits a dotted key; `*`, its second part, becomes the second part of `key`."""
+    first, *rest = dotted.split(".")
+    return (first, *(str(key[1]) if part == "*" and len(key) > 1 else part for part in rest))
 
 
 def _note(old: str, new: str) -> str:

@@ -74,7 +74,7 @@ def _published(name: str, benchmark: BenchmarkConfig) -> PublishedSet | None:
     return require_published(
         name,
         hint=f"a file of your own needs a reward: --benchmarks.{name}.reward exact_match, for example, and "
-        f"--benchmarks.{name}.question_field and answer_field where they are not question and answer",
+        f"--benchmarks.{name}.columns.prompt and columns.answer where they are not question and answer",
     )
 
 
@@ -110,7 +110,7 @@ def _benchmark(
     reward = RewardSpec(rule=benchmark.reward or "")
     if published is not None and benchmark.reward in (None, published.reward):
         reward = RewardSpec(rule=published.reward, options={**published.reward_options})
-    template = benchmark.template or (published.template if published else PLAIN_TEMPLATE)
+    template = benchmark.prompt_template or (published.template if published else PLAIN_TEMPLATE)
     loaded = load_problems(
         benchmark.file,
         _reader(name, benchmark, published),
@@ -177,10 +177,11 @@ def _check_reward(name: str, reward: RewardSpec, problems: Sequence[TaskProblem]
 
 
 def _reader(name: str, benchmark: BenchmarkConfig, published: PublishedSet | None) -> QuestionReader:
-    if published is not None and benchmark.question_field is None and benchmark.answer_field is None:
+    columns = benchmark.columns
+    if published is not None and columns.prompt is None and columns.answer is None:
         return published.read
     return Columns(
-        question=benchmark.question_field or "question",
-        answer=benchmark.answer_field or "answer",
-        keys=(f"benchmarks.{name}.question_field", f"benchmarks.{name}.answer_field"),
+        question=columns.prompt or "question",
+        answer=columns.answer or "answer",
+        keys=(f"benchmarks.{name}.columns.prompt", f"benchmarks.{name}.columns.answer"),
     )

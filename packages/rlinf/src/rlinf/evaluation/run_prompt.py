@@ -47,8 +47,8 @@ def prompted_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalC
     benchmarks = dict(config.benchmarks)
     for name, benchmark in benchmarks.items():
         # If only one side requires a letter as the answer, the benchmark's template is needed.
-        if benchmark.template is None and _is_choice(name, benchmark) == (run.reward.kind == CHOICE):
-            benchmarks[name] = benchmark.model_copy(update={"template": template})
+        if benchmark.prompt_template is None and _is_choice(name, benchmark) == (run.reward.kind == CHOICE):
+            benchmarks[name] = benchmark.model_copy(update={"prompt_template": template})
     stop = run.rollout.stop if config.stop is None else config.stop
     settings = config.model_copy(update={**taken, "benchmarks": benchmarks, "stop": stop})
 
@@ -56,8 +56,8 @@ def prompted_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalC
     values["prompt_format"] = "chat" if asks_chat else "plain", trained["prompt_format"]
     for name, benchmark in benchmarks.items():
         published = published_set(name)
-        own = benchmark.template or (published.template if published else template)
-        values[f"benchmarks.{name}.template"] = own, template
+        own = benchmark.prompt_template or (published.template if published else template)
+        values[f"benchmarks.{name}.prompt_template"] = own, template
     return settings, [
         f"asked as in the run {folder}: prompt_format={trained['prompt_format']}, template {template!r}",
         *(

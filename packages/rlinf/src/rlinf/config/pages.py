@@ -1,0 +1,56 @@
+"""Which page of the docs explains a config key."""
+
+from __future__ import annotations
+
+PAGES = {
+    "": "start.md",
+    "task": "data.md",
+    "benchmarks": "evaluation.md",
+    "evaluation": "evaluation.md",
+    "model": "models.md",
+    "sft_warm_up": "start.md",
+    "algorithm": "algorithms.md",
+    "algorithm.correction": "trust.md",
+    "algorithm.rejection": "trust.md",
+    "rollout.engine": "sglang.md",
+    "rollout.stop_on_mismatch": "trust.md",
+    "rollout": "batches.md",
+    "reward": "rewards.md",
+    "actor": "backends.md",
+    "actor.micro_batch_groups": "batches.md",
+    "actor.max_tokens_per_micro_batch": "batches.md",
+    "actor.balance_shards": "batches.md",
+    "actor.num_shards": "batches.md",
+    "actor.group_order": "batches.md",
+    "reference": "algorithms/parts.md",
+    "critic": "algorithms/ppo.md",
+    "cluster": "clusters.md",
+    "cluster.weight_sync": "plugins/weight_sync.md",
+    "cluster.attest_weights": "trust.md",
+    "cluster.pass_env_vars": "security.md",
+    "plan": "scheduling.md",
+    "mode": "scheduling.md",
+    "venvs": "venvs.md",
+    "run": "start.md#stop-and-resume",
+    "run.checkpoint_every": "checkpoints.md",
+    "run.keep_checkpoints": "checkpoints.md",
+    "run.step_timeout_s": "explain.md",
+    "run.loggers": "loggers.md",
+    "run.num_samples_logged": "metrics.md",
+    "env": "environments.md",
+    "env.num_eval_videos": "playing.md",
+    "policy": "models.md",
+    "demonstrations": "demonstrations.md",
+    "checkpoint": "playing.md",
+    "suite": "playing.md",
+    "variants": "playing.md",
+}
+"""Key or section -> the page below docs/ that explains it; the longest match counts."""
+
+
+def page_of(key: str) -> str:
+    """Returns the page below docs/ that explains a dotted key."""
+    parts = key.split(".")
+    prefixes = [".".join(parts[:length]) for length in range(len(parts), -1, -1)]
+    starts = [start for start in PAGES if start and "." in start and key.startswith(start)]
+    return PAGES[max(starts, key=len)] if starts else next(PAGES[one] for one in prefixes if one in PAGES)
