@@ -50,6 +50,7 @@ def test_the_public_command_line_is_this():
         "rlinf explain": ["-h", "--help", "run_folder", "--all", "--json"],
         "rlinf export": ["-h", "--help", "path", "--output", "--checkpoint", "--dtype", "--merged"],
         "rlinf profile": ["-h", "--help", "recipe", "--output"],
+        "rlinf data": ["-h", "--help", "sources", "--recipe", "--examples"],
         "rlinf plan": [
             *(
                 "-h",
@@ -145,8 +146,8 @@ def test_bash_completes_commands_options_recipes_and_keys(rlinf):
         ("train --resume --output x --run.num_steps 5", "--output=x: nothing to resume, there is no such folder"),
         ("train --run.num_steps 5 sort-grop", "'sort-grop' is neither a shipped recipe nor a YAML file; did you mean"),
         ("summary", "the following arguments are required: RUN"),
-        ("summary x", "x is not a folder\nhint: give the folders of runs that have finished"),
-        ("summary .", ". holds no result.json"),
+        ("compare x", "there is no run folder x\nhint: give the folder that `rlinf train` wrote"),
+        ("compare .", ". is not a run's folder: it has no manifest.json"),
     ],
 )
 def test_a_wrong_command_line_is_refused(refused, line: str, expected: str):
@@ -225,7 +226,7 @@ def test_train_refuses_a_model_folder_that_is_not_there_or_not_whole(refused, gs
     ("second_line", "expected"),
     [
         ('{"question": "b", "ans', "not a JSON object (Unterminated string"),
-        ('{"question": "b"}\n', "no field 'answer'; the row has 'question'"),
+        ('{"question": "b"}\n', "no field 'answer' or another usual name of it; the row"),
     ],
 )
 def test_train_refuses_a_torn_or_incomplete_data_line(refused, gsm8k_inputs: Path, second_line: str, expected: str):

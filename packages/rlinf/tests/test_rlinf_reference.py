@@ -104,7 +104,11 @@ def test_every_key_and_section_has_a_meaning(model: type[BaseModel]):
     assert [key.key for key in keys if "value" in key.type.split()] == [], "every type is described"
 
 
-@pytest.mark.parametrize("plugins", [ENGINES, TRAINERS, POLICIES, LAUNCHERS, WEIGHT_SYNCS], ids=str)
+@pytest.mark.parametrize(
+    "plugins",
+    [ENGINES, TRAINERS, POLICIES, LAUNCHERS, WEIGHT_SYNCS],
+    ids=("engines", "trainers", "policies", "launchers", "weight_syncs"),
+)
 def test_every_declared_option_has_a_meaning(plugins):
     declared = [spec.options for spec in plugins.specs() if spec.options is not None]
     assert [entry.key for options in declared for entry in option_entries(options, "") if not entry.meaning] == []
