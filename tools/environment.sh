@@ -42,26 +42,43 @@ fingerprint() {
     $(find csrc -type f \( -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name 'CMakeLists.txt' \) | sort) | sha256sum
 }
 
-install_everything() {
-  local python envs="metaworld,video"
-  check_compiler
+# make_venv FOLDER: a venv with the Python of find_python, unless the folder has one.
+make_venv() {
+  local python
+  [ ! -x "$1/bin/python" ] || return 0
   python="$(find_python)" || exit 2
-  [ -x .venv/bin/python ] || { echo "making .venv with $("$python" --version)"; "$python" -m venv .venv; }
-  local pip=(.venv/bin/python -m pip --quiet --disable-pip-version-check)
+  echo "making $1 with $("$python" --version)"
+  "$python" -m venv "$1"
+}
+
+# pip_of FOLDER ARGUMENTS: pip of a venv, with the versions that are known to work together.
+pip_of() {
+  "$1/bin/python" -m pip --quiet --disable-pip-version-check install -c tools/constraints.txt "${@:2}"
+}
+
+# Before everything else, so that pip keeps the build that its index gives for this machine.
+install_torch() {
+  echo "installing torch"
+  pip_of "$1" torch numpy
+}
+
+install_everything() {
+  local envs="metaworld,video"
+  check_compiler
+  make_venv .venv
   if can_have_maniskill; then
     envs="maniskill,$envs"
   else
     echo "without ManiSkill: it does not install under $(.venv/bin/python --version)"
   fi
-  echo "installing torch"
-  "${pip[@]}" install -c tools/constraints.txt torch numpy
+  install_torch .venv
   echo "building the native code and installing the packages"
-  "${pip[@]}" install -c tools/constraints.txt hatchling editables "scikit-build-core>=1.1" "pybind11>=3.0" ninja cmake
-  "${pip[@]}" install -c tools/constraints.txt --no-build-isolation \
+  pip_of .venv hatchling editables "scikit-build-core>=1.1" "pybind11>=3.0" ninja cmake
+  pip_of .venv --no-build-isolation \
     -e packages/rlinf-comm -e packages/rlinf-sched -e "packages/rlinf-algos[math]" -e "packages/rlinf-envs[$envs]" \
     -e "packages/rlinf-workers[lora]" -e packages/rlinf
   # megatron-core's own requirements are installed by now, and pip must not touch torch for it.
-  "${pip[@]}" install -c tools/constraints.txt --no-deps megatron-core packaging
+  pip_of .venv --no-deps megatron-core packaging
 }
 
 # The environment of engine_tests/: SGLang for CPU slots, made by `rlinf venv create` into the checkout's own folder, and what
