@@ -58,7 +58,7 @@ def test_an_algorithm_of_ones_own_takes_one_file(tmp_path, recipe):
     """Found in the current folder by `rlinf train` and by the processes that it starts; the same for robots."""
     overrides = OWN[recipe] | {
         "mode": "collocated",
-        "algorithm.advantage": "own_algorithm:against_median",
+        "algorithm.advantage": "custom_algorithm:against_median",
         "algorithm.options": "{scale: 2.0}",
     }
     flags = [part for key, value in overrides.items() for part in (f"--{key}", str(value))]
@@ -66,6 +66,6 @@ def test_an_algorithm_of_ones_own_takes_one_file(tmp_path, recipe):
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=FOLDER, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert any(row["actor/grad_norm"] > 0 for row in rows(tmp_path / "run"))
-    wrong = [*command[:4], str(tmp_path / "other"), "--algorithm.advantage", "own_algorithm:against_mean"]
+    wrong = [*command[:4], str(tmp_path / "other"), "--algorithm.advantage", "custom_algorithm:against_mean"]
     done = subprocess.run(wrong, capture_output=True, text=True, env=environment(), cwd=FOLDER, timeout=60)
-    assert "module 'own_algorithm' has no attribute 'against_mean'" in done.stdout + done.stderr
+    assert "module 'custom_algorithm' has no attribute 'against_mean'" in done.stdout + done.stderr

@@ -89,7 +89,7 @@ def test_mistakes_are_told_before_anything_is_written(run, refused, tmp_path):
     assert "rlinf eval NAME=FILE --model" in refused(str(language))
     assert refused(str(run), "--checkpoint", "step-000009").startswith("--checkpoint step-000009: ")
     text = refused(str(run), "--env.kind", "gymnasium", "--env.id", "CartPole-v1")
-    assert text.startswith("policy.name='cnn' cannot act in env.id='CartPole-v1': it looks at pictures")
+    assert text.startswith("policy.name='cnn' cannot act in env.id='CartPole-v1': it reads pictures")
     assert refused(str(run), "--algorithm.gamma", "0.9").startswith("--algorithm is not a key")
     assert refused(str(run), "--seed", "4294967295").startswith("--seed 4294967295: 8 seeds from there on are not")
     assert refused(str(run), "--episodes", "0") == "--episodes 0: play at least 1\n"

@@ -269,7 +269,7 @@ def test_fused_experts_are_stacked_as_in_transformers():
             lambda: merged_layout(dataclasses.replace(DEEP, shared_intermediate=9), tp=2),
             "shared_intermediate=9 is not a mul",
         ),
-        (lambda: merged_layout(CRITIC), "an engine generates, and a critic has no row for each word"),
+        (lambda: merged_layout(CRITIC), "an engine generates tokens, but a critic's head has no row for each token"),
         (lambda: dataclasses.replace(CRITIC, tied_embeddings=True), "value_head with tied_embeddings"),
         (lambda: dataclasses.replace(DEEP, qk_norm=True), "latent attention with qkv_bias or qk_norm"),
         (

@@ -283,8 +283,8 @@ W, B = TensorSpec((4, 4), "float32"), TensorSpec((4,), "float32")
 @pytest.mark.parametrize(
     ("src", "dst", "message"),
     [
-        ({"w": W}, {"w": W, "b": B}, "b: the destination has this tensor, the source has not"),
-        ({"w": W, "b": B}, {"w": W}, "b: the source has this tensor, the destination has not"),
+        ({"w": W}, {"w": W, "b": B}, "b: the destination has this tensor, the source does not"),
+        ({"w": W, "b": B}, {"w": W}, "b: the source has this tensor, the destination does not"),
         ({"w": W}, {"w": TensorSpec((4, 5), "float32")}, r"w: the shape is \(4, 4\) at the source and \(4, 5\)"),
         ({"w": W}, {"w": TensorSpec((4, 4), "bfloat16")}, "w: the dtype is float32 at the source and bfloat16"),
     ],

@@ -201,11 +201,11 @@ def test_a_piece_that_was_not_published_is_noticed():
 def test_missing_tensors_are_named_on_both_sides():
     _, sender, receiver = pair()
     partial = {name: tensor for name, tensor in FULL.items() if name not in ("w", "bias")}
-    with pytest.raises(WeightMismatchError, match="sender 0 misses bias, w") as caught:
+    with pytest.raises(WeightMismatchError, match="sender 0 lacks bias, w") as caught:
         sender.publish(partial, 0)
     assert caught.value.tensors == ("bias", "w")
     sender.publish(FULL, 0)
-    with pytest.raises(WeightMismatchError, match="receiver 0 misses bias, w"):
+    with pytest.raises(WeightMismatchError, match="receiver 0 lacks bias, w"):
         receiver.receive(partial, 0)
 
 
@@ -292,7 +292,7 @@ def test_a_version_can_be_received_again_and_is_not_overwritten_meanwhile():
     receiver.receive(blank(LAYOUTS["one"], 0), 0)
     receiver.receive(blank(LAYOUTS["one"], 0), 0)
     tensors = blank(LAYOUTS["one"], 0)
-    with pytest.raises(WeightMismatchError, match="misses w"):
+    with pytest.raises(WeightMismatchError, match="lacks w"):
         receiver.receive({name: tensor for name, tensor in tensors.items() if name != "w"}, 0)
     sender.publish(FULL, 1)
     sender.publish(FULL, 2)

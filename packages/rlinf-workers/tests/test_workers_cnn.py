@@ -47,15 +47,15 @@ def test_every_field_it_reads_changes_its_values(reads_state):
 @pytest.mark.parametrize(
     ("fields", "options", "says"),
     [
-        ({"state": FIELDS["state"]}, {}, "the environment shows state"),
+        ({"state": FIELDS["state"]}, {}, "the environment provides state"),
         (FIELDS, {"cameras": "side"}, "no camera side; the environment has front, wrist"),
-        ({"image.a": FieldSpec(shape=(32, 64, 3), dtype="uint8")}, {}, "36 pixels a side, and 'image.a' has 32 x 64"),
+        ({"image.a": FieldSpec(shape=(32, 64, 3), dtype="uint8")}, {}, "36 pixels per side, but 'image.a' has 32 x 64"),
         (
             {"image.a": FieldSpec(shape=(3, 64, 64), dtype="uint8")},
             {},
             r"\[3, 64, 64\], channels first; .*channels last",
         ),
-        ({"image.a": FieldSpec(shape=(64, 64), dtype="uint8")}, {}, r"and 'image.a' is uint8 of shape \[64, 64\]"),
+        ({"image.a": FieldSpec(shape=(64, 64), dtype="uint8")}, {}, r"but 'image.a' is uint8 of shape \[64, 64\]"),
     ],
 )
 def test_what_it_cannot_use_is_refused(fields, options, says):

@@ -190,15 +190,15 @@ def test_every_action_says_its_bins():
 @pytest.mark.parametrize(
     ("fields", "actions", "options", "says"),
     [
-        ({"instruction": FIELDS["instruction"]}, ACTIONS, {}, "the environment shows instruction"),
+        ({"instruction": FIELDS["instruction"]}, ACTIONS, {}, "the environment provides instruction"),
         ({"image.front": FIELDS["image.front"]}, ACTIONS, {}, "reads an 'instruction'"),
-        (FIELDS | {"image.wrist": FIELDS["image.front"]}, ACTIONS, {}, "options.camera chooses among"),
+        (FIELDS | {"image.wrist": FIELDS["image.front"]}, ACTIONS, {}, "choose them with options.camera from"),
         (FIELDS, ACTIONS, {"camera": "top"}, "no camera top; the environment has front"),
         (FIELDS, ACTIONS, {"depth": 2}, "there is no option 'depth'"),
         (FIELDS, ACTIONS, {"num_heads": 5}, "options.width has to be a multiple of options.num_heads"),
         (FIELDS, ACTIONS, {"temperature": 0.0}, "temperature has to be above 0"),
-        (FIELDS, ACTIONS, {"dtype": "int8"}, "there are float32, bfloat16"),
-        (FIELDS, ACTIONS, {"unnorm_key": "kuka"}, "give options.folder"),
+        (FIELDS, ACTIONS, {"dtype": "int8"}, "use one of float32, bfloat16"),
+        (FIELDS, ACTIONS, {"unnorm_key": "kuka"}, "set options.folder"),
         (FIELDS, ActionSpec(kind="discrete", shape=(), low=torch.tensor(0), high=torch.tensor(3)), {}, "discrete ones"),
         (
             FIELDS,
@@ -248,11 +248,11 @@ def test_a_small_model_learns_the_gripper_of_checkpoints():
 
 def test_grippers_that_would_move_wrongly_are_refused(folder):
     options = {"folder": str(folder), "unnorm_key": "bridge_orig"}
-    with pytest.raises(PolicyError, match=r"is from 0.25 to 0.25, as of a gripper .* set options.gripper to open_is"):
+    with pytest.raises(PolicyError, match=r"is from 0.25 to 0.25, like a gripper .* set options.gripper to open_is"):
         OpenVLA.needs(FIELDS, HAND, **options)
     with pytest.raises(PolicyError, match=r"the environment takes -1.0 to 3.0 there; use as_is"):
         OpenVLA.needs(FIELDS, ACTIONS, gripper="open_is_one", **options)
-    with pytest.raises(PolicyError, match=r"gripper is 'closed'; there are as_is, open_is_minus_one, open_is_one"):
+    with pytest.raises(PolicyError, match=r"gripper is 'closed'; use one of as_is, open_is_minus_one, open_is_one"):
         OpenVLA.needs(FIELDS, HAND, gripper="closed", **options)
     OpenVLA.needs(FIELDS, HAND, gripper="as_is", **options)
     OpenVLA.needs(FIELDS, HAND)
@@ -275,11 +275,11 @@ def test_other_checkpoints_are_refused(folder, tensors, tmp_path):
         OpenVLA.needs(FIELDS, ACTIONS, folder=str(folder), unnorm_key="bridge_orig", width=32)
     with pytest.raises(PolicyError, match=r"no statistics of 'fractal'; norm_stats has bridge_orig, kuka"):
         needs(folder, "fractal")
-    with pytest.raises(PolicyError, match=r"unnorm_key is not given; norm_stats has bridge_orig, kuka"):
+    with pytest.raises(PolicyError, match=r"unnorm_key is not set; norm_stats has bridge_orig, kuka"):
         needs(folder, None)
-    with pytest.raises(PolicyError, match="its actions have 1 numbers, and the environment takes 3"):
+    with pytest.raises(PolicyError, match="its actions have 1 numbers, but the environment takes 3"):
         needs(folder, "kuka")
-    with pytest.raises(PolicyError, match=r"config.json is not there"):
+    with pytest.raises(PolicyError, match=r"config.json does not exist"):
         needs(tmp_path)
     with pytest.raises(PolicyError, match="is a checkpoint of 'qwen2'"):
         needs(_copy(folder, tmp_path, model_type="qwen2"))
@@ -287,7 +287,7 @@ def test_other_checkpoints_are_refused(folder, tensors, tmp_path):
     for path in tmp_path.glob("*.safetensors*"):
         path.unlink()
     save_file(tensors | {"proprio_projector.fc1.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(PolicyError, match=r"has tensors that OpenVLA has not: proprio_projector.fc1.weight"):
+    with pytest.raises(PolicyError, match=r"has tensors that OpenVLA does not have: proprio_projector.fc1.weight"):
         needs(other)
     lacking = {name: tensor for name, tensor in tensors.items() if "projector.fc3" not in name}
     save_file(lacking, tmp_path / "model.safetensors")

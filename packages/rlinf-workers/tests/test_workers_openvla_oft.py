@@ -251,9 +251,9 @@ def test_the_middle_of_a_picture():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"head": "l2"}, "options.head is 'l2'; there are tokens, l1"),
-        ({"values": "token"}, "there are chunk, action"),
-        ({"normalization": "mean"}, "there are quantiles, bounds"),
+        ({"head": "l2"}, "options.head is 'l2'; use one of tokens, l1"),
+        ({"values": "token"}, "use one of chunk, action"),
+        ({"normalization": "mean"}, "use one of quantiles, bounds"),
         ({"chunks": 8}, "no option 'chunks'; did you mean chunk_size"),
         ({"chunk_size": 0}, "has to be at least 1"),
         ({"spread": 0.0}, "options.spread=0.0 has to be above 0"),
@@ -283,12 +283,12 @@ def test_other_checkpoints_are_refused(checkpoint, tmp_path):
         PolicyError, match=r"no statistics of 'bridge_orig'; dataset_statistics.json has libero_spatial"
     ):
         needs(unnorm_key="bridge_orig")
-    with pytest.raises(PolicyError, match=r"its states have 5 numbers, and the environment shows 4"):
+    with pytest.raises(PolicyError, match=r"its states have 5 numbers, but the environment provides 4"):
         needs(FIELDS | {"state": FieldSpec(shape=(4,), dtype="float32")})
-    with pytest.raises(PolicyError, match=r"reads a 'state', and the environment shows image.front"):
+    with pytest.raises(PolicyError, match=r"reads a 'state', but the environment has image.front"):
         needs({name: spec for name, spec in FIELDS.items() if name != "state"})
     four = {f"image.{name}": PICTURE for name in "abcd"}
-    with pytest.raises(PolicyError, match=r"3 of 4 cameras at most; options\.cameras chooses among a, b, c, d"):
+    with pytest.raises(PolicyError, match=r"at most 3 of 4 cameras; choose them with options\.cameras from a, b, c, d"):
         needs({name: FIELDS[name] for name in ("instruction", "state")} | four)
     head = folder / "action_head--150000_checkpoint.pt"
     tensors = torch.load(head, weights_only=True)

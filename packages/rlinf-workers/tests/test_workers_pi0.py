@@ -315,7 +315,7 @@ def test_quantiles(checkpoint):
         ({"cameras": "front,left"}, "there is no camera left; the environment has front, hand"),
         ({"chunk_size": 0}, "chunk_size=0 must be a whole number from 1 on"),
         ({"least_std": 0.5}, "least_std=0.5, largest_std=0.16"),
-        ({"dataset": "two"}, "need a checkpoint"),
+        ({"dataset": "two"}, "name statistics of a checkpoint; set folder"),
         ({"folder": "FOLDER"}, "dataset=None: .*statistics .* of lab/one, two; name one of them"),
         ({"folder": "FOLDER", "dataset": "three"}, "of lab/one, two; name one of them"),
         ({"folder": "FOLDER", "dataset": "two", "chunk_size": 7}, "has chunk_size=6; here are 7 actions"),

@@ -123,7 +123,7 @@ def test_files_of_another_model_are_refused(tmp_path, change, says):
     ("config", "options", "says"),
     [
         ({"type": "pi0"}, {}, "is of type 'pi0'; this policy loads 'pi05'"),
-        ({}, {}, "says neither chunk_size nor action_horizon"),
+        ({}, {}, "has neither chunk_size nor action_horizon"),
         ({"action_horizon": 3}, {"chunk_size": 4}, "has chunk_size=3; here are 4 actions"),
         ({"action_horizon": 3}, {"dataset": "home"}, "of lab; name one of them"),
         ({"action_horizon": 3}, {"max_prompt_tokens": 6}, "a state of 3 numbers makes a prompt of up to"),

@@ -126,7 +126,7 @@ def test_instructions_that_are_too_long_are_refused_before_any_process_starts(na
         POLICIES.get(name).needs(fields, ACTIONS["continuous"], **options)
 
     needs("reach", "push")
-    with pytest.raises(PolicyError, match=r"the instruction 'aaa.*\.\.\. has 513 bytes, and there is room for 512"):
+    with pytest.raises(PolicyError, match=r"the instruction 'aaa.*\.\.\. has 513 bytes; the maximum is 512"):
         needs("reach", "a" * 513)
     if options:
         with pytest.raises(

@@ -139,7 +139,9 @@ def test_right_ones_pass(own):
     try_algorithm(preset("grpo", samples="episodes", advantage=f"{own}:fine_on_steps"))
 
 
-@pytest.mark.parametrize("part", [{"policy_loss": "own_loss:soft_clip"}, {"advantage": "own_algorithm:against_median"}])
+@pytest.mark.parametrize(
+    "part", [{"policy_loss": "custom_loss:soft_clip"}, {"advantage": "custom_algorithm:against_median"}]
+)
 def test_the_examples_of_the_docs_pass(monkeypatch, part):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     try_algorithm(preset("grpo", **part))

@@ -1,14 +1,14 @@
-"""Keeps other users of this machine out of the groups that gloo connects.
+"""Keeps other users of this machine out of gloo process groups.
 
-Gloo asks nobody who he is. Each rank of a group listens at a TCP port, which every user of the machine can see, until
-the group goes; whoever connects first and sends a small number is taken for another rank: he is sent its share of the
-gradients, and his numbers are added to them. Connections that nobody uses are kept, too, until the process has no
-descriptors left and is aborted.
+Gloo does not authenticate its peers. Until a group is destroyed, each of its ranks listens at a TCP port, which every
+user of the machine can see. Whoever connects first and sends a small number is taken for another rank: it receives that
+rank's share of the gradients, and its numbers are added to them. Unused connections stay open, too, until the process
+has no descriptors left and is aborted.
 
-So whenever a group is made, before anything is sent through it, each rank looks up in the kernel's table to whom the
-other ends of its new connections belong, and refuses the group where one is another user's. Then it closes its port:
-a filter drops whatever else is sent there. What is left to a stranger is to connect while the ranks meet, which ends
-the run with an error that says so. Connections from other machines are not judged: their network has to be closed.
+So when a group is created, before anything is sent through it, each rank looks up the owners of its new connections'
+other ends in the kernel's table, and refuses the group if one belongs to another user. Then it closes its port: a
+filter drops whatever else is sent there. Another user can still connect while the ranks connect, which ends the run
+with an error that says so. Connections from other machines are not checked: their network has to be closed.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from rlinf_workers.errors import WorkersError
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 NUM_LOOKS = 3
-"""Reads of a table, because one that changes while it is read may miss a line."""
+"""How often a table is read, since a read may miss a line if the table changes meanwhile."""
 NUM_DESCRIPTORS = 1 << 16
-"""Files and sockets that a process with groups may have open, as far as the system lets it: 1,024, the usual limit, are
-few while anybody may connect."""
+"""Descriptor limit of a process with groups, if the system allows it: 1,024, the usual limit, is soon used up while
+anybody may connect."""
 _MAPPED = "0000000000000000FFFF0000"
-"""Prefix of an IPv4 address in the table of IPv6."""
+"""Prefix of an IPv4 address in the IPv6 table."""
 _SO_ATTACH_FILTER = 26
 _DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
-"""A program for the kernel's packet filter (struct sock_filter) of one instruction: return 0 bytes of the packet."""
+"""A packet filter (struct sock_filter) of one instruction: return 0 bytes of the packet."""
 _TIMEVAL_BYTES = 16
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class TcpConnection:
-    """One of this process's, with both ends as (address, port)."""
+    """A TCP connection of this process, with both ends as (address, port)."""
 
     local: tuple[str, int]
     remote: tuple[str, int] | None
@@ -70,7 +70,7 @@ class TcpConnection:
 
 
 def guard_gloo() -> None:
-    """Makes every gloo group that this process creates from now on accept only processes of this user."""
+    """Makes every gloo group that this process creates from now on accept this user's processes only."""
     original: Callable[..., None] = dist.ProcessGroupGloo.__init__
     if hasattr(original, "__wrapped__") or not os.access(TABLES[0], os.R_OK):
         return
@@ -86,7 +86,7 @@ def guard_gloo() -> None:
             listeners = [one for one in sockets if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)]
             lines = [one for one in sockets if one not in listeners]
             used = [one for one in lines if _is_used(one)]
-            if len(used) < group.size() - 1:  # a gloo that does not limit them
+            if len(used) < group.size() - 1:  # this gloo sets no read timeouts
                 used = lines
             refuse_strangers([_connection(one) for one in used], {one.getsockname()[1] for one in listeners})
             for listener in listeners:
@@ -107,17 +107,17 @@ def refuse_strangers(connections: Sequence[TcpConnection], ports: Collection[int
             break
         users |= users_of_ends()
     for one in connections:
-        user = users.get(one.other_end)  # None: it is another machine's, or gone
+        user = users.get(one.other_end)  # None: of another machine, or closed
         if user is None and not (one.is_from_here and one.local[1] in ports):
             continue
         if user is None and one.own_end and one.own_end not in users:
-            _LOG.warning("whose processes are in a gloo group is not known: %s lacks this one's connections", TABLES[0])
+            _LOG.warning("cannot check who is in a gloo group: %s lacks the connections of this process", TABLES[0])
             continue
         if user != os.geteuid():
-            whose = "a process that has gone" if user is None else f"a process of the user with id {user}"
+            whose = "a process that has ended" if user is None else f"a process of the user with id {user}"
             raise WorkersError(
-                f"{whose} has taken the place of a rank at port {one.local[1]} while the ranks of a group met; nothing "
-                "was sent to it. Start the run again, or where nobody else may run programs"
+                f"{whose} took the place of a rank at port {one.local[1]} while the ranks of a group connected; "
+                "nothing was sent to it. Start the run again, or on a machine without other users"
             )
 
 
@@ -134,7 +134,7 @@ def users_of_ends() -> dict[str, int]:
 
 
 def _in_table(end: tuple[str, int]) -> str:
-    """The kernel writes an address as words of 32 bits in the machine's byte order."""
+    """An end as in the kernel's table, where an address is 32-bit words in the machine's byte order."""
     packed = ipaddress.ip_address(end[0]).packed
     words = (int.from_bytes(packed[i : i + 4], sys.byteorder) for i in range(0, len(packed), 4))
     return f"{''.join(f'{word:08X}' for word in words)}:{end[1]:04X}".removeprefix(_MAPPED)
@@ -152,7 +152,7 @@ def _sockets() -> dict[int, int]:
 
 
 def _tcp(descriptors: Sequence[int]) -> Iterator[socket.socket]:
-    """The TCP sockets among them, under duplicated descriptors."""
+    """The TCP sockets among the descriptors, as duplicates."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):  # it was closed meanwhile
             one = socket.socket(fileno=os.dup(descriptor))
@@ -163,8 +163,8 @@ def _tcp(descriptors: Sequence[int]) -> Iterator[socket.socket]:
 
 
 def _is_used(one: socket.socket) -> bool:
-    """Whether gloo has accepted a connection as that of a rank: it then sets a read timeout. Other connections, which
-    sent no rank number or a taken one, stay open but unread."""
+    """Whether gloo has accepted a connection as that of a rank, since it then sets a read timeout. Other connections,
+    which sent no rank number or one in use, stay open but are not read."""
     return any(one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL_BYTES))
 
 
@@ -183,7 +183,7 @@ def _close_port(listener: socket.socket) -> None:
     try:
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
     except OSError as error:
-        _LOG.warning("gloo's port stays open, since this system takes no packet filter: %s", error)
+        _LOG.warning("gloo's port stays open, since this system refuses the packet filter: %s", error)
 
 
 def _raise_limit() -> None:

@@ -1,4 +1,4 @@
-"""The links that go out from one peer, by the names of the others: made when needed, dropped when their peer ends."""
+"""The outgoing links of a peer, by the names of the other peers: created when needed, dropped when the other ends."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from rlinf_comm.wire.deadline import Deadline
 
 
 class PeerLinks:
-    """A peer's links. Safe for several threads, which meet different peers at the same time, and each peer once."""
+    """A peer's outgoing links. Thread-safe: threads connect to different peers concurrently, and to each peer once."""
 
     def __init__(self, mine: str, make: Callable[[str, Deadline], OutgoingLink]) -> None:
-        """`make` meets a peer; `mine` is for messages."""
+        """`make` connects to a peer; `mine` is this peer's name in messages."""
         self._mine = mine
         self._make = make
         self._lock = threading.Lock()
         self._links: dict[str, OutgoingLink] = {}
         self._making: dict[str, threading.Lock] = {}
         self._losses: dict[str, PeerLost] = {}
-        """Name of a peer whose link was swept -> its loss, kept until a send to that peer has raised it."""
+        """Name of a peer whose link was swept -> its error, kept until a send to that peer raises it."""
 
     def get(self, name: str) -> OutgoingLink | None:
         return self._links.get(name)
 
     def to(self, name: str, deadline: Deadline) -> OutgoingLink:
-        """The link to that peer, made if there is none."""
+        """The link to that peer; connects if there is none."""
         link = self._links.get(name)
         if link is not None:
             return link
@@ -37,7 +37,7 @@ class PeerLinks:
         with deadline.holding(making) as held:
             if not held:
                 raise PeerTimeout(
-                    f"{self._mine!r}: another thread has been negotiation {name!r} for timeout_s={deadline.timeout_s:g}"
+                    f"{self._mine!r}: another thread has been connecting to {name!r} for {deadline.timeout_s:g} s"
                 )
             link = self._links.get(name)
             if link is None:
@@ -58,7 +58,7 @@ class PeerLinks:
             raise
 
     def look_at(self, name: str, deadline: Deadline) -> None:
-        """Raises PeerLost when that peer is gone; meets it if there is no link. One that is slow is not gone."""
+        """Raises PeerLost if that peer is gone; connects to it if there is no link. A slow peer is not gone."""
         link = self.get(name)
         try:
             if link is None:
@@ -79,7 +79,7 @@ class PeerLinks:
         link.outgoing.close(farewell=False)
 
     def sweep(self) -> None:
-        """Frees what belongs to peers that have ended, and keeps only the errors."""
+        """Frees the links of peers that have ended, and keeps only their errors."""
         for name, link in list(self._links.items()):
             try:
                 link.outgoing.check()

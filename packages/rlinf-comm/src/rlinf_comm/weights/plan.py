@@ -1,8 +1,8 @@
-"""Which box goes from which rank to which: the intersection of two layouts.
+"""Plans which box each rank sends to each other rank: the intersection of two layouts.
 
-Every destination element arrives exactly once, straight from a rank that stores it to its place, in either direction.
-Where several ranks store the same box they share it (sharing.py). A plan is made once for two layouts and then kept:
-only addresses change from one sync to the next.
+Every destination element arrives exactly once, directly from a rank that stores it. If several ranks store the same
+box, they share the work of sending it (sharing.py). A plan is computed once for two layouts and then cached: only
+addresses change from one sync to the next.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rlinf_comm.weights.sharing import Shares, share_out
 from rlinf_comm.weights.table import BlockTable, Int32s, Int64s
 
 _VERSION = b"rlinf reshard plan 1"
-"""Version of the way plans are made. It is a part of every plan's digest, so that processes with equal digests do the
-same."""
+"""Version of the planning algorithm. It is part of every plan's digest, so that processes with equal digests have equal
+plans."""
 _NUM_KEPT = 8
-"""Plans in the cache: a run has one for each pair of roles."""
+"""Number of plans in the cache: a run has one for each pair of roles."""
 _MAX_PAIRS = 1 << 21
-"""Pairs of boxes that are intersected at a time."""
+"""Number of pairs of boxes that are intersected at a time."""
 
 
 @record
@@ -48,7 +48,7 @@ class Move:
 @record
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box that a source rank hands out once, to every rank that needs exactly this box in this dtype."""
+    """A box that a source rank sends once, to every rank that needs exactly this box in this dtype."""
 
     name: str
     box: Box
@@ -63,7 +63,7 @@ class MoveTable:
     """m moves, sorted by tensor, destination, source and start; boxes have leading dimensions of length 1 up to D."""
 
     tensor: Int32s
-    """[m] in the order of the names."""
+    """[m] index of the tensor in the order of the names."""
     src_rank: Int32s
     dst_rank: Int32s
     src_buffer: Int32s
@@ -80,17 +80,18 @@ class MoveTable:
     """[m, D] elements"""
     dst_strides: Int64s
     tied: NDArray[np.bool_]
-    """[m] into the memory of another name, which has its own move."""
+    """[m] True: into the memory of a tensor of another name, which has its own move."""
 
     def select(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> MoveTable:
-        """Some of the moves: a mask of them, or their numbers in another order."""
+        """Some of the moves, by a mask or by indices in any order."""
         return MoveTable(**{name: column[rows] for name, column in vars(self).items()})
 
 
 @record
 @dataclass(frozen=True, eq=False)
 class ReshardPlan:
-    """All moves from one layout to another. Plain values that cross a channel; built once per pair of layouts."""
+    """All moves from one layout to another. Plain values that can be sent through a channel; built once per pair of
+    layouts."""
 
     specs: dict[str, TensorSpec]
     """The canonical tensors, sorted by name."""
@@ -99,7 +100,7 @@ class ReshardPlan:
     dst_buffers: tuple[dict[str, BufferSpec], ...]
     table: MoveTable
     min_num_bytes: int
-    """The least that any plan can move: what the destination's blocks hold, each element once; `num_bytes` is that."""
+    """The minimum for any plan: the size of the destination's blocks, each element once; `num_bytes` equals it."""
     digest: str
     """SHA-256 of the two layouts, hexadecimal: two processes with equal digests have equal plans."""
 
@@ -180,7 +181,7 @@ class ReshardPlan:
 
     @cached_property
     def piece_of_moves(self) -> tuple[Piece, ...]:
-        """What each move takes; several moves to different ranks may take the same piece."""
+        """The piece that each move sends; several moves to different ranks may send the same one."""
         dtypes = _dtypes(self.dst_buffers)
         return tuple(
             Piece(move.name, move.box, move.src_rank, dtypes[number])
@@ -189,7 +190,7 @@ class ReshardPlan:
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
-        """What the sources hand out, each once however many destinations it has; in the order of the moves."""
+        """The pieces that the sources send, each once for all of its destinations; in the order of the moves."""
         return tuple(dict.fromkeys(self.piece_of_moves))
 
     @cached_property
@@ -234,11 +235,11 @@ _kept_lock = threading.Lock()
 
 
 def reshard_plan(src: Layout, dst: Layout) -> ReshardPlan:
-    """Plans the way from `src` to `dst`. The last few plans are kept, and given again for equal layouts.
+    """Plans the moves from `src` to `dst`. The last few plans are cached and returned again for equal layouts.
 
     Raises:
-        LayoutError: a tensor is only in one of them, differs in shape or dtype, or the source stores not all that the
-            destination needs; names the tensor.
+        LayoutError: a tensor is only in one of them, differs in shape or dtype, or the source does not store everything
+            that the destination needs; names the tensor.
     """
     digest = hashlib.sha256(_VERSION + bytes.fromhex(src.digest) + bytes.fromhex(dst.digest)).hexdigest()
     with _kept_lock:
@@ -268,9 +269,9 @@ def _check_same_tensors(src: Layout, dst: Layout) -> None:
     for name in sorted(src.specs.keys() | dst.specs.keys()):
         there, here = src.specs.get(name), dst.specs.get(name)
         if there is None:
-            raise LayoutError(f"{name}: the destination has this tensor, the source has not")
+            raise LayoutError(f"{name}: the destination has this tensor, the source does not")
         if here is None:
-            raise LayoutError(f"{name}: the source has this tensor, the destination has not")
+            raise LayoutError(f"{name}: the source has this tensor, the destination does not")
         if there.shape != here.shape:
             raise LayoutError(f"{name}: the shape is {there.shape} at the source and {here.shape} at the destination")
         if there.dtype != here.dtype:

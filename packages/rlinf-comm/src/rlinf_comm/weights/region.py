@@ -1,4 +1,4 @@
-"""A box of a tensor as an address and strides: what the native copies and digests work on."""
+"""A box of a tensor as an address and strides, for the native copies and digests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @record
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Memory of some tensor, which the holder of this record must keep alive."""
+    """Memory of a tensor, which the holder of this record must keep alive."""
 
     pointer: int
     """Address of the first element."""
@@ -30,7 +30,7 @@ class Region:
 @record
 @dataclass(frozen=True, slots=True)
 class BoxRegion:
-    """Where a box lies in a buffer, as in a Block: elements, row-major, whatever the strides of the tensor at hand."""
+    """Position of a box in a buffer, as in a Block: in row-major elements, whatever the strides of the tensor."""
 
     buffer: str
     offset: int
@@ -39,8 +39,8 @@ class BoxRegion:
 
 
 def check_tensor(name: str, tensor: torch.Tensor, spec: BufferSpec, device_type: str = "cpu") -> None:
-    """Raises LayoutError naming the tensor: wrong shape or dtype, not on that kind of device, not strided memory of its
-    own."""
+    """Raises LayoutError with the name of a tensor that has a wrong shape or dtype, is not on that type of device, or
+    is not strided memory of its own."""
     import torch
 
     if tuple(tensor.shape) != spec.shape:
@@ -64,14 +64,14 @@ def checked_tensors(
     *,
     device_type: str = "cpu",
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a rank, which are what its layout says, in its order.
+    """The tensors of a rank in the order of its layout, after a check against it.
 
     Raises:
-        WeightMismatchError: one is missing. LayoutError: one is wrong, or not of this layout.
+        WeightMismatchError: a tensor is missing. LayoutError: a tensor is wrong, or not in this layout.
     """
     missing = tuple(sorted(buffers.keys() - tensors.keys()))
     if missing:
-        raise WeightMismatchError(f"{where}: {who} misses {listed(missing)}", tensors=missing)
+        raise WeightMismatchError(f"{where}: {who} lacks {listed(missing)}", tensors=missing)
     left_out(f"{where}: {who}", tensors, buffers, (), remedy="do not pass them")
     for name, spec in buffers.items():
         check_tensor(name, tensors[name], spec, device_type)
@@ -79,8 +79,8 @@ def checked_tensors(
 
 
 def device_type_of(tensors: Mapping[str, torch.Tensor], own: str | None) -> str:
-    """Where the tensors of a rank have to be: on its device, of the type `own`, unless it has none or all of them are
-    on the host, as those of a model are that has not come to its device yet."""
+    """The device type that a rank's tensors must have: `own`, unless it is None or all tensors are on the host, as for
+    a model that has not been moved to its device yet."""
     return "cpu" if own is None or all(tensor.is_cpu for tensor in tensors.values()) else own
 
 
@@ -88,8 +88,7 @@ def view_of(tensor: torch.Tensor, place: BoxRegion) -> torch.Tensor:
     """The box at `place` of a checked tensor, as a view.
 
     Raises:
-        LayoutError: the tensor is not contiguous, and no strides lead through its memory as the block's do through the
-            buffer; names the buffer.
+        LayoutError: the tensor is not contiguous, and no strides describe the box in its memory; names the buffer.
     """
     offset, strides = place.offset, place.strides
     tensor = tensor.detach()
@@ -99,7 +98,7 @@ def view_of(tensor: torch.Tensor, place: BoxRegion) -> torch.Tensor:
 
 
 def region_in(tensor: torch.Tensor, place: BoxRegion) -> Region:
-    """The same as an address; see view_of."""
+    """Like `view_of`, but returns address and strides."""
     if math.prod(place.shape) == 0:
         return Region(tensor.data_ptr(), (0,) * len(place.shape))
     return region_of(view_of(tensor, place))

@@ -1,6 +1,6 @@
-"""A layout as numpy arrays, one row for each block: what checks and plans work on.
+"""A layout as numpy arrays, one row for each block, for checks and plans.
 
-A model of 48 layers with 128 experts has 18,000 canonical tensors; what is done for each in Python costs seconds.
+A model of 48 layers with 128 experts has 18,000 canonical tensors; a Python loop over them takes seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
 CASTABLE = ("float32", "bfloat16", "float16")
-"""Dtypes that a buffer may have instead of a canonical one of these."""
+"""Dtypes that can be cast to each other: if the canonical dtype is one, a buffer may have another one."""
 
 
 @record
@@ -32,7 +32,7 @@ CASTABLE = ("float32", "bfloat16", "float16")
 class BlockTable:
     """n blocks of T canonical tensors in B buffers, sorted by tensor, rank and start.
 
-    Boxes have D dimensions, the most that any tensor has and at least one; those with fewer have leading dimensions of
+    Boxes have D dimensions, the maximum over all tensors and at least one; boxes with fewer get leading dimensions of
     length 1 and stride 0.
     """
 
@@ -45,7 +45,7 @@ class BlockTable:
     dtypes: tuple[str, ...]
     """[T]"""
     first_buffer: Int64s
-    """[num_ranks + 1]: where the buffers of each rank begin."""
+    """[num_ranks + 1]: the first buffer of each rank."""
     buffer_names: tuple[str, ...]
     """[B], for each rank in the order of the names."""
     buffer_shapes: tuple[tuple[int, ...], ...]
@@ -86,7 +86,7 @@ class BlockTable:
         return self.first_buffer[self.rank] + self.buffer
 
     def tied(self) -> NDArray[np.bool_]:
-        """[n]: blocks in the very memory of an earlier block, which is the same box of a tensor of another name."""
+        """[n]: blocks in the same memory as an earlier block, which is the same box of a tensor of another name."""
         columns = (self.global_buffer, self.offset, *self.start.T, *self.length.T, *self.strides.T, self.tensor)
         order = np.lexsort(columns[::-1])
         same = np.ones(max(len(order) - 1, 0), np.bool_)
@@ -98,7 +98,7 @@ class BlockTable:
         return tied
 
     def digest(self) -> str:
-        """SHA-256 of all of it."""
+        """SHA-256 of the whole table."""
         texts = json.dumps(
             [self.names, self.dtypes, self.buffer_names, self.buffer_shapes, self.buffer_dtypes, self.shapes.shape[1]]
         ).encode()

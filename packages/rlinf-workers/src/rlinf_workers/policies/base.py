@@ -1,13 +1,13 @@
-"""Policy: a model that answers observations with actions and says how likely actions are.
+"""Policy: a model that answers observations with actions and computes log-probabilities of actions.
 
-A policy is a torch module. The job asks the class what it `needs` of an environment before any process starts; the
-rollout and the actor each make one from the same `PolicySettings`, the rollout calls `act`, the actor `evaluate` (in a
-SFT warm-up from demonstrations `imitate`), and the weights go from the second to the first. Neither knows which policy
-it has.
+A policy is a torch module. Before any process starts, the job calls the class method `needs` for its requirements. The
+rollout and the actor each create a policy from the same `PolicySettings`; the rollout calls `act`, the actor `evaluate`
+(in an SFT warm-up from demonstrations `imitate`), and weights are sent from the actor to the rollout. Neither depends
+on which policy it has.
 
 Legend: n rows, K actions of a chunk (answered at once, executed one after the other), A dimensions of an action, D
-numbers or tokens that an action is made of, each with a log-probability: 1 for a policy that can only tell of whole
-actions.
+numbers or tokens that an action consists of, each with a log-probability: 1 for a policy that has log-probabilities of
+whole actions only.
 """
 
 from __future__ import annotations
@@ -30,42 +30,41 @@ record(FieldSpec)
 record(ActionSpec)
 
 Fields = Mapping[str, Tensor]
-"""Name -> [n, *shape of the field]: float32, pictures uint8 as they are, texts as `records.embodied.text_tensor` has
-them."""
+"""Name -> [n, *shape of the field]: float32, unscaled uint8 pictures, texts as from `records.embodied.text_tensor`."""
 
 
 class PolicyError(WorkersError, ValueError):
-    """A policy cannot act in this environment, or not with these options; says why and what it takes."""
+    """A policy cannot act in this environment, or not with these options; the message says why and what would work."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """What a policy asks of the flow around it."""
+    """The requirements of a policy for the flow."""
 
     reads: tuple[str, ...]
-    """The fields that `act` and `evaluate` get; the environment has to show them."""
+    """The fields that `act` and `evaluate` get; the environment has to provide them."""
     chunk_size: int = 1
-    """K, actions of an answer."""
+    """K, the number of actions in an answer."""
     values_of_actions: bool = False
-    """Whether values are [n, K]: of each action of the chunk, before it is done."""
+    """Whether values are [n, K]: before each action of the chunk."""
     reads_gripper_sign: bool = False
-    """Whether `imitate` reads the last number of a demonstrated action, a gripper's, by its sign alone."""
+    """Whether `imitate` reads only the sign of the last number of a demonstrated action, the gripper."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyStep:
-    """What a policy does next, without gradients."""
+    """The answer of a policy, without gradients."""
 
     actions: Tensor
-    """[n, K, A] float32, unclipped, as the environment clips to its bounds; or int64, each dimension from 0 on."""
+    """[n, K, A] float32, unclipped, since the environment clips to its bounds; or int64, each dimension from 0 on."""
     logprobs: Tensor
     """[n, K, D] nats"""
     values: Tensor
     """[n] or [n, K], expected discounted rewards from here, or from each action, on; zeros for a policy without a
     critic."""
     extras: dict[str, Tensor] = field(default_factory=dict)
-    """[n, ...] each: what `evaluate` needs beside the actions, a denoising chain for example. They go with the actions
-    to the actor; the environment does not see them."""
+    """[n, ...] each: what `evaluate` needs in addition to the actions, such as a denoising chain. They are sent to the
+    actor with the actions; the environment does not see them."""
 
     def rows(self, chosen: slice | Tensor) -> PolicyStep:
         """The answers to some of the rows."""
@@ -80,86 +79,86 @@ class PolicyStep:
 class Policy(nn.Module, ABC):
     """Base of all policies; `rlinf_workers.testing.policies` checks an implementation.
 
-    The constructor is called as `cls(fields, actions, seed=..., **options)`: what one row of the environment shows and
-    takes, and the recipe's options. The same arguments give the same weights in every process. The weights are the
-    tensors of `state_dict()`: parameters, which are trained, and buffers, statistics for example; all of them are sent
-    to the rollout, saved and loaded.
+    The constructor is called as `cls(fields, actions, seed=..., **options)`: the observations and actions of one row of
+    the environment, and the recipe's options. The same arguments give the same weights in every process. The weights
+    are the tensors of `state_dict()`: parameters, which are trained, and buffers, such as statistics; all of them are
+    sent to the rollout, saved and loaded.
     """
 
     noise_size: int
-    """Standard normal numbers that draw one row's chunk."""
+    """Number of standard normal numbers that are needed to sample one row's chunk."""
     values_cost_less: bool = False
-    """Whether `values` costs less than an answer; the rollout then asks it about states that are only valued."""
+    """Whether `values` costs less than an answer; the rollout then calls it for states that need only a value."""
     backbone: ClassVar[tuple[str, ...]] = ()
-    """Modules that an adapter (`actor.lora`) may change: their weights stay, and low-rank changes of their linear
-    layers are trained; what lies outside is trained whole. Empty: it takes no adapter. A policy that does is also made
-    with torch's default device `meta`, when it reads no weights."""
+    """Modules that an adapter (`actor.lora`) may change: their weights are frozen and low-rank updates of their linear
+    layers are trained; all other modules are trained fully. Empty: the policy supports no adapter. A policy that does
+    is also constructed with torch's default device `meta`, and must then read no weights."""
 
     @classmethod
     @abstractmethod
     def needs(cls, fields: Mapping[str, FieldSpec], actions: ActionSpec, **options: Any) -> Needs:
-        """What the policy would need, made with these arguments. Called before any process starts, so no weights are
-        loaded here.
+        """The requirements of a policy with these arguments. Called before any process starts, so no weights are loaded
+        here.
 
-        Raises: PolicyError for fields, actions or options that it cannot deal with.
+        Raises: PolicyError for fields, actions or options that the policy does not support.
         """
 
     @abstractmethod
     def act(self, fields: Fields, noise: Tensor | None) -> PolicyStep:
-        """Answers n rows, none of which depends on another. Called without gradients.
+        """Answers n independent rows. Called without gradients.
 
         Args:
-            noise: [n, noise_size], standard normal, the only source of chance, so that numbers do not depend on the
-                plan; None: the likeliest actions.
+            noise: [n, noise_size], standard normal, the only source of randomness, so that results do not depend on the
+                plan; None: the most likely actions.
         """
 
     @abstractmethod
     def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> ModelOutputs:
-        """What it thinks of actions [n, K, A], differentiable; those that `act` answered get the log-probabilities and
-        values that it gave.
+        """Log-probabilities and values of actions [n, K, A], differentiable; for the actions of `act`, the same numbers
+        as in its answer.
 
         Args:
-            extras: those of the answer; empty where it has none.
+            extras: those of the answer; empty if it has none.
         """
 
     def values(self, fields: Fields) -> Tensor:
-        """The values that `act` would give, whatever is drawn; for a policy whose `values_cost_less`."""
-        raise NotImplementedError(f"{type(self).__name__} gives values with answers alone")
+        """The values that `act` would return, independent of its noise; for a policy with `values_cost_less`."""
+        raise NotImplementedError(f"{type(self).__name__} returns values only with answers")
 
     def imitate(self, fields: Fields, actions: Tensor, noise: Tensor) -> Tensor:
-        """The supervised loss of demonstrated chunks, one number for each row, [n], differentiable. No row depends on
-        another. Here it is minus the log-probability of the chunk.
+        """The supervised loss of demonstrated chunks, one number for each independent row, [n], differentiable. The
+        default is the negative log-probability of the chunk.
 
         Args:
-            actions: [n, K, A], as `PolicyStep.actions` has them.
-            noise: [n, noise_size], standard normal, the only source of chance, for a loss that draws.
+            actions: [n, K, A], as in `PolicyStep.actions`.
+            noise: [n, noise_size], standard normal, the only source of randomness of the loss.
         """
         return -self.evaluate(fields, actions, {}).logprobs.reshape(len(actions), -1).sum(1)
 
     def observation_sums(self, fields: Fields) -> Tensor:
-        """[S] float64 on the CPU, sums over n rows that `absorb` learns from; empty for a policy without statistics.
-        The actor adds them up over the shards of a step."""
+        """[S] float64 on the CPU, sums over n rows for `absorb`; empty for a policy without statistics. The actor adds
+        them up over the shards of a step."""
         return torch.zeros(0, dtype=torch.float64)
 
     def absorb(self, sums: Tensor) -> None:
-        """Takes the sums over all rows of a step, [S], into the statistics (buffers), after the step's updates."""
+        """Updates the statistics (buffers) with the sums over all rows of a step, [S], after the step's updates."""
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicySettings:
-    """Which policy, for which environment; the same settings give the same weights in every process."""
+    """A policy and its environment; the same settings give the same weights in every process."""
 
     name: str
     """A name of the registry, or an import path `package.module:Class`."""
     fields: dict[str, FieldSpec]
-    """What one row of the environment shows."""
+    """The observation of one row of the environment."""
     actions: ActionSpec
-    """What one row of the environment takes."""
+    """The actions of one row of the environment."""
     options: dict[str, Any]
     seed: int = 0
     wide_heads: bool = False
-    """Whether what lies outside the backbone is float32 whatever the rest is, as it is trained beside an adapter."""
+    """Whether modules outside the backbone are always float32, because they are trained together with an adapter."""
 
 
 def make_policy(settings: PolicySettings, device: torch.device) -> Policy:
@@ -174,7 +173,6 @@ def make_policy(settings: PolicySettings, device: torch.device) -> Policy:
 
 
 def outline_policy(settings: PolicySettings) -> Policy:
-    """The policy without its numbers, which takes neither memory nor time; only one that has a `backbone` can be made
-    so."""
+    """The policy without weights, which takes neither memory nor time; only for policies with a `backbone`."""
     with torch.device("meta"):
         return POLICIES.get(settings.name)(settings.fields, settings.actions, seed=settings.seed, **settings.options)

@@ -17,7 +17,7 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 def orthogonal(layer: Layer, gain: float = HIDDEN_GAIN) -> Layer:
-    """The layer, its weight orthogonal and its bias 0."""
+    """The layer with an orthogonal weight and a bias of 0."""
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -34,6 +34,6 @@ def tanh_tower(size: int, hidden: tuple[int, ...], out: int, head_gain: float) -
 
 
 def in_own_dtype(module: nn.Module, values: Tensor) -> Tensor:
-    """What a module makes of values that are first brought to the dtype of its parameters, float32 at least."""
+    """The module's output for values converted to the dtype of its parameters; returns at least float32."""
     output = module(values.to(next(module.parameters()).dtype))
     return output.to(torch.promote_types(output.dtype, torch.float32))

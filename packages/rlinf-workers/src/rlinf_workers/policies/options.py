@@ -1,4 +1,4 @@
-"""Options of a policy as one record, from what a recipe says."""
+"""Converts a recipe's options of a policy to a record."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Options = TypeVar("Options")
 
 
 def options_of(record: type[Options], options: Mapping[str, Any]) -> Options:
-    """A dataclass filled with the options.
+    """The dataclass with the options.
 
-    Raises: PolicyError for an option that it has not.
+    Raises: PolicyError for an unknown option.
     """
     names = [each.name for each in fields(record)]  # type: ignore[reportArgumentType]
     for name in options:
@@ -27,6 +27,6 @@ def options_of(record: type[Options], options: Mapping[str, Any]) -> Options:
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raises: PolicyError for a value that is none of the choices."""
+    """Raises: PolicyError unless the value is one of the choices."""
     if value not in choices:
-        raise PolicyError(f"options.{name} is {value!r}; there are {', '.join(choices)}")
+        raise PolicyError(f"options.{name} is {value!r}; use one of {', '.join(choices)}")

@@ -1,4 +1,4 @@
-"""Which of an environment's cameras a policy looks through."""
+"""Chooses the cameras of an environment that a policy uses."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def chosen_cameras(fields: Mapping[str, FieldSpec], cameras: str | Sequence[str]
     """The fields "image.<camera>" of the cameras named, in that order.
 
     Args:
-        cameras: names; a text has them with commas between; None: all there are, by name.
+        cameras: names, as a list or separated by commas; None: all, in the order of their names.
 
-    Raises: PolicyError for a camera that is not there, and where there are no pictures [H, W, C] at all.
+    Raises: PolicyError for an unknown camera, and if there are no pictures [H, W, C].
     """
     if isinstance(cameras, str):
         cameras = [name.strip() for name in cameras.split(",")]
@@ -25,12 +25,12 @@ def chosen_cameras(fields: Mapping[str, FieldSpec], cameras: str | Sequence[str]
         raise PolicyError(f"there is no camera {', '.join(unknown)}; the environment has {has}")
     if not chosen:
         raise PolicyError(
-            f"it looks at pictures, fields 'image.<camera>', and the environment shows {', '.join(sorted(fields))}"
+            f"it reads pictures, fields 'image.<camera>', but the environment provides {', '.join(sorted(fields))}"
         )
     for name in chosen:
         if len(fields[name].shape) != 3 or fields[name].dtype != "uint8":
             description = f"{fields[name].dtype} of shape {list(fields[name].shape)}"
-            raise PolicyError(f"a picture is uint8 of shape [H, W, C], and {name!r} is {description}")
+            raise PolicyError(f"a picture is uint8 of shape [H, W, C], but {name!r} is {description}")
         first, _, last = fields[name].shape
         if first in (1, 3, 4) and last not in (1, 3, 4):
             shape = list(fields[name].shape)
@@ -45,22 +45,22 @@ def colour_cameras(
     at_most: int = 3,
     option: str = "cameras",
 ) -> tuple[str, ...]:
-    """As `chosen_cameras`, for a model that looks at red, green and blue.
+    """Like `chosen_cameras`, for a model that reads RGB pictures.
 
     Args:
-        at_most: pictures that the model looks at; 3 is what OpenVLA-OFT's published checkpoints (ALOHA has one camera
-            above and one at each wrist) and pi0 (arXiv:2410.24164, section V) were trained with.
+        at_most: maximum number of pictures; OpenVLA-OFT's published checkpoints (ALOHA has one camera above and one at
+            each wrist) and pi0 (arXiv:2410.24164, section V) were trained with 3.
         option: the name of the option that chooses them.
 
-    Raises: PolicyError also for too many cameras, or other colours.
+    Raises: PolicyError also for too many cameras, or pictures without 3 channels.
     """
     chosen = chosen_cameras(fields, cameras)
     if len(chosen) > at_most:
         names = ", ".join(name.removeprefix(PICTURE) for name in chosen)
         raise PolicyError(
-            f"it looks through {at_most} of {len(chosen)} cameras at most; options.{option} chooses among {names}"
+            f"it uses at most {at_most} of {len(chosen)} cameras; choose them with options.{option} from {names}"
         )
     for name in chosen:
         if (channels := fields[name].shape[-1]) != 3:
-            raise PolicyError(f"it looks at pictures of 3 colours, and {name!r} has {channels} channels")
+            raise PolicyError(f"it reads RGB pictures, but {name!r} has {channels} channels")
     return chosen

@@ -1,4 +1,4 @@
-"""PolicySpec: what is known of a policy before it is made."""
+"""PolicySpec: the properties of a policy that are known before it is created."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from rlinf_workers.plugins import Spec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActingCost:
-    """What one answer of a policy costs, for planning.
+    """The cost of one answer of a policy, for planning.
 
-    Example: a decoder that answers one action of a picture and 30 tokens of text:
+    Example: a decoder that answers a picture and 30 tokens of text with one action:
         ActingCost(shape=find_model("OpenVLA-7B"), chunk_size=1, text_tokens=30)
     """
 
     shape: ModelShape
     chunk_size: int
-    """Actions of an answer."""
+    """Number of actions in an answer."""
     text_tokens: int
-    """Tokens of an instruction with its template."""
+    """Number of tokens of an instruction with its template."""
     num_cameras: int = 1
-    """Pictures that it looks at."""
+    """Number of input pictures."""
     parallel_decoding: bool = False
-    """Whether all tokens of an answer come out of one forward pass."""
+    """Whether all tokens of an answer come from one forward pass."""
     predicted_actions: int = 0
-    """Actions that its expert denoises; 0: it has no expert."""
+    """Number of actions that the expert denoises; 0: there is no expert."""
     denoising_steps: int = 0
     trained_steps: int = 0
-    """Those of them whose log-probabilities are trained."""
+    """Number of denoised actions whose log-probabilities are trained."""
     trains_expert_alone: bool = False
-    """Whether the decoder that reads pictures and text stays as it is."""
+    """Whether the decoder that reads pictures and text is frozen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec(Spec):
-    """One policy. Neither this nor a module of a spec imports torch."""
+    """The spec of one policy. Neither this module nor one with a spec imports torch."""
 
     backbone: tuple[str, ...] | None = None
-    """`Policy.backbone`; None: the class is asked."""
+    """`Policy.backbone`; None: read from the class."""
     recipe_keys: Mapping[str, Any] = field(default_factory=dict)
-    """Options that are keys of a recipe's section `policy`, beside `options`, with their defaults."""
+    """Options that are keys of a recipe's section `policy`, next to `options`, with their defaults."""
     published_model: str = ""
-    """The published model whose checkpoint its option `folder` takes and `acting_cost` describes; "": it needs none."""
+    """The published model whose checkpoint the option `folder` takes and `acting_cost` describes; "": none."""
 
     @property
     def adapted_modules(self) -> tuple[str, ...]:
-        """Modules whose linear layers an adapter (`actor.lora`) may change; none: it takes no adapter."""
+        """Modules whose linear layers an adapter (`actor.lora`) may change; empty: the policy supports no adapter."""
         return getattr(self.load(), "backbone", ()) if self.backbone is None else self.backbone
 
     def acting_cost(self, options: Mapping[str, Any], env_options: Mapping[str, Any]) -> ActingCost | None:
-        """What an answer costs; None: unknown before it is profiled.
+        """The cost of an answer; None: unknown until it is profiled.
 
         Args:
             options: the recipe's `policy.options`, or its `recipe_keys`.
@@ -65,6 +65,6 @@ class PolicySpec(Spec):
 
 
 def num_cameras(options: Mapping[str, Any], env_options: Mapping[str, Any]) -> int:
-    """The cameras that the policy chooses, else all that the environment shows."""
+    """The number of cameras that the policy chooses, or of all cameras of the environment."""
     cameras: Any = options.get("cameras") or env_options.get("cameras") or "one"
     return len(cameras.split(",")) if isinstance(cameras, str) else len(cameras)

@@ -1,5 +1,5 @@
-"""Running statistics of states, which are part of a policy, so that they travel with the weights and every process
-normalises alike."""
+"""Running statistics of states. They are buffers of the policy, so that they are sent with the weights and all
+processes normalise in the same way."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ OBSERVATION_CLIP = 10.0
 
 
 def check_state(fields: Mapping[str, FieldSpec]) -> None:
-    """Raises: PolicyError where "state" is there and no row of numbers."""
+    """Raises: PolicyError if there is a "state" that is not a row of numbers."""
     if "state" in fields and len(fields["state"].shape) != 1:
-        raise PolicyError(f"its 'state' is a row of numbers, and here it has shape {list(fields['state'].shape)}")
+        raise PolicyError(f"its 'state' must be a row of numbers, but has shape {list(fields['state'].shape)}")
 
 
 class StatePolicy(Policy):
-    """A policy that normalises the field "state" [n, D] by its running mean and variance."""
+    """A policy that normalises the field "state" [n, D] by running mean and variance."""
 
     observation_mean: Tensor
     observation_variance: Tensor

@@ -1,5 +1,5 @@
-"""Advantages and policy losses of one's own are called once before a process starts, as rewards are, on small made-up
-batches of the shapes that the actor has; and what an algorithm's numbers cannot do is said.
+"""Checks of an algorithm before any process starts: calls custom advantages and policy losses once on small synthetic
+batches in the shapes of the actor, and reports settings that have no effect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUM_TOKENS = 6
 OWN_FOLDERS = tuple(str(Path(module.__file__ or "").parent) for module in (rlinf, rlinf_algos, rlinf_workers, torch))
 TIME_LIMIT_S = 60.0
 """Within this a function has to come back, as a reward has to."""
-SEE = "see docs/algorithms/own.md"
+SEE = "see docs/algorithms/custom.md"
 
 
 def idle_notes(algorithm: Algorithm) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def idle_notes(algorithm: Algorithm) -> tuple[str, ...]:
 
 
 def try_algorithm(algorithm: Algorithm, *, num_parts: int = 0) -> None:
-    """Calls an advantage and a policy loss of one's own, so that mistakes show before a process starts.
+    """Calls a custom advantage and policy loss, so that mistakes show before a process starts.
 
     Args:
         num_parts: terms of a weighted reward; 0: the reward has none.

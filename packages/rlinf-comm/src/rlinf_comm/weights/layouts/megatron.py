@@ -3,15 +3,15 @@
 Ranks are ordered as Megatron orders them: tensor parallel fastest, then data parallel, then pipeline; for experts
 expert-tensor parallel fastest, then expert parallel, then their data parallel, then pipeline.
 
-Query, key and value rows are interleaved by group, [q q k v | q q k v | ...], and cut evenly. With more ranks than
-groups the cuts go through the groups: Megatron then gathers the activations, and replicates no weight.
+Query, key and value rows are interleaved by group, [q q k v | q q k v | ...], and split evenly. With more ranks than
+groups, groups are split, too: Megatron then gathers the activations and replicates no weight.
 
-Latent attention cuts by heads what leads from the latent vectors to them. The layers that make those vectors are whole
-on every rank with Transformer Engine, and cut by rows in the local spec. Shared experts are cut among `tp` ranks, the
-routed ones among others. Layers for multi-token prediction are on the last stage, which with pp > 1 has a second copy
-of the embedding for them.
+In latent attention, the up-projections from the latent vectors are split by heads. The layers that compute the latent
+vectors are replicated with Transformer Engine and split by rows in the local spec. Shared experts are split among `tp`
+ranks, routed ones among expert-parallel ranks. Layers for multi-token prediction are on the last stage, which has a
+second copy of the embedding for them if pp > 1.
 
-Names, shapes and the place of each rank were compared with the models of megatron-core 0.16.1 (local spec) on up to
+Names, shapes and rank order were compared with the models of megatron-core 0.16.1 (local spec) on up to
 four processes: TP 2 with one group, TP 2 PP 2 tied, TP 2 EP 4, TP 2 PP 2 with experts; Qwen2-MoE with TP 2 PP 2 EP 2;
 latent attention with TP 2 and two layers for multi-token prediction. Qwen2-MoE (TP 2 EP 2) and DeepSeek-V3 (one
 process), filled from transformers' models by these layouts, gave the logits that transformers gives. The names of
@@ -48,31 +48,31 @@ def megatron_layout(
 ) -> Layout:
     """The parameters of a Megatron-Core GPTModel, by their names, which count layers from 0 in each stage.
 
-    `mlp.router.expert_bias` is a buffer and no parameter: with `router_bias` in the shape, pass
-    `dict(model.named_parameters()) | dict(model.named_buffers())` and leave out `*.local_tokens_per_expert`.
+    `mlp.router.expert_bias` is a buffer, not a parameter: with `router_bias` in the shape, pass
+    `dict(model.named_parameters()) | dict(model.named_buffers())` without `*.local_tokens_per_expert`.
 
     Args:
-        tp, pp, ep, expert_tp: Megatron's parallel sizes. Its own default for expert_tp is tp: say so.
-        dp: Data-parallel replicas; the least that the experts need when it is not given.
-        layers_by_stage: Layers of each pipeline stage; even when it is not given.
-        virtual_stages: Model chunks of each rank, which hold every pp-th part of the layers. With several, buffers are
-            named as in Megatron's checkpoints: `model0.decoder...`, `model1.decoder...`.
-        transformer_engine: The names of the Transformer Engine layer spec, in which norms belong to the linear layer
-            behind them; otherwise those of the local spec.
+        tp, pp, ep, expert_tp: Megatron's parallel sizes. Megatron's default for expert_tp is tp; pass it explicitly.
+        dp: Number of data-parallel replicas; by default the smallest number that the experts need.
+        layers_by_stage: Number of layers of each pipeline stage; by default an even split.
+        virtual_stages: Number of model chunks of each rank, which hold every pp-th part of the layers. With several,
+            buffers are named as in Megatron's checkpoints: `model0.decoder...`, `model1.decoder...`.
+        transformer_engine: Use the names of the Transformer Engine layer spec, in which norms belong to the next linear
+            layer; otherwise those of the local spec.
         experts: "te_grouped" is TEGroupedMLP (`linear_fc1.weight0`, ...), "grouped" is GroupedMLP (`weight1` and
             `weight2`, transposed), "sequential" is SequentialMLP (`local_experts.0`, ...).
-        mtp_layer: What megatron-core calls the decoder layer within one for multi-token prediction: `transformer_layer`
+        mtp_layer: megatron-core's name of the decoder layer in a layer for multi-token prediction: `transformer_layer`
             in 0.16, `mtp_model_layer` in 0.19.
         vocab_multiple: make_vocab_size_divisible_by; the vocabulary is padded to a multiple of this times tp.
-        dtype: The dtype of the storage; the canonical one when it is not given.
+        dtype: The dtype of the storage; by default the canonical one.
 
     Raises:
-        LayoutError: sizes that do not divide, says which; or FP8 weights, which Megatron does not keep as tensors.
+        LayoutError: sizes that do not divide; or FP8 weights, which Megatron does not keep as plain tensors.
     """
     if shape.fp8_scales is not None:
         raise LayoutError(
-            "Megatron holds FP8 weights as Transformer Engine's own tensors, which no layout describes; give a shape "
-            "with fp8_scales=None, as TransformerShape.from_config(config, dtype='bfloat16') makes it"
+            "Megatron holds FP8 weights as Transformer Engine's own tensors, which no layout describes; pass a shape "
+            "with fp8_scales=None, as from TransformerShape.from_config(config, dtype='bfloat16')"
         )
     dp = max(1, ep * expert_tp // tp) if dp is None and shape.num_experts else dp or 1
     chunks = _chunks(shape, pp, layers_by_stage, virtual_stages)
@@ -108,7 +108,7 @@ class _Sizes:
 def _chunks(
     shape: TransformerShape, pp: int, layers_by_stage: Sequence[int] | None, virtual_stages: int
 ) -> list[range]:
-    """The layers of each chunk of the model, in the order in which a sample passes them."""
+    """The layers of each model chunk, in the order of the forward pass."""
     if virtual_stages > 1:
         if pp == 1 or layers_by_stage is not None:
             raise LayoutError(
@@ -151,7 +151,7 @@ def _check(
         if shape.tied_embeddings and pp > 1:
             raise LayoutError(
                 f"mtp_layers={shape.mtp_layers} with tied_embeddings and pp={pp}: the last stage would store the "
-                "embedding twice, which a layout cannot say; use pp=1, or leave the layers out"
+                "embedding twice, which a layout cannot describe; use pp=1, or leave the layers out"
             )
         check_divides("hidden", shape.hidden, "tp", tp)
 
@@ -182,7 +182,7 @@ class _MegatronRank:
         }[experts]
 
     def add_chunk(self, prefix: str, number: int, chunks: Sequence[range]) -> None:
-        """One of the model's chunks; the first has the embedding, the last one the head."""
+        """Adds a model chunk; the first has the embedding, the last one the head."""
         rank, last = self._rank, number == len(chunks) - 1
         embedding = "model.embed_tokens.weight"
         if number == 0 or (last and self._shape.mtp_layers):
@@ -194,7 +194,7 @@ class _MegatronRank:
             rank.add_whole(prefix + "decoder.final_layernorm.weight", "model.norm.weight")
             for index in range(self._shape.mtp_layers):
                 self._add_mtp(f"{prefix}mtp.layers.{index}.", self._shape.num_layers + index)
-            if self._shape.value_head:  # whole on every rank of the last stage
+            if self._shape.value_head:  # replicated on the ranks of the last stage
                 for part in ("weight", "bias"):
                     rank.add_whole(f"{prefix}output_layer.{part}", f"lm_head.{part}")
             elif not self._shape.tied_embeddings:
@@ -242,8 +242,8 @@ class _MegatronRank:
                 rank.add_whole(f"{attention}{part}_layernorm.weight", f"{there}self_attn.{part}_norm.weight")
 
     def _add_latent(self, here: str, there: str) -> None:
-        """The norms of the latent vectors belong to the layers behind them in Transformer Engine, as elsewhere; the
-        norm before the attention does not, since two layers are behind it."""
+        """In Transformer Engine the norms of the latent vectors belong to the next layers, as elsewhere; the norm
+        before the attention does not, since two layers follow it."""
         rank, fused, latent = self._rank, self._transformer_engine, self._shape.latent
         assert latent is not None, "shapes without latent attention have _add_attention"
         rank.add_whole(here + "input_layernorm.weight", there + "input_layernorm.weight")
@@ -269,7 +269,7 @@ class _MegatronRank:
         self._rank.add_slice(buffer, name, dim, self._tp_rank, self._sizes.tp)
 
     def _add_router(self, here: str, there: str) -> None:
-        """What a layer with experts has beside the routed ones."""
+        """Adds the router and the shared experts of a layer with experts."""
         rank, shape = self._rank, self._shape
         rank.add_whole(here + "router.weight", there + "gate.weight")
         if shape.router_bias:
@@ -282,7 +282,7 @@ class _MegatronRank:
             rank.add_whole(here + "shared_experts.gate_weight", there + "shared_expert_gate.weight")
 
     def _qkv_parts(self, prefix: str, kind: str) -> list[Part]:
-        """This rank's even part of the interleaved rows, whichever heads it cuts."""
+        """This rank's even part of the interleaved rows, even if it splits heads."""
         shape = self._shape
         num_queries = shape.num_heads // shape.num_kv_heads
         num_rows = (shape.q_rows + 2 * shape.kv_rows) // self._sizes.tp
@@ -324,7 +324,7 @@ class _MegatronRank:
             self._add_mlp(fc1, fc2, f"{there}{expert}.", self._expert_tp_rank, self._sizes.expert_tp)
 
     def _add_grouped(self, here: str, there: str) -> None:
-        """weight1 [H, E 2I] is used as [E, H, gate I | up I], weight2 [E I, H] as [E, I, H]: both transposed."""
+        """weight1 [H, E 2I] is used as [E, H, gate I | up I] and weight2 [E I, H] as [E, I, H]: both are transposed."""
         hidden, count = self._shape.hidden, len(self._experts)
         size = self._shape.expert_intermediate // self._sizes.expert_tp
         first = self._expert_tp_rank * size

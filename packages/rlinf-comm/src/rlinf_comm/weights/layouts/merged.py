@@ -1,22 +1,22 @@
 """SGLang and vLLM: q, k and v in one parameter, gate and up in one, all experts of a rank in two.
 
-Both engines name and order these alike. What DeepSeek and shared experts add is named as in SGLang (0.5.23:
-models/deepseek_v2.py, deepseek_nextn.py and qwen2_moe.py, layers/quantization/fp8.py).
+Both engines use the same names and order for these. The other tensors of DeepSeek and of shared experts are named as in
+SGLang (0.5.23: models/deepseek_v2.py, deepseek_nextn.py and qwen2_moe.py, layers/quantization/fp8.py).
 
-Rank r of `tp` has the query heads [r H / tp, (r + 1) H / tp) and the key and value heads that go with them; with fewer
-of those than ranks, neighbouring ranks hold the same one. Experts go to ranks in order, and within an expert-parallel
-rank each is cut among `expert_tp` ranks.
+Rank r of `tp` has the query heads [r H / tp, (r + 1) H / tp) and their key and value heads; with fewer of those than
+ranks, neighbouring ranks hold the same one. Experts are assigned to expert-parallel ranks in order, and each is split
+among `expert_tp` ranks.
 
-Latent attention: `fused_qkv_a_proj_with_mqa` holds the rows of q_a_proj and then of kv_a_proj_with_mqa, whole on every
-rank; what leads from the latent vectors to heads is cut by heads. SGLang computes `w_kc` and `w_vc` from kv_b_proj when
-it has loaded the weights: call `model.post_load_weights()` after each sync. Shared experts are an MLP of their own
+Latent attention: `fused_qkv_a_proj_with_mqa` holds the rows of q_a_proj and then of kv_a_proj_with_mqa, replicated on
+every rank; the up-projections from the latent vectors are split by heads. SGLang computes `w_kc` and `w_vc` from
+kv_b_proj after loading weights: call `model.post_load_weights()` after each sync. Shared experts are a separate MLP
 here, so start SGLang with --disable-shared-experts-fusion.
 
-The layer for multi-token prediction is SGLang's draft model, a module of its own with the target's embedding and head.
-Its buffers are called `draft.` and the draft's own name.
+The layer for multi-token prediction is SGLang's draft model, a separate module with the target's embedding and head.
+Its buffer names have the prefix `draft.`.
 
 FP8 weights keep their block-wise scales, as in `qkv_proj.weight_scale_inv` and `experts.w13_weight_scale_inv`. An
-engine may rearrange either for its kernels; a layout describes them as they were loaded.
+engine may rearrange weights and scales for its kernels; a layout describes them as loaded.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ def merged_layout(
     """The parameters of SGLang or vLLM, by their names.
 
     Args:
-        tp: Tensor parallelism of attention and dense MLPs; rank r has the part r % tp.
+        tp: Tensor parallelism of attention and dense MLPs; rank r has shard r % tp.
         ep: Expert parallelism.
-        expert_tp: Tensor parallelism within each expert: the rest of tp when it is not given.
-        shared_tp: Tensor parallelism of the shared experts: tp when it is not given, 1 where they are replicated.
-        vocab_tp: Parts of the embedding and the head: tp when it is not given, 1 where the engine replicates them.
-        num_ranks: The ranks needed at least, max(tp, ep * expert_tp), when it is not given; more are replicas.
+        expert_tp: Tensor parallelism within each expert; by default the rest of tp.
+        shared_tp: Tensor parallelism of the shared experts; by default tp, 1 if they are replicated.
+        vocab_tp: Number of shards of the embedding and the head; by default tp, 1 if the engine replicates them.
+        num_ranks: Number of ranks; by default the minimum, max(tp, ep * expert_tp); additional ranks are replicas.
         vocab_multiple: The vocabulary is padded to a multiple of this, 64 in both engines.
-        dtype: The dtype of the storage; the canonical one when it is not given.
+        dtype: The dtype of the storage; by default the canonical one.
 
     Example: SGLang with tp_size=4, dp_size=2 (attention over 2), ep_size=4: merged(shape, tp=2, ep=4, vocab_tp=1).
 
     Raises:
-        LayoutError: sizes that do not divide; says which.
+        LayoutError: sizes that do not divide.
     """
     expert_tp = max(1, tp // ep) if expert_tp is None else expert_tp
     shared_tp = tp if shared_tp is None else shared_tp
@@ -98,7 +98,7 @@ class _Sizes:
 
 def _check(shape: TransformerShape, sizes: _Sizes) -> None:
     if shape.value_head:
-        raise LayoutError("value_head: an engine generates, and a critic has no row for each word to generate with")
+        raise LayoutError("value_head: an engine generates tokens, but a critic's head has no row for each token")
     tp = sizes.tp
     check_divides("num_heads", shape.num_heads, "tp", tp)
     if shape.latent is None and shape.num_kv_heads % tp and tp % shape.num_kv_heads:

@@ -1,4 +1,4 @@
-"""The sizes of a transformer, which decide what every engine's layout looks like."""
+"""The sizes of a transformer, which determine the layout of every engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_comm.weights.layouts.config import DEEPSEEK, shape_fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentAttention:
-    """DeepSeek's attention (MLA, arXiv 2405.04434), whose keys and values are made from a short latent vector.
+    """DeepSeek's attention (MLA, arXiv 2405.04434), whose keys and values are computed from a short latent vector.
 
     Example: DeepSeek-V3
         LatentAttention(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
@@ -24,12 +24,12 @@ class LatentAttention:
     kv_rank: int
     """Length of the latent vector of keys and values."""
     nope_dim: int
-    """Length of the part of each head's query and key that carries no position."""
+    """Length of the part of each head's query and key without position encoding."""
     rope_dim: int
-    """Length of the part that carries the position; all heads share one such key."""
+    """Length of the part with position encoding; all heads share one such key."""
     value_dim: int
     q_rank: int = 0
-    """Length of the latent vector of queries; 0 where they are made from the hidden states, as in V2-Lite."""
+    """Length of the latent vector of queries; 0 if they are computed from the hidden states, as in V2-Lite."""
 
     @property
     def q_dim(self) -> int:
@@ -40,7 +40,7 @@ class LatentAttention:
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerShape:
-    """A decoder with gated MLPs and RMSNorm, in the manner of Llama, Qwen and DeepSeek.
+    """A decoder with gated MLPs and RMSNorm, like Llama, Qwen and DeepSeek.
 
     Attention is grouped-query or latent; layers may have experts, some of which are shared by all tokens; layers for
     multi-token prediction may follow.
@@ -56,18 +56,18 @@ class TransformerShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """Length of a head's query, key and value; not looked at where attention is latent."""
+    """Length of a head's query, key and value; not used for latent attention."""
     vocab: int
     """Rows of the embedding in the checkpoint; engines pad it."""
     intermediate: int = 0
-    """Hidden width of the dense MLPs; 0 where there are none."""
+    """Hidden width of the dense MLPs; 0 if there are none."""
     num_experts: int = 0
-    """Routed experts in each layer that has any; 0 for a dense model."""
+    """Number of routed experts in each layer with experts; 0 for a dense model."""
     expert_intermediate: int = 0
     dense_layers: tuple[int, ...] = ()
     """Layers of a model with experts that have a dense MLP instead."""
     shared_intermediate: int = 0
-    """Hidden width of the MLP that every token passes beside its experts: n_shared_experts * moe_intermediate_size in
+    """Hidden width of the shared experts' MLP, which every token passes: n_shared_experts * moe_intermediate_size in
     DeepSeek."""
     shared_gate: bool = False
     """The shared expert has a gate, and both have Qwen2-MoE's names; otherwise DeepSeek's `shared_experts`."""
@@ -75,16 +75,16 @@ class TransformerShape:
     """DeepSeek-V3's `e_score_correction_bias`, float32."""
     latent: LatentAttention | None = None
     mtp_layers: int = 0
-    """Layers for multi-token prediction, as DeepSeek-V3's one; they have experts if there are any."""
+    """Number of layers for multi-token prediction, 1 in DeepSeek-V3; they have experts if the model has any."""
     fp8_scales: tuple[int, int] | Literal["tensor"] | None = None
-    """Weights of linear layers are float8_e4m3fn, with a float32 scale for each block of so many rows and columns
+    """Weights of linear layers are float8_e4m3fn, with a float32 scale for each block of (rows, columns)
     (`weight_scale_inv`, as in DeepSeek-V3), or for each tensor (`weight_scale`)."""
     qkv_bias: bool = False
     qk_norm: bool = False
     tied_embeddings: bool = False
-    """lm_head is the embedding; the checkpoint and this package then know only `model.embed_tokens.weight`."""
+    """lm_head is the embedding; then there is only `model.embed_tokens.weight`, here and in the checkpoint."""
     value_head: bool = False
-    """In place of a row for each word, lm_head has one row and a bias: a critic, which says what tokens are worth."""
+    """A critic: lm_head has a single row and a bias instead of a row for each token."""
     dtype: str = "bfloat16"
     """Dtype of the canonical tensors that are neither FP8 nor always float32."""
 
@@ -108,8 +108,8 @@ class TransformerShape:
         Llama, Qwen2, Qwen3, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3.
 
         Args:
-            dtype: The dtype of the canonical tensors, which then are not quantized: what a trainer holds. If it is not
-                given, the checkpoint's dtype and quantization.
+            dtype: The dtype of canonical tensors that are not quantized, as in a trainer. By default the checkpoint's
+                dtype and quantization.
             mtp: Include the layers for multi-token prediction, which the checkpoint has and transformers ignores.
 
         Raises:
@@ -140,14 +140,14 @@ class TransformerShape:
 
     @property
     def fp8_block(self) -> tuple[int, int]:
-        """(rows, columns) of a block that shares a scale; (1, 1) where scales do not belong to blocks."""
+        """(rows, columns) of a block that shares a scale; (1, 1) if scales are not block-wise."""
         return self.fp8_scales if isinstance(self.fp8_scales, tuple) else (1, 1)
 
     @property
     def shared_prefix(self) -> str:
-        """What the names of the shared expert's tensors begin with, behind the layer's own prefix."""
+        """The prefix of the shared expert's tensor names, after the layer's prefix."""
         return "mlp.shared_expert." if self.shared_gate else "mlp.shared_experts."
 
     def specs(self) -> dict[str, TensorSpec]:
-        """The canonical tensors: names and shapes as in the checkpoint, each expert by itself."""
+        """The canonical tensors: names and shapes as in the checkpoint, with each expert separate."""
         return canonical_tensors(self)

@@ -1,5 +1,5 @@
-"""A small actor-critic for state observations: two tanh towers, policy and value, with a Gaussian or categories as the
-environment's actions want it."""
+"""A small actor-critic for state observations: two tanh towers, for policy and value, with a Gaussian for continuous
+actions and categories for discrete ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the small actor-critic for states without making it."""
+"""The spec of the small actor-critic for states."""
 
 from rlinf_workers.policies.spec import PolicySpec
 

@@ -1,9 +1,9 @@
 """A small actor-critic for pictures: a convolutional encoder for each camera, one shared layer, policy and value.
 
 The encoder is that of Mnih et al. (Nature 518, 2015): 32 filters of 8 x 8 with stride 4, 64 of 4 x 4 with stride 2, 64
-of 3 x 3 with stride 1. Policy and value share everything but their last layers, as in CleanRL's PPO for Atari, whose
-initialisation is taken too. The departures: each camera has an encoder of its own, and a normalised state may join the
-features.
+of 3 x 3 with stride 1. Policy and value share everything but their last layers, as in CleanRL's PPO for Atari; the
+initialisation is the same, too. Unlike there, each camera has its own encoder, and a normalised state may be added to
+the features.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlinf_workers.policies.state_statistics import StatePolicy, check_state
 from rlinf_workers.trainers.base import ModelOutputs
 
 MIN_SIDE = 36
-"""Pixels: with fewer the last layer of the encoder has nothing to look at."""
+"""Minimum side in pixels; with fewer, the last layer of the encoder has no input."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +33,9 @@ class CnnOptions:
     """Options of the policy."""
 
     cameras: str | None = None
-    """Names of cameras, as in "image.<camera>", with commas in between; None: all there are."""
+    """Names of cameras, as in "image.<camera>", separated by commas; None: all."""
     reads_state: bool = False
-    """Whether the state joins the pictures."""
+    """Whether the state is an additional input."""
     hidden_size: int = 256
     """Width of the layer that policy and value share."""
     initial_log_std: float = -0.5
@@ -52,7 +52,7 @@ class CnnActorCritic(StatePolicy):
         for name in cameras:
             height, width, _ = fields[name].shape
             if min(height, width) < MIN_SIDE:
-                raise PolicyError(f"its encoder needs {MIN_SIDE} pixels a side, and {name!r} has {height} x {width}")
+                raise PolicyError(f"its encoder needs {MIN_SIDE} pixels per side, but {name!r} has {height} x {width}")
         if chosen.reads_state:
             check_state(fields)
         head_for(actions, chosen.chunk_size)

@@ -1,4 +1,4 @@
-"""What is known of the small actor-critic for pictures without making it."""
+"""The spec of the small actor-critic for pictures."""
 
 from rlinf_workers.policies.spec import PolicySpec
 

@@ -1,1 +1,1 @@
-"""Action heads: what the output of a policy means."""
+"""Action heads: distributions over actions from the output of a policy."""

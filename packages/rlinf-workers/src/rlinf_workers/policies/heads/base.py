@@ -1,6 +1,6 @@
-"""What an action head is: the meaning of a policy's last layer.
+"""Base of action heads, which turn the output of a policy's last layer into a distribution over actions.
 
-Legend: D numbers of a chunk, the K actions of A dimensions side by side; O outputs of the network for one row. Leading
+Legend: D numbers of a chunk, its K concatenated actions of A dimensions; O outputs of the network for one row. Leading
 dimensions `...` are as in the outputs.
 """
 
@@ -12,15 +12,14 @@ from torch import Tensor, nn
 
 
 class ActionHead(nn.Module, ABC):
-    """The distribution over chunks that outputs of a network [..., O] stand for; holds the parameters that no network
-    gives."""
+    """A distribution over chunks, parameterized by the outputs of a network [..., O] and by parameters of its own."""
 
     num_outputs: int
-    """O; also how many numbers of noise draw one chunk."""
+    """O; also the number of noise values that are needed to sample one chunk."""
 
     @abstractmethod
     def mode(self, outputs: Tensor) -> Tensor:
-        """[..., D], the likeliest chunk."""
+        """[..., D], the most likely chunk."""
 
     @abstractmethod
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Discrete actions, each dimension one of so many choices.
+"""Discrete actions: each dimension is one of a fixed number of choices.
 
-A category is drawn by the Gumbel-max rule (arXiv:1611.01144, eq. 1) from standard normal noise, as a Gaussian is: if z
+A category is sampled by the Gumbel-max rule (arXiv:1611.01144, eq. 1) from standard normal noise, like a Gaussian: if z
 is standard normal with distribution function Phi, then Phi(z) is uniform and -log(-log Phi(z)) is Gumbel.
 """
 
@@ -13,8 +13,7 @@ from rlinf_workers.policies.heads.base import ActionHead
 
 
 class CategoriesHead(ActionHead):
-    """Each dimension is one of so many choices, 0 being the first; the outputs are logits, those of a dimension side by
-    side."""
+    """Each dimension is a choice, counted from 0; the outputs are the concatenated logits of the dimensions."""
 
     def __init__(self, num_choices: tuple[int, ...]) -> None:
         super().__init__()

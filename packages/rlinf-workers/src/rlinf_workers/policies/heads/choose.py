@@ -1,4 +1,4 @@
-"""The action head that fits an environment's actions."""
+"""Chooses the action head for an environment's actions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlinf_workers.policies.heads.categories import CategoriesHead
 from rlinf_workers.policies.heads.gaussian import GaussianHead
 
 MAX_CHOICES = 4096
-"""Discrete choices of one action dimension that a small network has outputs for."""
+"""Maximum number of choices in one action dimension."""
 
 
 def head_for(actions: ActionSpec, chunk_size: int, *, initial_log_std: float = -0.5) -> ActionHead:
@@ -21,5 +21,5 @@ def head_for(actions: ActionSpec, chunk_size: int, *, initial_log_std: float = -
         return GaussianHead(chunk_size * actions.low.numel(), initial_log_std)
     choices = tuple((actions.high - actions.low + 1).flatten().tolist())
     if max(choices) > MAX_CHOICES:
-        raise PolicyError(f"an action has {max(choices)} choices in one dimension, and its head takes {MAX_CHOICES}")
+        raise PolicyError(f"an action has {max(choices)} choices in one dimension; the maximum is {MAX_CHOICES}")
     return CategoriesHead(chunk_size * choices)

@@ -10,7 +10,7 @@ from rlinf_workers.policies.heads.base import ActionHead
 
 
 class GaussianHead(ActionHead):
-    """The outputs are the means; each number of a chunk has a free standard deviation."""
+    """The outputs are the means; the standard deviation of each number of a chunk is a parameter."""
 
     def __init__(self, num_dims: int, initial_log_std: float) -> None:
         super().__init__()

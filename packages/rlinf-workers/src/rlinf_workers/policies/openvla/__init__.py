@@ -1,1 +1,1 @@
-"""OpenVLA (arXiv:2406.09246): a vision-language-action policy that says an action as tokens of a language model."""
+"""OpenVLA (arXiv:2406.09246): a vision-language-action policy whose actions are tokens of a language model."""

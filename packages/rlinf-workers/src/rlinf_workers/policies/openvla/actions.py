@@ -1,12 +1,12 @@
-"""Actions as bins, and what the bins of a dataset's statistics mean (arXiv:2406.09246, section 3.2).
+"""Converts actions to bins and back by a dataset's statistics (arXiv:2406.09246, section 3.2).
 
-A number between the 1st and the 99th percentile of its dimension in the dataset is scaled to -1..1, whose range has 256
-edges; what lies between two edges stands for their middle. There are 255 middles and 256 tokens: the last two mean the
-same number. Here the last one means the float32 after it, so that an action says which tokens it was made of; the same
-holds in a dimension whose range is so small that numbers would fall together.
+The range between the 1st and the 99th percentile of a dimension in the dataset is scaled to -1..1, which has 256 edges;
+a bin between two edges stands for their midpoint. There are 255 midpoints and 256 tokens, and the last two tokens mean
+the same number. Here the last one means the next larger float32, so that the tokens can be recovered from an action; so
+do equal numbers in a dimension with a very small range.
 
-The last number is a gripper's in the published checkpoints, 1 open and 0 closed, as the data pipeline of OpenVLA aligns
-all of its datasets; simulators have conventions of their own.
+In the published checkpoints the last number is the gripper, 1 open and 0 closed, since OpenVLA's data pipeline aligns
+all of its datasets; simulators have different conventions.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from torch import Tensor
 from rlinf_envs import ActionSpec
 
 GRIPPERS = {"as_is": None, "open_is_minus_one": -1.0, "open_is_one": 1.0}
-"""The last number that opens the environment's gripper, whose negative closes it; None: what the model says."""
+"""The number that opens the environment's gripper; its negative closes it. None: the model's number, unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionStatistics:
-    """What a dataset says of its A action dimensions."""
+    """The statistics of the A action dimensions in a dataset."""
 
     low: Sequence[float]
-    """What is scaled to -1: the 1st percentile, or the least number."""
+    """The value that is scaled to -1: the 1st percentile or the minimum."""
     high: Sequence[float]
-    """What is scaled to 1: the 99th percentile, or the largest number."""
+    """The value that is scaled to 1: the 99th percentile or the maximum."""
     mask: Sequence[bool]
     """Whether the dimension was scaled; a gripper is not."""
 
 
 def action_table(statistics: ActionStatistics, num_bins: int) -> Tensor:
-    """[A, num_bins] float32, rising: the number that each bin of each dimension stands for."""
+    """[A, num_bins] float32, increasing: the number that each bin of each dimension stands for."""
     edges = np.linspace(-1, 1, num_bins)
     middles = (edges[:-1] + edges[1:]) / 2
     scaled = middles[np.minimum(np.arange(num_bins), num_bins - 2)]
@@ -62,7 +62,7 @@ def bins_of(table: Tensor, actions: Tensor) -> Tensor:
 
 
 def act_with_gripper(numbers: Tensor, opens: float | None) -> Tensor:
-    """[..., A] as a checkpoint has them -> as the environment takes them: open above one half, else closed.
+    """[..., A] in the checkpoint's convention -> in the environment's: open above one half, else closed.
 
     Args:
         opens: a value of `GRIPPERS`.
@@ -74,14 +74,14 @@ def act_with_gripper(numbers: Tensor, opens: float | None) -> Tensor:
 
 
 def learn_with_gripper(actions: Tensor, opens: float | None) -> Tensor:
-    """[..., A] as the environment takes them -> as a checkpoint has them: 1 on the side that opens, else 0."""
+    """[..., A] in the environment's convention -> in the checkpoint's: 1 if the number opens the gripper, else 0."""
     if opens is None:
         return actions
     return torch.cat([actions[..., :-1], (actions[..., -1:] * opens > 0).to(actions.dtype)], dim=-1)
 
 
 def with_published_gripper(actions: ActionSpec) -> ActionSpec:
-    """The same actions, the last number from 0 to 1, for the bins of a model that learns the published convention."""
+    """The same actions with the last number from 0 to 1, for the bins of a model in the published convention."""
     low, high = actions.low.flatten().clone(), actions.high.flatten().clone()
     low[-1], high[-1] = 0.0, 1.0
     return replace(actions, low=low.view_as(actions.low), high=high.view_as(actions.high))

@@ -1,4 +1,4 @@
-"""What OpenVLA and OpenVLA-OFT share: pictures and an instruction on their way into Llama, bins of actions, the value.
+"""What OpenVLA and OpenVLA-OFT share: embedding pictures and an instruction for Llama, action bins, the value head.
 
 Legend: n rows, P positions of the context, A dimensions of an action, B bins, H width of the language model.
 """
@@ -39,48 +39,48 @@ from rlinf_workers.policies.openvla.spec import SPEC
 from rlinf_workers.policies.options import check_choice
 
 DEFAULT_CONTEXT = 2048
-"""Positions, where a `text_config` does not say: transformers' LlamaConfig."""
+"""Number of positions if `text_config` does not set it; the default of transformers' LlamaConfig."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedOptions(TinyModelSizes):
-    """Options of both policies; those of `TinyModelSizes` are for a model without a folder."""
+    """Options of both policies; those of `TinyModelSizes` apply to a model without a folder."""
 
     folder: str | None = None
     """A published checkpoint; None: a small model."""
     unnorm_key: str | None = None
-    """The dataset of the checkpoint whose statistics actions have; None: the only one."""
+    """The dataset in the checkpoint whose statistics scale the actions; None: the only one."""
     normalization: str = "quantiles"
     """With a checkpoint: which numbers of the dataset are scaled to -1 and 1, `quantiles` or `bounds`."""
     gripper: str | None = None
-    """How the environment reads the last number where a checkpoint has 1 for an open gripper and 0 for a closed one:
-    `open_is_minus_one` (LIBERO), `open_is_one` (ManiSkill's WidowX), or `as_is`. None: as it is, and a checkpoint of
-    which that cannot be meant is refused."""
+    """The environment's convention for the gripper, the last number of an action; checkpoints have 1 for open and 0 for
+    closed. `open_is_minus_one` (LIBERO), `open_is_one` (ManiSkill's WidowX), or `as_is`. None: as it is, but a
+    checkpoint whose range does not fit the environment is refused."""
     temperature: float = 1.0
-    """Of the tokens of actions, when they are drawn and when they are evaluated."""
+    """Temperature of the action tokens, both for sampling and for their log-probabilities."""
     value_hidden_size: int = 256
-    """Width of the two hidden layers of the value."""
+    """Width of the two hidden layers of the value head."""
     detach_values: bool = False
-    """The value learns from the states of the model without changing what makes them."""
+    """Stop the value's gradient at the hidden states of the model."""
     dtype: str = "float32"
-    """Of the weights."""
+    """Data type of the weights."""
 
     @property
     def opens(self) -> float | None:
-        """A value of `GRIPPERS`: that of `gripper`."""
+        """The value of `GRIPPERS` for `gripper`."""
         return GRIPPERS[self.gripper or "as_is"]
 
 
 def checked_spec(fields: Mapping[str, FieldSpec], actions: ActionSpec, options: SharedOptions) -> ModelSpec:
-    """The model that the options describe; reads no weights.
+    """The model that the options describe, after checks; reads no weights.
 
-    Raises: PolicyError for what cannot act here, WeightFilesError for files that are not whole.
+    Raises: PolicyError if the model cannot act here, WeightFilesError for incomplete files.
     """
     if "instruction" not in fields:
-        raise PolicyError(f"it reads an 'instruction', and the environment shows {', '.join(sorted(fields))}")
+        raise PolicyError(f"it reads an 'instruction', but the environment provides {', '.join(sorted(fields))}")
     if actions.kind != "continuous":
-        raise PolicyError("its tokens are bins of continuous actions, and the environment takes discrete ones")
+        raise PolicyError("its tokens are bins of continuous actions, but the environment takes discrete ones")
     if not options.temperature > 0:
         raise PolicyError(f"options.temperature has to be above 0, not {options.temperature}")
     check_choice("dtype", options.dtype, tuple(DTYPES))
@@ -89,7 +89,7 @@ def checked_spec(fields: Mapping[str, FieldSpec], actions: ActionSpec, options: 
         check_choice("gripper", options.gripper, tuple(GRIPPERS))
     spec = spec_of(actions, options)
     if (num_dims := len(spec.statistics.low)) != actions.low.numel():
-        raise PolicyError(f"its actions have {num_dims} numbers, and the environment takes {actions.low.numel()}")
+        raise PolicyError(f"its actions have {num_dims} numbers, but the environment takes {actions.low.numel()}")
     _check_gripper(spec, actions, options)
     if options.folder is not None:
         check_files(spec, options.folder)
@@ -97,30 +97,30 @@ def checked_spec(fields: Mapping[str, FieldSpec], actions: ActionSpec, options: 
 
 
 def _check_gripper(spec: ModelSpec, actions: ActionSpec, options: SharedOptions) -> None:
-    """Raises: PolicyError for a gripper that would move the wrong way, or that the environment has not."""
+    """Raises: PolicyError for a gripper that would move the wrong way, or that the environment does not have."""
     low, high = actions.low.flatten()[-1].item(), actions.high.flatten()[-1].item()
     first, last = spec.statistics.low[-1], spec.statistics.high[-1]
     if options.opens is not None and (low, high) != (-1, 1):
         raise PolicyError(
-            f"options.gripper={options.gripper} acts with -1 and 1 as the last number, and the environment takes "
+            f"options.gripper={options.gripper} acts with -1 and 1 as the last number, but the environment takes "
             f"{low} to {high} there; use as_is"
         )
     is_unsaid = options.gripper is None and options.folder is not None
     if is_unsaid and (low, high) == (-1, 1) and 0 <= first <= last <= 1:
         raise PolicyError(
-            f"the last number of its actions is from {first} to {last}, as of a gripper that is 1 open and 0 closed, "
-            "and the environment takes -1 to 1; set options.gripper to open_is_minus_one (LIBERO), open_is_one "
+            f"the last number of its actions is from {first} to {last}, like a gripper with 1 open and 0 closed, "
+            "but the environment takes -1 to 1; set options.gripper to open_is_minus_one (LIBERO), open_is_one "
             "(ManiSkill's WidowX) or as_is"
         )
 
 
 def check_prompts(fields: Mapping[str, FieldSpec], spec: ModelSpec, num_others: int) -> None:
-    """Whether the prompts of all instructions that are known have room in Llama's context.
+    """Checks that the prompts of all known instructions fit in Llama's context.
 
     Args:
-        num_others: positions that are no prompt's.
+        num_others: positions that the prompt does not use.
 
-    Raises: PolicyError where one has not.
+    Raises: PolicyError if one does not.
     """
     prompts = PromptTokens(file_ids(spec.tokenizer) if spec.tokenizer else word_ids)
     room = spec.text_config.get("max_position_embeddings", DEFAULT_CONTEXT) - num_others
@@ -136,16 +136,16 @@ def check_prompts(fields: Mapping[str, FieldSpec], spec: ModelSpec, num_others: 
 
 
 def num_patches(spec: ModelSpec) -> int:
-    """Of one picture."""
+    """Patches of one picture."""
     return spec.towers[0].num_patches ** 2
 
 
 def spec_of(actions: ActionSpec, options: SharedOptions) -> ModelSpec:
-    """As `checked_spec`, whose checks were made before."""
+    """Like `checked_spec`, but without its checks."""
     changed = [name for name in TinyModelSizes.__slots__ if getattr(options, name) != getattr(TinyModelSizes(), name)]
     if options.folder is None:
         if options.unnorm_key is not None:
-            raise PolicyError("options.unnorm_key chooses statistics of a checkpoint; give options.folder, or neither")
+            raise PolicyError("options.unnorm_key names statistics of a checkpoint; set options.folder, or neither")
         return spec_of_sizes(options, actions if options.opens is None else with_published_gripper(actions))
     if changed:
         raise PolicyError(
@@ -155,10 +155,10 @@ def spec_of(actions: ActionSpec, options: SharedOptions) -> ModelSpec:
 
 
 class PrismaticPolicy(Policy):
-    """The model (after Prismatic, arXiv:2402.07865) with a value; what is asked of it is the policy's own."""
+    """The model (after Prismatic, arXiv:2402.07865) with a value head; subclasses define how it acts and learns."""
 
     table: Tensor
-    """[A, B] float32: what the bins mean."""
+    """[A, B] float32: the number that each bin stands for."""
     backbone = SPEC.adapted_modules
 
     def __init__(
@@ -174,8 +174,8 @@ class PrismaticPolicy(Policy):
         """
         Args:
             cameras: the fields with the pictures, in the order of their patches.
-            num_values: outputs of the value's layers.
-            crops: whether only the middle of a picture is looked at.
+            num_values: number of outputs of the value head.
+            crops: whether pictures are cropped to their centre.
         """
         super().__init__()
         self._spec, self._cameras, self._crops = spec, tuple(cameras), crops
@@ -200,12 +200,12 @@ class PrismaticPolicy(Policy):
         self._num_dims = len(self.table)
 
     def make_more(self) -> None:
-        """Makes the parts that a policy has beside those of all."""
+        """Creates the additional modules of a policy."""
         return
 
     @property
     def is_outline(self) -> bool:
-        """Whether no weights are to be read."""
+        """Whether the model is created without reading weights."""
         return self.projector.fc1.weight.is_meta
 
     def _embed(self, ids: Tensor) -> Tensor:
@@ -217,13 +217,13 @@ class PrismaticPolicy(Policy):
         return self._embed(self._spec.num_tokens - 1 - bins)
 
     def _acted(self, bins: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """[n, K, A] -> the actions that they stand for, as the environment takes them, and the extras of the answer:
-        the bins, where the actions do not say them."""
+        """[n, K, A] -> the actions for the environment, and the extras of the answer: the bins, if they cannot be
+        recovered from the actions."""
         numbers = actions_of(self.table, bins.flatten(0, 1)).view(bins.shape)
         return act_with_gripper(numbers, self._opens), {} if self._opens is None else {"bins": bins}
 
     def _bins(self, actions: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
-        """[n, K, A]: those of an answer, the inverse of `_acted`; without its extras, those of demonstrated actions."""
+        """[n, K, A]: the bins of an answer, the inverse of `_acted`; without extras, those of demonstrated actions."""
         if "bins" in extras:
             return extras["bins"]
         return bins_of(self.table, learn_with_gripper(actions, self._opens).flatten(0, 1)).view(actions.shape)
@@ -232,7 +232,7 @@ class PrismaticPolicy(Policy):
         """[n, patches of all pictures, H].
 
         Args:
-            language: [n, H], for towers that look at pictures with an instruction in mind.
+            language: [n, H], for towers whose features the instruction modulates.
         """
         dtype = self.projector.fc1.weight.dtype
         pictures = torch.stack([self._resized(fields[name]) for name in self._cameras], dim=1)
@@ -249,7 +249,8 @@ class PrismaticPolicy(Policy):
         return center_cropped(images) if self._crops else images
 
     def _logits(self, states: Tensor) -> Tensor:
-        """[..., H] -> [..., B], float32 at least, over the bins from the lowest, by the temperature."""
+        """[..., H] -> [..., B], at least float32: the logits of the bins from the lowest on, divided by the
+        temperature."""
         last = self._spec.num_tokens
         logits = self.language_model.lm_head(states)[..., last - self._spec.num_bins : last]
         return logits.flip(-1).to(torch.promote_types(logits.dtype, torch.float32)) / self._temperature
@@ -261,11 +262,11 @@ class PrismaticPolicy(Policy):
 
 
 def with_patches(embedded: Tensor, mask: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """The first token, what is seen, the rest of the prompt: embeddings [n, P, H] and their mask [n, P].
+    """The first token, the patches, and the rest of the prompt: embeddings [n, P, H] and their mask [n, P].
 
     Args:
-        embedded, mask: of the prompt, [n, T, H] and [n, T].
-        seen: [n, patches, H].
+        embedded, mask: embeddings and mask of the prompt, [n, T, H] and [n, T].
+        seen: the embedded patches, [n, patches, H].
     """
     mask = torch.cat([mask[:, :1], mask.new_ones(seen.shape[:2]), mask[:, 1:]], dim=1)
     return torch.cat([embedded[:, :1], seen, embedded[:, 1:]], dim=1), mask

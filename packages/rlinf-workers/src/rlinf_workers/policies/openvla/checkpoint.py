@@ -1,8 +1,8 @@
-"""What an OpenVLA model is made of: read from a folder of the published format, or small sizes given by a recipe.
+"""The specification of an OpenVLA model, from a folder in the published format or from small sizes in a recipe.
 
 The format is that of `openvla/openvla-7b`: config.json (`text_config`, `timm_model_ids`, `norm_stats`, ...),
-preprocessor_config.json, tokenizer.json, and safetensors files, of which the headers alone are read here. The sizes of
-the towers are those of their tensors; the numbers of heads are timm's.
+preprocessor_config.json, tokenizer.json, and safetensors files, of which only the headers are read here. The sizes of
+the towers come from their tensors, their numbers of heads from timm.
 """
 
 from __future__ import annotations
@@ -24,64 +24,64 @@ from rlinf_workers.policies.openvla.spec import MODEL_TYPE
 from rlinf_workers.policies.openvla.vision import TowerShape
 
 NUM_HEADS = {"vit_large_patch14_reg4_dinov2.lvd142m": 16, "vit_so400m_patch14_siglip_224": 16}
-"""Of the towers of `dinosiglip-vit-so-224px`, by their names in timm."""
+"""Name in timm -> number of heads, for the towers of `dinosiglip-vit-so-224px`."""
 TOWERS = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
-"""Before the names of a tower's tensors: DINOv2, then SigLIP."""
+"""Prefixes of the tensor names of the towers: DINOv2, then SigLIP."""
 NUM_BINS = 256
 NORMALIZATIONS = {"quantiles": ("q01", "q99"), "bounds": ("min", "max")}
-"""Which numbers of a dataset are scaled to -1 and 1."""
+"""Normalization -> the statistics of a dataset that are scaled to -1 and 1."""
 DINO_MEAN, DINO_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIGLIP_MEAN = SIGLIP_STD = (0.5, 0.5, 0.5)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TinyModelSizes:
-    """A small model that is made from a recipe alone."""
+    """Sizes of a small model without a checkpoint."""
 
     image_size: int = 56
-    """Pixels of a side, to which pictures are scaled."""
+    """Side in pixels to which pictures are scaled."""
     patch_size: int = 14
     vision_width: int = 64
     vision_blocks: int = 2
     vision_heads: int = 2
     width: int = 128
-    """Of the language model."""
+    """Width of the language model."""
     num_layers: int = 2
     num_heads: int = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """All that decides the tensors of a model and what goes in and out of it."""
+    """Everything that determines a model's tensors, inputs and outputs."""
 
     towers: tuple[TowerShape, TowerShape]
     text_config: Mapping[str, Any]
     """Arguments of transformers' LlamaConfig."""
     num_tokens: int
-    """Of the vocabulary before it was padded; the last `num_bins` are those of actions, the last one the lowest."""
+    """Size of the vocabulary before padding; the last `num_bins` tokens are action bins, the last one the lowest."""
     num_bins: int
     image_size: int
     means: tuple[tuple[float, ...], ...]
-    """Of the colours, for each tower."""
+    """Mean of each colour, for each tower."""
     stds: tuple[tuple[float, ...], ...]
     statistics: ActionStatistics
     state_statistics: ActionStatistics | None = None
-    """Of the robot's state, where the dataset has some."""
+    """Statistics of the robot's state, if the dataset has them."""
     tokenizer: str | None = None
     """Path of tokenizer.json; None: the tokens are words."""
 
 
 def spec_of_sizes(chosen: TinyModelSizes, actions: ActionSpec) -> ModelSpec:
-    """A small model whose bins span what the environment takes.
+    """A small model whose bins span the environment's actions.
 
-    Raises: PolicyError for sizes that do not go together, or actions without bounds.
+    Raises: PolicyError for inconsistent sizes, or actions without bounds.
     """
     for whole, part in (("image_size", "patch_size"), ("vision_width", "vision_heads"), ("width", "num_heads")):
         if getattr(chosen, whole) % getattr(chosen, part):
             sizes = f"{getattr(chosen, whole)} and {getattr(chosen, part)}"
             raise PolicyError(f"options.{whole} has to be a multiple of options.{part}; they are {sizes}")
     if not (actions.low.isfinite().all() and actions.high.isfinite().all()):
-        raise PolicyError("its bins span what the environment takes, and the environment's actions have no bounds")
+        raise PolicyError("its bins span the environment's actions, but these have no bounds")
     tower: dict[str, Any] = {
         "width": chosen.vision_width,
         "num_blocks": chosen.vision_blocks,
@@ -115,12 +115,12 @@ def spec_of_folder(folder: str, unnorm_key: str | None, normalization: str) -> M
     """The model of a published checkpoint.
 
     Args:
-        unnorm_key: the dataset whose statistics actions have; None: the only one there is.
+        unnorm_key: the dataset whose statistics scale the actions; None: the only one.
         normalization: a key of `NORMALIZATIONS`.
 
     Raises:
-        PolicyError: it is not OpenVLA's, a file or the statistics are missing.
-        WeightFilesError: its safetensors files are not whole.
+        PolicyError: the checkpoint is not OpenVLA's, or a file or the statistics are missing.
+        WeightFilesError: its safetensors files are incomplete.
     """
     config, processor = _json(folder, "config.json"), _json(folder, "preprocessor_config.json")
     _check_kind(folder, config, processor)
@@ -129,7 +129,7 @@ def spec_of_folder(folder: str, unnorm_key: str | None, normalization: str) -> M
     pairs = zip(TOWERS, tower_ids, strict=True)
     tokenizer = Path(folder, "tokenizer.json")
     if not tokenizer.is_file():
-        raise PolicyError(f"{tokenizer} is not there; copy it from where the checkpoint was published")
+        raise PolicyError(f"{tokenizer} does not exist; copy it from the published checkpoint")
     text_config = {key: value for key, value in config["text_config"].items() if key != "model_type"}
     dataset = dataset_of(folder, config, unnorm_key)
     has_states = set(NORMALIZATIONS[normalization]) <= set(dataset.get("proprio", {}))
@@ -151,7 +151,7 @@ def spec_of_folder(folder: str, unnorm_key: str | None, normalization: str) -> M
 def _json(folder: str, name: str) -> dict[str, Any]:
     path = Path(folder, name)
     if not path.is_file():
-        raise PolicyError(f"{path} is not there; options.folder has to be a published OpenVLA checkpoint")
+        raise PolicyError(f"{path} does not exist; options.folder has to be a published OpenVLA checkpoint")
     return json.loads(path.read_text())
 
 
@@ -167,7 +167,7 @@ def _check_kind(folder: str, config: Mapping[str, Any], processor: Mapping[str, 
     }
     computed = {"image_resize_strategy": "resize-naive", "interpolations": ["bicubic", "bicubic"]}
     if preprocessing != computed:
-        raise PolicyError(f"{folder}/preprocessor_config.json says {preprocessing}; this policy does {computed}")
+        raise PolicyError(f"{folder}/preprocessor_config.json sets {preprocessing}; this policy supports {computed}")
     if config.get("text_config", {}).get("model_type") != "llama":
         raise PolicyError(f"{folder} has the language model {config.get('text_config')}; this policy has Llama's")
 
@@ -181,7 +181,7 @@ def _tower(specs: Mapping[str, TensorSpec], prefix: str, num_heads: int, folder:
     width, _, patch_size, _ = mine["patch_embed.proj.weight"]
     return TowerShape(
         width=width,
-        num_blocks=max(blocks),  # the last one, whose number this is, is not used
+        num_blocks=max(blocks),  # the largest number; the last block is not used
         num_heads=num_heads,
         mlp_width=mine["blocks.0.mlp.fc1.weight"][0],
         patch_size=patch_size,
@@ -193,16 +193,16 @@ def _tower(specs: Mapping[str, TensorSpec], prefix: str, num_heads: int, folder:
 
 
 def dataset_of(folder: str, config: Mapping[str, Any], unnorm_key: str | None) -> Mapping[str, Any]:
-    """All that is known of a dataset: of dataset_statistics.json, which fine-tuning writes, else of config.json.
+    """The statistics of a dataset, from dataset_statistics.json, which fine-tuning writes, or else from config.json.
 
-    Raises: PolicyError where it is not there; it says which are.
+    Raises: PolicyError if there are none; lists those that there are.
     """
     path = Path(folder, "dataset_statistics.json")
     there: Mapping[str, Any] = json.loads(path.read_text()) if path.is_file() else config.get("norm_stats", {})
     if unnorm_key is None and len(there) == 1:
         (unnorm_key,) = there
     if unnorm_key is None or unnorm_key not in there:
-        missing = "options.unnorm_key is not given" if unnorm_key is None else f"no statistics of {unnorm_key!r}"
+        missing = "options.unnorm_key is not set" if unnorm_key is None else f"no statistics of {unnorm_key!r}"
         source = path.name if path.is_file() else "norm_stats"
         raise PolicyError(f"{folder}: {missing}; {source} has {', '.join(sorted(there)) or 'none'}")
     return there[unnorm_key]
@@ -213,7 +213,7 @@ def statistics_of(dataset: Mapping[str, Any], what: str, normalization: str) -> 
     Args:
         what: `action` or `proprio`.
 
-    Raises: PolicyError where the dataset has no such numbers.
+    Raises: PolicyError if the dataset has no such statistics.
     """
     statistics, keys = dataset.get(what, {}), NORMALIZATIONS[normalization]
     if missing := [key for key in keys if key not in statistics]:

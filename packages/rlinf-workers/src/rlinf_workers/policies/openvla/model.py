@@ -1,7 +1,7 @@
 """The parts of an OpenVLA model (arXiv:2406.09246, after Prismatic, arXiv:2402.07865) and their weights.
 
-The features of two vision towers side by side, three layers that project them, Llama. The tensors of the parts have the
-names of the published checkpoints, so that no table stands between the two.
+Two vision towers whose features are concatenated, three layers that project them, and Llama. The tensors have the names
+of the published checkpoints, so that no renaming is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlinf_workers.policies.openvla.vision import VisionTower
 
 
 class VisionBackbone(nn.Module):
-    """Pictures for both towers -> their features side by side, [n, patches, both widths]."""
+    """Pictures for both towers -> their concatenated features, [n, patches, sum of both widths]."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Projector(nn.Module):
 
 
 class Parts(TypedDict):
-    """What a model is put together from; the keys begin the names of its tensors."""
+    """The modules of a model; the keys are the prefixes of its tensor names."""
 
     vision_backbone: VisionBackbone
     projector: Projector
@@ -64,7 +64,7 @@ def make_parts(spec: ModelSpec) -> Parts:
 
 
 def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Those of the model's tensors, by their names."""
+    """Name -> shape of the model's tensors."""
     with torch.device("meta"):
         parts = make_parts(spec)
     state = nn.ModuleDict({name: part for name, part in parts.items() if isinstance(part, nn.Module)}).state_dict()
@@ -72,11 +72,11 @@ def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def check_files(spec: ModelSpec, folder: str) -> None:
-    """Whether a folder has the tensors of the model, and nothing that the model would have to use.
+    """Checks that a folder has all tensors of the model and no others that affect its output.
 
     Raises:
-        PolicyError: it has others, which are another model's.
-        WeightFilesError: tensors are missing or of another shape.
+        PolicyError: there are tensors of another model.
+        WeightFilesError: tensors are missing or have another shape.
     """
     towers = [replace(tower, language_width=0) for tower in spec.towers]
     shapes = shapes_of(replace(spec, towers=(towers[0], towers[1])))
@@ -85,11 +85,11 @@ def check_files(spec: ModelSpec, folder: str) -> None:
     unused = unused_tensors(spec)
     if unknown := [name for name in files.specs if name not in shapes and not unused.match(name)]:
         more = f" and {len(unknown) - 4} more" if len(unknown) > 4 else ""
-        raise PolicyError(f"{folder} has tensors that OpenVLA has not: {', '.join(unknown[:4])}{more}")
+        raise PolicyError(f"{folder} has tensors that OpenVLA does not have: {', '.join(unknown[:4])}{more}")
 
 
 def unused_tensors(spec: ModelSpec) -> re.Pattern[str]:
-    """Names of tensors that checkpoints have and no answer depends on."""
+    """Names of tensors in checkpoints that do not affect the output."""
     unused = [
         re.escape(prefix) + rf"(blocks\.{tower.num_blocks}|norm|attn_pool)\."
         for prefix, tower in zip(TOWERS, spec.towers, strict=True)
@@ -99,7 +99,7 @@ def unused_tensors(spec: ModelSpec) -> re.Pattern[str]:
 
 @torch.no_grad()
 def load_parts(parts: nn.Module, folder: str) -> None:
-    """Fills the parts, or a module that has them beside others, from a folder that `check_files` accepts."""
+    """Loads the parts, or a module that contains them, from a folder that `check_files` accepts."""
     files = WeightFiles(folder)
     state = parts.state_dict()
     for name in files.specs:

@@ -1,8 +1,8 @@
 """OpenVLA as a policy: [begin | patches | prompt] -> the tokens of an action, one after the other.
 
-For learning, each token is a choice among the tokens of actions alone. The value comes from three layers on the state
-that predicts the first of them, which is that of an observation whatever is done (arXiv:2505.19789, "What Can RL Bring
-to VLA Generalization?", takes it there).
+For learning, each token is a choice among the action tokens only. The value comes from three layers on the hidden state
+that predicts the first of them, which depends on the observation but not on the action, as in arXiv:2505.19789 ("What
+Can RL Bring to VLA Generalization?").
 
 Legend: n rows, P positions of the context, A dimensions of an action, B bins, H width of the language model.
 """
@@ -40,7 +40,7 @@ class OpenVLAOptions(SharedOptions):
     """Options of the policy."""
 
     camera: str | None = None
-    """As in "image.<camera>"; None: the only one."""
+    """Camera name, as in "image.<camera>"; None: the only one."""
 
 
 class OpenVLA(PrismaticPolicy):
@@ -107,14 +107,14 @@ class OpenVLA(PrismaticPolicy):
         )
 
     def imitate(self, fields: Fields, actions: Tensor, noise: Tensor) -> Tensor:
-        """The cross entropy of the next token, at temperature 1 as demonstrations train language models, so that a
-        lower temperature acts more surely than it learned."""
+        """The cross entropy of the next token at temperature 1, as in supervised training of language models; acting at
+        a lower temperature is less random than the demonstrations."""
         bins = self._bins(actions, {})[:, 0]
         logits = self._temperature * self._logits(self._states(fields, bins)).flatten(1)
         return -self._tokens.log_prob(logits, bins).sum(1)
 
     def _states(self, fields: Fields, bins: Tensor) -> Tensor:
-        """[n, A, H]: what predicts each token of the actions [n, A]."""
+        """[n, A, H]: the hidden states that predict the tokens of the actions [n, A]."""
         context, mask = self._context(fields)
         mask = torch.cat([mask, mask.new_ones(len(bins), self._num_dims - 1)], dim=1)
         outputs = self.language_model.model(
@@ -126,7 +126,7 @@ class OpenVLA(PrismaticPolicy):
         return outputs.last_hidden_state[:, -self._num_dims :]
 
     def _context(self, fields: Fields) -> tuple[Tensor, Tensor]:
-        """Embeddings [n, P, H] of what comes before the action, and their mask [n, P]."""
+        """Embeddings [n, P, H] of the context before the action, and their mask [n, P]."""
         ids, mask = self._prompts(fields["instruction"])
         return with_patches(self._embed(ids), mask, self._see(fields))
 

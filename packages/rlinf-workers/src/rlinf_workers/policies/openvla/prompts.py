@@ -1,5 +1,5 @@
-"""Instructions as tokens of the prompt that OpenVLA was trained with (arXiv:2406.09246, section 3.1; the repository's
-`prompt_builder` for models that were not tuned to chat)."""
+"""Tokenizes instructions in the prompt that OpenVLA was trained with (arXiv:2406.09246, section 3.1; the repository's
+`prompt_builder` for models that are not tuned to chat)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rlinf_workers.roles.records.embodied import texts_of
 
 PROMPT = "In: What action should the robot take to {}?\nOut:"
 SPACE_PIECE = "\u2581"
-"""Ends every prompt of a tokenizer that has it (id 29871 of Llama 2), as it did in training."""
+"""Ends every prompt if the tokenizer has this token (id 29871 of Llama 2), as in training."""
 PAD, BEGIN, FIRST_WORD = 0, 1, 3
-"""Ids of the tokenizer of words; 2 would be the end of a sequence."""
+"""Ids of the word tokenizer; 2 would be the end of a sequence."""
 NUM_WORDS = 1096
-"""Of the sizes about a thousand one that gives all words of the environments that come with RLinf ids of their own."""
+"""A size of about a thousand at which all words of RLinf's environments have different ids."""
 NUM_WORD_IDS = FIRST_WORD + NUM_WORDS
 
 
 def word_ids(text: str) -> list[int]:
-    """The tokens of a text for a model without a tokenizer: one for each word and mark, by a hash, so that there is no
-    list of words. A prompt has about 20 of them; in bytes it would have 80, which a small model would spend most of its
-    time on."""
+    """The tokens of a text for a model without a tokenizer: a hash of each word and punctuation mark, so that no
+    vocabulary is needed. A prompt has about 20 of them; as bytes it would have 80, which would take most of a small
+    model's time."""
     return [BEGIN, *(FIRST_WORD + zlib.crc32(word.encode()) % NUM_WORDS for word in re.findall(r"\w+|[^\w\s]", text))]
 
 
 def file_ids(path: str) -> Callable[[str], list[int]]:
-    """The tokens of a text by a folder's tokenizer.json, which begins a sequence by itself."""
+    """The tokens of a text by a folder's tokenizer.json, which adds the first token itself."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(path)
@@ -44,15 +44,15 @@ def file_ids(path: str) -> Callable[[str], list[int]]:
 
 
 class PromptTokens:
-    """Instructions -> tokens and a mask. Those of a text are kept, as a task has few."""
+    """Instructions -> tokens and a mask. The tokens of each text are cached, since a task has few texts."""
 
     def __init__(self, ids_of: Callable[[str], list[int]]) -> None:
         self._ids_of = ids_of
         self._ids: dict[str, list[int]] = {}
 
     def __call__(self, instructions: Tensor) -> tuple[Tensor, Tensor]:
-        """[n, bytes] uint8 -> ids [n, T] int64 and mask [n, T], on their device. Shorter prompts have padding after
-        their first token, where the patches go, so that all end at the same place.
+        """[n, bytes] uint8 -> ids [n, T] int64 and mask [n, T], on the same device. Shorter prompts are padded after
+        their first token, where the patches are inserted, so that all end at the same position.
 
         Example: the prompts [1, 7, 8] and [1, 9]: ids [[1, 7, 8], [1, 0, 9]], mask [[1, 1, 1], [1, 0, 1]]
         """
@@ -61,7 +61,7 @@ class PromptTokens:
         return ids.to(instructions.device), mask.to(instructions.device)
 
     def length(self, instruction: str) -> int:
-        """Tokens of its prompt."""
+        """The number of tokens of its prompt."""
         return len(self._prompt(instruction))
 
     def _prompt(self, text: str) -> list[int]:

@@ -1,5 +1,5 @@
-"""What is known of OpenVLA without making it: a Llama decoder that reads the patches of one picture, and its shape in a
-published checkpoint."""
+"""The spec of OpenVLA: a Llama decoder that reads the patches of one picture, and its shape in a published
+checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_sched.derive import LLAMA_2_7B, ModelShape, find_model, with_vision_t
 from rlinf_workers.policies.spec import ActingCost, PolicySpec
 
 MODEL_TYPE = "openvla"
-"""In the config.json of its checkpoints."""
+"""`model_type` in the config.json of its checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class OpenVLASpec(PolicySpec):
     backbone: tuple[str, ...] | None = ("vision_backbone", "projector", "language_model")
 
     def shape(self, options: Mapping[str, Any]) -> ModelShape:
-        """The shape in the checkpoint's folder where it has a config.json, else the published one."""
+        """The shape in the checkpoint's folder if it has a config.json, else the published one."""
         folder = Path(str(options["folder"]))
         if not (folder / "config.json").is_file():
             return find_model(self.published_model)
@@ -33,9 +33,9 @@ class OpenVLASpec(PolicySpec):
 
 
 def shape_of_config(config: Mapping[str, Any], *, name: str = "", source: str = "config.json") -> ModelShape:
-    """The shape in a checkpoint's configuration, whose `text_config` leaves out what Llama-2-7B has.
+    """The shape in a checkpoint's config, whose `text_config` omits the values of Llama-2-7B.
 
-    Raises: ProfileError for another model, or towers that are not known.
+    Raises: ProfileError for another model or unknown towers.
     """
     if config.get("model_type") != MODEL_TYPE:
         raise ProfileError(f"config.model_type={config.get('model_type')!r}; this policy reads {MODEL_TYPE!r}")

@@ -1,8 +1,8 @@
-"""Vision transformers in the layout of the published checkpoints, whose tensors have the names that timm gives them.
+"""Vision transformers in the layout of the published checkpoints, with timm's tensor names.
 
-Both towers are one module with different parts (arXiv:2010.11929): DINOv2 has a class token, register tokens
-(arXiv:2309.16588) without positions of their own, and layer scale; SigLIP (arXiv:2303.15343) has patches alone. What is
-read is the output of the second-to-last block, without the final norm, so that the last block is not made.
+Both towers are the same module with different options (arXiv:2010.11929): DINOv2 has a class token, register tokens
+(arXiv:2309.16588) without position embeddings, and layer scale; SigLIP (arXiv:2303.15343) has only patches. Features
+are the output of the second-to-last block without the final norm, so the last block is not created.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 NORM_EPSILON = 1e-6
-"""As timm's vision transformers have it."""
+"""As in timm's vision transformers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,17 +24,17 @@ class TowerShape:
 
     width: int
     num_blocks: int
-    """Those that are used: one less than in the checkpoint."""
+    """Number of blocks that are used: one less than in the checkpoint."""
     num_heads: int
     mlp_width: int
     patch_size: int
     num_patches: int
-    """Of a side."""
+    """Number of patches per side."""
     num_registers: int = 0
     has_class_token: bool = False
     has_layer_scale: bool = False
     language_width: int = 0
-    """Of the embedding that modulates features (FiLM); 0: none does."""
+    """Width of the embedding that modulates features (FiLM); 0: no modulation."""
 
 
 class _PatchEmbed(nn.Module):
@@ -103,7 +103,7 @@ class VisionTower(nn.Module):
     """Pictures [n, 3, H, W], normalised -> features of their patches [n, patches, width], row by row."""
 
     _no_split_modules: ClassVar[list[str]] = ["_Block"]
-    """As transformers' models say it: the layers that `fsdp2` cuts one by one."""
+    """The layers that `fsdp2` shards one by one, as declared by transformers' models."""
 
     def __init__(self, shape: TowerShape) -> None:
         super().__init__()
@@ -119,8 +119,8 @@ class VisionTower(nn.Module):
     def forward(self, pictures: Tensor, language: Tensor | None = None) -> Tensor:
         """
         Args:
-            language: [n, language_width], for a tower whose features it modulates between attention and MLP of each
-                block, one number for all patches (FiLM, arXiv:1709.07871, as arXiv:2502.19645 has it).
+            language: [n, language_width]; modulates the features between attention and MLP of each block, with the same
+                numbers for all patches (FiLM, arXiv:1709.07871, as in arXiv:2502.19645).
         """
         x = self.patch_embed(pictures) + self.pos_embed
         prefix = [self.cls_token] if self._shape.has_class_token else []

@@ -1,1 +1,1 @@
-"""OpenVLA-OFT (arXiv:2502.19645): OpenVLA that decodes a chunk of actions in one forward."""
+"""OpenVLA-OFT (arXiv:2502.19645): OpenVLA that decodes a chunk of actions in one forward pass."""

@@ -1,8 +1,8 @@
-"""The files that fine-tuning writes beside a merged checkpoint: `action_head--150000_checkpoint.pt`, for example.
+"""Reads the files that fine-tuning writes next to a merged checkpoint, such as `action_head--150000_checkpoint.pt`.
 
-They are state dicts of torch. A part that was trained under DistributedDataParallel has `module.` before its names. The
-vision backbone with FiLM is saved from inside a LoRA model, so that its linear layers are there as `base_layer` with
-`lora_A` and `lora_B`; they are added up here, by the scale that fine-tuning has (`lora_alpha = min(rank, 16)`).
+They are state dicts of torch. If a module was trained under DistributedDataParallel, its names begin with `module.`.
+The vision backbone with FiLM is saved from within a LoRA model, so that its linear layers are saved as `base_layer`
+with `lora_A` and `lora_B`; they are merged here with the scale of fine-tuning (`lora_alpha = min(rank, 16)`).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ LARGEST_ALPHA = 16
 
 
 def part_file(folder: str, part: str) -> Path | None:
-    """The file of a part, None where there is none.
+    """The file of a module; None if there is none.
 
-    Raises: PolicyError for several.
+    Raises: PolicyError if there are several.
     """
     paths = sorted(Path(folder).glob(f"{part}--*checkpoint.pt"))
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
-        raise PolicyError(f"{folder} has several files of {part}: {names}; leave the one to load there")
+        raise PolicyError(f"{folder} has several files of {part}: {names}; keep only the one to load")
     return paths[0] if paths else None
 
 
 def read_part(path: Path, *, shapes_alone: bool = False) -> dict[str, Tensor]:
-    """Its tensors by their names in the part; with `shapes_alone` without their numbers.
+    """Name in the module -> tensor; with `shapes_alone` the tensors have no data.
 
-    Raises: PolicyError for a file that is no state dict.
+    Raises: PolicyError if the file is not a state dict.
     """
     where: Any = "meta" if shapes_alone else "cpu"
     try:
@@ -47,7 +47,7 @@ def read_part(path: Path, *, shapes_alone: bool = False) -> dict[str, Tensor]:
 
 
 def read_vision_backbone(path: Path, spec: ModelSpec, *, shapes_alone: bool = False) -> dict[str, Tensor]:
-    """The tensors of both towers with FiLM, by the model's names, with LoRA's added to their weights."""
+    """The tensors of both towers with FiLM, by the model's names, with the LoRA weights merged."""
     tensors = read_part(path, shapes_alone=shapes_alone)
     merged: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -63,7 +63,7 @@ def read_vision_backbone(path: Path, spec: ModelSpec, *, shapes_alone: bool = Fa
 
 
 def check_part(path: Path, tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
-    """Raises: PolicyError where names or shapes differ."""
+    """Raises: PolicyError if names or shapes differ."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     wrong = [f"no {name}" for name in expected if name not in shapes]
     wrong += [f"{name}, which there is not" for name in shapes if name not in expected]

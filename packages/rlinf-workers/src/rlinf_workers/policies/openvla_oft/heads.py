@@ -1,4 +1,4 @@
-"""What OpenVLA-OFT adds to OpenVLA's parts; the tensors have the names of the published files.
+"""The modules that OpenVLA-OFT adds to OpenVLA; the tensors have the names of the published files.
 
 Legend: n rows, K actions of a chunk, A dimensions of an action, H width of the language model.
 """
@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 NUM_BLOCKS = 2
-"""Residual blocks of the head: four layers with the first and the last one (arXiv:2502.19645, section IV-B)."""
+"""Number of residual blocks of the head: four layers including the first and the last (arXiv:2502.19645, section
+IV-B)."""
 
 
 class _Block(nn.Module):
@@ -41,8 +42,8 @@ class _MlpResNet(nn.Module):
 
 
 class ContinuousHead(nn.Module):
-    """States [n, K A, H] of the positions that predict the numbers of a chunk -> the numbers, [n, K, A], in -1..1 as
-    the dataset is scaled. The A states of an action go in side by side."""
+    """Hidden states [n, K A, H] that predict the numbers of a chunk -> the numbers, [n, K, A], in the dataset's scale
+    of -1..1. The A states of an action are concatenated."""
 
     def __init__(self, width: int, num_dims: int) -> None:
         super().__init__()
@@ -66,7 +67,8 @@ class ProprioProjector(nn.Module):
 
 
 def laplace_log_prob(numbers: Tensor, centre: Tensor, spread: float) -> Tensor:
-    """[...] nats of each number: a Laplace distribution, of which the L1 loss is the likelihood."""
+    """[...] nats for each number, by a Laplace distribution, whose negative log-likelihood is the L1 loss up to
+    constants."""
     return -(numbers - centre).abs() / spread - math.log(2 * spread)
 
 
@@ -76,7 +78,7 @@ def laplace_entropy(centre: Tensor, spread: float) -> Tensor:
 
 
 def laplace_draw(centre: Tensor, noise: Tensor, spread: float) -> Tensor:
-    """[...]: a number each from standard normal noise of the same shape, by the inverse of both distribution
-    functions."""
+    """[...]: samples from standard normal noise of the same shape, through the normal distribution function and the
+    inverse of Laplace's."""
     distance = -math.log(2) - torch.special.log_ndtr(-noise.double().abs())
     return centre + spread * noise.sign() * distance.to(centre)

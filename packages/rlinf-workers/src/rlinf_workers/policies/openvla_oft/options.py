@@ -1,4 +1,4 @@
-"""What a recipe may say about OpenVLA-OFT, checked before any process starts."""
+"""Options of OpenVLA-OFT in a recipe, checked before any process starts."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ HEADS = ("tokens", "l1")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OftOptions(SharedOptions):
-    """Options of the policy; docs/policies/openvla-oft.md says where they come from."""
+    """Options of the policy; docs/policies/openvla-oft.md gives their sources."""
 
     cameras: str | None = None
-    """Names of cameras in the checkpoint's order, with commas in between; None: all that the environment shows."""
+    """Names of cameras in the checkpoint's order, separated by commas; None: all cameras of the environment."""
     chunk_size: int = 8
-    """K, actions of an answer."""
+    """K, the number of actions in an answer."""
     head: str = "tokens"
-    """`tokens`: 256 bins a number, for reinforcement learning; `l1`: the numbers themselves."""
+    """`tokens`: 256 bins for each number, for reinforcement learning; `l1`: the numbers themselves."""
     proprio: bool | None = None
-    """Whether the robot's state is read; None: where the checkpoint has a projector for it."""
+    """Whether the robot's state is an input; None: if the checkpoint has a projector for it."""
     film: bool | None = None
-    """Whether the instruction modulates what the towers see; None: where the checkpoint has such towers."""
+    """Whether the instruction modulates the vision features (FiLM); None: if the checkpoint has such towers."""
     center_crop: bool = False
-    """Look at the middle 90 % of pictures, as checkpoints do that were fine-tuned on random crops."""
+    """Crop pictures to the central 90 %, for checkpoints that were fine-tuned on random crops."""
     values: str = "chunk"
-    """Values of the `chunk`, or of each `action` in it."""
+    """One value for the `chunk`, or one for each `action` in it."""
     spread: float = 0.1
-    """`l1`: how far actions that are drawn lie from the predicted ones on average, in a range of -1..1."""
+    """`l1`: mean absolute difference between sampled and predicted actions, in a range of -1..1."""
 
     @classmethod
     def of(cls, raw_options: Mapping[str, Any]) -> OftOptions:
-        """Filled in where the folder decides.
+        """The options, with those that depend on the folder filled in.
 
-        Raises: PolicyError for an option that is not there or has no such value.
+        Raises: PolicyError for an unknown option or an invalid value.
         """
         options = options_of(cls, raw_options)
         check_choice("head", options.head, HEADS)
@@ -59,9 +59,9 @@ class OftOptions(SharedOptions):
         return replace(options, proprio=proprio, film=film)
 
     def part_files(self) -> dict[str, Path]:
-        """The file of each part that the model has beside the merged weights, by the part.
+        """Module -> its file, for modules outside the merged weights.
 
-        Raises: PolicyError for one that is not there.
+        Raises: PolicyError if a file is missing.
         """
         if self.folder is None:
             return {}
@@ -83,14 +83,14 @@ class OftOptions(SharedOptions):
         return files
 
     def state_size(self, fields: Mapping[str, FieldSpec]) -> int:
-        """Numbers of the state that is read; 0: none is.
+        """Size of the state that is an input; 0: there is none.
 
-        Raises: PolicyError where the environment shows none.
+        Raises: PolicyError if the environment provides none.
         """
         if not self.proprio:
             return 0
         if "state" not in fields:
-            raise PolicyError(f"options.proprio reads a 'state', and the environment shows {', '.join(sorted(fields))}")
+            raise PolicyError(f"options.proprio reads a 'state', but the environment has {', '.join(sorted(fields))}")
         check_state(fields)
         return fields["state"].shape[0]
 

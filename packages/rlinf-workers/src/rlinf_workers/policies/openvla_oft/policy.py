@@ -1,12 +1,13 @@
-"""OpenVLA-OFT (arXiv:2502.19645) as a policy: a chunk of K actions from one forward of OpenVLA's model.
+"""OpenVLA-OFT (arXiv:2502.19645) as a policy: a chunk of K actions from one forward pass of OpenVLA's model.
 
     [begin | patches of the pictures | state | prompt | K A empty positions | end]
 
-All positions attend to all. The state at a position predicts the number after it, as in a language model, so that the
-last one of the prompt and all empty ones but the last predict the chunk: a choice among 256 bins for each number, or
-the numbers by a head of their own (`l1`). For learning, the second draws from a Laplace distribution around them.
+All positions attend to each other. The hidden state at a position predicts the next number, as in a language model, so
+that the last prompt position and all empty positions but the last predict the chunk: either one of 256 bins for each
+number, or the numbers themselves through a separate head (`l1`). For learning, `l1` samples from a Laplace distribution
+around them.
 
-The value is read from the state that predicts the first number, as RLinf's research code has it.
+The value is computed from the hidden state that predicts the first number, as in RLinf's research code.
 
 Legend: n rows, P positions, K actions of a chunk, A dimensions of an action, B bins, H width of the language model.
 """
@@ -51,7 +52,7 @@ from rlinf_workers.policies.pictures import colour_cameras
 from rlinf_workers.trainers.base import ModelOutputs
 
 END = 2
-"""Ends a sequence, in Llama's vocabulary and among the bytes of a model without a tokenizer."""
+"""The end-of-sequence token, both in Llama's vocabulary and for a model without a tokenizer."""
 
 
 class OpenVLAOFT(PrismaticPolicy):
@@ -100,7 +101,7 @@ class OpenVLAOFT(PrismaticPolicy):
         self.proprio_projector = ProprioProjector(self._state_size, self._width) if self._state_size else None
         self.action_head = ContinuousHead(self._width, num_dims) if self._options.head == "l1" else None
         if self.action_head is not None:
-            self.language_model.lm_head.requires_grad_(False)  # nothing is read from it
+            self.language_model.lm_head.requires_grad_(False)  # its output is not used
 
     @torch.no_grad()
     def _load_parts(self) -> None:
@@ -153,8 +154,8 @@ class OpenVLAOFT(PrismaticPolicy):
         )
 
     def imitate(self, fields: Fields, actions: Tensor, noise: Tensor) -> Tensor:
-        """Cross entropy of the tokens, summed over a chunk; of the numbers themselves the mean absolute error, scaled
-        to -1..1."""
+        """`tokens`: the cross entropy, summed over a chunk; `l1`: the mean absolute error of the numbers, scaled to
+        -1..1."""
         if self.action_head is None:
             return super().imitate(fields, actions, noise)
         targets = self.scale_actions(learn_with_gripper(actions, self._opens))
@@ -163,7 +164,7 @@ class OpenVLAOFT(PrismaticPolicy):
     # -- the model -------------------------------------------------------------------------------------------------
 
     def _states(self, fields: Fields) -> Tensor:
-        """[n, K A, H]: the last states of the positions that predict the numbers of the chunk."""
+        """[n, K A, H]: the last hidden states of the positions that predict the numbers of the chunk."""
         ids, mask = self._prompts(fields["instruction"])
         embedded, end = self._embed(ids), self._embed(torch.full_like(ids[:, :1], END))
         language = _mean_word(embedded, mask, end) if self._options.film else None
@@ -211,7 +212,7 @@ def _with_film(spec: ModelSpec, options: OftOptions) -> ModelSpec:
 
 
 def _check_states(spec: ModelSpec, options: OftOptions, state_size: int) -> None:
-    """Raises: PolicyError where a checkpoint reads states that it has no statistics for, or others than are shown."""
+    """Raises: PolicyError if a checkpoint has no statistics for its states, or other states than the environment."""
     if not state_size or options.folder is None:
         return
     if spec.state_statistics is None:
@@ -220,11 +221,11 @@ def _check_states(spec: ModelSpec, options: OftOptions, state_size: int) -> None
             f"{options.normalization}, and options.proprio needs them"
         )
     if (num_dims := len(spec.state_statistics.low)) != state_size:
-        raise PolicyError(f"its states have {num_dims} numbers, and the environment shows {state_size}")
+        raise PolicyError(f"its states have {num_dims} numbers, but the environment provides {state_size}")
 
 
 def _check_parts(spec: ModelSpec, options: OftOptions, state_size: int) -> None:
-    """Raises: PolicyError for a file of a part that is missing or does not fit."""
+    """Raises: PolicyError if the file of a module is missing or does not fit."""
     width = spec.text_config["hidden_size"]
     with torch.device("meta"):
         parts = {
@@ -245,5 +246,5 @@ def _read(part: str, path: Path, spec: ModelSpec, *, shapes_alone: bool = False)
 
 
 def _prefix_of(part: str) -> str:
-    """Before the names of a part's tensors in its file."""
+    """The prefix of a module's tensor names in its file."""
     return "vision_backbone." if part == "vision_backbone" else ""

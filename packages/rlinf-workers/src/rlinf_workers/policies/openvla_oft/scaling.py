@@ -1,4 +1,4 @@
-"""Numbers of a dataset between their own range and -1..1, as fine-tuning scales actions and states."""
+"""Scales actions and states between their range in a dataset and -1..1, as in fine-tuning."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from rlinf_workers.policies.openvla.actions import ActionStatistics
 
 EPSILON = 1e-8
-"""In the divisor, for a number that never changes."""
+"""Added to the divisor, for a dimension that is constant."""
 
 
 class Scaling(nn.Module):
-    """Of rows [..., D]; what the mask leaves out, a gripper for example, stays as it is."""
+    """Scales rows [..., D]; dimensions outside the mask, such as a gripper, are unchanged."""
 
     low: Tensor
     range: Tensor
@@ -26,9 +26,9 @@ class Scaling(nn.Module):
         self.register_buffer("mask", torch.tensor(list(statistics.mask)), persistent=False)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """In -1..1; what lies beyond the range is cut off."""
+        """Dataset range -> -1..1, clipped."""
         return torch.where(self.mask, 2 * (numbers - self.low) / self.range - 1, numbers).clamp(-1, 1)
 
     def inverse(self, scaled: Tensor) -> Tensor:
-        """As the dataset has them."""
+        """-1..1 -> dataset range."""
         return torch.where(self.mask, 0.5 * (scaled + 1) * self.range + self.low, scaled)

@@ -1,5 +1,4 @@
-"""What is known of OpenVLA-OFT without making it: OpenVLA's decoder, whose answer of several actions comes out of one
-forward pass."""
+"""The spec of OpenVLA-OFT: OpenVLA's decoder with several actions from one forward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from rlinf_workers.policies.openvla.spec import OpenVLASpec
 from rlinf_workers.policies.spec import ActingCost, num_cameras
 
 CHUNK_SIZE = 8
-"""Actions of an answer (arXiv:2502.19645)."""
+"""Number of actions in an answer (arXiv:2502.19645)."""
 
 
 @dataclass(frozen=True, kw_only=True)

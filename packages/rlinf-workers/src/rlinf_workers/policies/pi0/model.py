@@ -1,11 +1,10 @@
-"""transformers' pi0, taken apart where learning needs its inside.
+"""Runs the modules of transformers' pi0 separately, as learning requires.
 
-`PI0ForConditionalGeneration` answers with velocities alone and samples without gradients. Here its parts are called in
-the same order as in its `sample_actions`: the vision-language model reads pictures and prompt once, and the expert
-reads its keys and values at every denoising step. pi0.5 has the same vision-language model before another expert.
+`PI0ForConditionalGeneration` returns only velocities and samples without gradients. Here its modules are called in the
+same order as in its `sample_actions`: the vision-language model reads pictures and prompt once, and the expert reads
+its keys and values at every denoising step. pi0.5 has the same vision-language model with another expert.
 
-Legend: n rows, P tokens of pictures and prompt, H actions that are predicted, D dimensions of them, E width of the
-expert.
+Legend: n rows, P tokens of pictures and prompt, H predicted actions, D their dimensions, E width of the expert.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from rlinf_workers.policies.pi0.processor import IMAGE
 from rlinf_workers.policies.pi0.spec import SPEC
 
 HEAD_SIZE = 16
-"""Of the small model's attention."""
+"""Head size of the small model's attention."""
 
 
 def make_model(options: Pi0Options, state_size: int, action_size: int) -> nn.Module:
-    """transformers' `PI0ForConditionalGeneration`: the checkpoint's, or a small one of random weights."""
+    """transformers' `PI0ForConditionalGeneration`: from the checkpoint, or a small one with random weights."""
     from transformers import PI0Config, PI0ForConditionalGeneration
 
     if options.folder is not None and is_openpi(options.folder):
@@ -43,8 +42,8 @@ def make_model(options: Pi0Options, state_size: int, action_size: int) -> nn.Mod
 
 
 def new_openpi_model(config: Mapping[str, Any]) -> nn.Module:
-    """The class of transformers with the sizes of openpi's files and random weights. Its expert reads embeddings of
-    actions alone, so that it has no table of words, as in openpi."""
+    """The class of transformers with the sizes of openpi's files and random weights. Its expert reads only embedded
+    actions, so that it has no token embeddings, as in openpi."""
     from transformers import PI0Config, PI0ForConditionalGeneration
 
     expert = config["dit_config"] | {"vocab_size": 1}
@@ -54,8 +53,8 @@ def new_openpi_model(config: Mapping[str, Any]) -> nn.Module:
 
 
 def small_config(options: Pi0Options, state_size: int, action_size: int) -> dict[str, Any]:
-    """Arguments of PI0Config. Both transformers have as many layers and keys of one size, so that the expert reads
-    those of the other (arXiv:2410.24164, appendix B)."""
+    """Arguments of PI0Config. The expert has the same number of layers and the same key size as the vision-language
+    model, whose keys it reads (arXiv:2410.24164, appendix B)."""
     width = options.width
     layers = {"intermediate_size": 2 * width, "num_hidden_layers": options.num_layers}
     heads = {"num_attention_heads": width // HEAD_SIZE}
@@ -79,9 +78,8 @@ def small_config(options: Pi0Options, state_size: int, action_size: int) -> dict
 
 
 def freeze_untrained(model: Any, options: Pi0Options) -> None:
-    """Takes the gradient from what is not trained, and from what no answer depends on: the expert's token embeddings
-    where it has any, and the last layer of the vision-language model behind its keys and values where nothing reads its
-    output."""
+    """Freezes what is not trained and what does not affect the output: the expert's token embeddings if there are any,
+    and, if its output is not used, the last layer of the vision-language model except keys and values."""
     if (embeddings := getattr(model.model.dit, "embed_tokens", None)) is not None:
         embeddings.requires_grad_(False)
     vlm = model.model.vlm
@@ -97,16 +95,16 @@ def freeze_untrained(model: Any, options: Pi0Options) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prefix:
-    """What the vision-language model read."""
+    """The output of the vision-language model for pictures and prompt."""
 
     cache: Any
     """Keys and values of its layers."""
     mask: Tensor
-    """[n, P], 1 where a token is"""
+    """[n, P], 1 on tokens"""
     mean_features: Tensor
     """[n, width], mean of its output over the tokens"""
     dtype: torch.dtype
-    """Of keys and values, in which the expert goes on."""
+    """Data type of keys and values, and of the expert."""
 
 
 def read_prefix(model: Any, pictures: Tensor, prompt_ids: Tensor, prompt_mask: Tensor) -> Prefix:
@@ -133,7 +131,7 @@ def read_prefix(model: Any, pictures: Tensor, prompt_ids: Tensor, prompt_mask: T
 
 
 def expert_features(model: Any, prefix: Prefix, robot_state: Tensor, chunk: Tensor, times: Tensor) -> Tensor:
-    """[n, H, E]: the expert's output at the actions; the cache is left as it was.
+    """[n, H, E]: the expert's output at the actions; leaves the cache unchanged.
 
     Args:
         robot_state: [n, max_state_dim]

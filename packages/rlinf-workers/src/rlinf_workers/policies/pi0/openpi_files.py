@@ -1,10 +1,10 @@
-"""Checkpoints of pi0 and pi0.5 in openpi's PyTorch files, and in those of LeRobot, which has the same names.
+"""Loads checkpoints of pi0 and pi0.5 in openpi's PyTorch files, or in LeRobot's, which have the same names.
 
-`policy` is the spec of pi0 or pi0.5, whose name config.json has, too. Names are those that openpi's conversion writes
-(`examples/convert_jax_model_to_pytorch.py`). Of two tied tensors the files have one: `lm_head` of PaliGemma is its
-table of embeddings; that of the expert is not used. Sizes are those of the tensors, numbers of heads follow from them
-where keys are shared, as in both of openpi's sizes, and SigLIP So400m has 16. How many actions are predicted stands in
-config.json alone.
+`policy` is the spec of pi0 or pi0.5, whose name is also in config.json. Names are those that openpi's conversion writes
+(`examples/convert_jax_model_to_pytorch.py`). The files have one of two tied tensors: `lm_head` of PaliGemma is its
+token embeddings; that of the expert is not used. Sizes come from the tensors, and so do numbers of heads, since all
+heads share their keys in both of openpi's sizes; SigLIP So400m has 16. The number of predicted actions is only in
+config.json.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from rlinf_workers.policies.pi0.spec import Pi0Spec
 
 NUM_VISION_HEADS = 16
 HORIZON_KEYS = ("chunk_size", "action_horizon")
-"""Of config.json, as LeRobot and as openpi call the number of predicted actions."""
+"""Keys in config.json for the number of predicted actions, by LeRobot and by openpi."""
 VLM, EXPERT = "paligemma_with_expert.paligemma.model.", "paligemma_with_expert.gemma_expert.model."
 EMBEDDINGS = "paligemma_with_expert.paligemma.lm_head.weight"
 IGNORED = "paligemma_with_expert.gemma_expert.lm_head.weight"
 ACTION_TIME = ("state_proj", "action_in_proj", "action_time_mlp_in", "action_time_mlp_out")
-"""Layers of pi0 that transformers' class keeps in a part of its own, `embed_action_time`."""
+"""Layers of pi0 that transformers' class has in a separate module, `embed_action_time`."""
 
 Make = Callable[[Mapping[str, Any]], nn.Module]
 """Arguments of PI0Config -> the model, with random weights."""
 
 
 def is_openpi(folder: str) -> bool:
-    """Whether a folder is not one that transformers' `save_pretrained` wrote, whose config.json says a `model_type`."""
+    """Whether a folder was not written by transformers' `save_pretrained`, whose config.json has a `model_type`."""
     path = Path(folder, "config.json")
     return path.is_file() and "model_type" not in json.loads(path.read_text())
 
 
 def model_config(folder: str, policy: Pi0Spec) -> dict[str, Any]:
-    """Arguments of PI0Config for a checkpoint; config.json and the headers of its files are read.
+    """Arguments of PI0Config for a checkpoint, from config.json and the headers of its files.
 
     Raises:
-        PolicyError: it is another model's, or a file is missing.
-        WeightFilesError: its files are not whole.
+        PolicyError: the checkpoint is of another model, or a file is missing.
+        WeightFilesError: its files are incomplete.
     """
     config = _read_config(Path(folder), policy)
     check_tokenizer(Path(folder))
@@ -84,9 +84,9 @@ def model_config(folder: str, policy: Pi0Spec) -> dict[str, Any]:
 
 
 def checked_config(folder: str, policy: Pi0Spec, make: Make) -> dict[str, Any]:
-    """`model_config` of files that fit the model that is made of it.
+    """`model_config`, after a check that the files fit a model with these arguments.
 
-    Raises: as `model_config`, and PolicyError naming tensors that do not fit.
+    Raises: as `model_config`; PolicyError that lists tensors that do not fit.
     """
     config = model_config(folder, policy)
     with torch.device("meta"):
@@ -95,7 +95,7 @@ def checked_config(folder: str, policy: Pi0Spec, make: Make) -> dict[str, Any]:
 
 
 def loaded(folder: str, policy: Pi0Spec, make: Make) -> nn.Module:
-    """The model of a folder that `checked_config` accepts; its weights are left out where torch makes outlines."""
+    """The model of a folder that `checked_config` accepts; without weights if torch's default device is `meta`."""
     model = make(model_config(folder, policy))
     if torch.get_default_device().type != "meta":
         _load(model, folder, policy)
@@ -123,7 +123,7 @@ def _load(model: nn.Module, folder: str, policy: Pi0Spec) -> None:
 
 
 def own_name(name: str, policy: Pi0Spec) -> str | None:
-    """What the model here calls a tensor of the files; None for one that is not used."""
+    """The name in our model of a tensor in the files; None if it is not used."""
     name = name.removeprefix("model.")
     if name == IGNORED:
         return None
@@ -157,7 +157,7 @@ def _read_config(folder: Path, policy: Pi0Spec) -> dict[str, Any]:
     if (model_type := config.get("type", config.get("model_type", policy.name))) != policy.name:
         raise PolicyError(f"{path} is of type {model_type!r}; this policy loads {policy.name!r}")
     if not any(key in config for key in HORIZON_KEYS):
-        raise PolicyError(f"{path} says neither {' nor '.join(HORIZON_KEYS)}, the number of actions it predicts")
+        raise PolicyError(f"{path} has neither {' nor '.join(HORIZON_KEYS)}, the number of actions it predicts")
     return config
 
 
@@ -177,7 +177,7 @@ def _num_layers(shapes: Mapping[str, Any], prefix: str) -> int:
 
 
 def _gemma(shapes: Mapping[str, tuple[int, ...]], prefix: str) -> dict[str, Any]:
-    """All heads share one of keys."""
+    """Sizes of a Gemma whose heads share one key head."""
     first = prefix + "layers.0."
     queries, width = _shape(shapes, first + "self_attn.q_proj.weight")
     head_size, _ = _shape(shapes, first + "self_attn.k_proj.weight")

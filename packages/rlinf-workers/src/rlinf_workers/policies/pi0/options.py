@@ -1,4 +1,4 @@
-"""What a recipe may say about pi0, checked before any process starts."""
+"""Options of pi0 in a recipe, checked before any process starts."""
 
 from __future__ import annotations
 
@@ -26,53 +26,52 @@ CHOICES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pi0Options:
-    """Options of the policy; docs/policies/pi0.md says where the defaults come from."""
+    """Options of the policy; docs/policies/pi0.md gives the sources of the defaults."""
 
     folder: str | None = None
     """A folder that `PI0ForConditionalGeneration.save_pretrained` wrote, or one with openpi's or LeRobot's tensors (see
-    openpi_files.py), with its tokenizer's files and `assets/<dataset>/norm_stats.json`. None: a small model of random
-    weights, in the sizes below."""
+    openpi_files.py), with its tokenizer's files and `assets/<dataset>/norm_stats.json`. None: a small model with random
+    weights and the sizes below."""
     dataset: str | None = None
     """Key of the normalisation statistics, with a checkpoint."""
     normalization: str | None = None
-    """`mean_std` (default with a checkpoint), `quantiles`, or `bounds`: -1 and 1 are the bounds of the environment's
-    actions, and states stay as they are (default without)."""
+    """`mean_std` (default with a checkpoint), `quantiles`, or `bounds`, which scales the environment's action bounds to
+    -1 and 1 and leaves states unchanged (default without a checkpoint)."""
     relative_to_state: bool = False
-    """The model predicts all numbers but the last, the gripper's, as differences to the state's first ones, as openpi's
-    `extra_delta_transform` trains for LIBERO; the statistics are of the differences."""
+    """The model predicts all numbers but the last, the gripper, as differences to the first numbers of the state, as in
+    openpi's `extra_delta_transform` for LIBERO; the statistics are those of the differences."""
     cameras: str | Sequence[str] | None = None
-    """Names of cameras in the checkpoint's order, several in one text with commas. None: all that the environment
-    shows."""
+    """Names of cameras in the checkpoint's order, separated by commas. None: all cameras of the environment."""
     chunk_size: int = 5
-    """K, actions that are executed of the predicted ones."""
+    """K, the number of predicted actions that are executed."""
     max_prompt_tokens: int = 48
     noise: str = "flow-sde"
     noise_level: float = 0.5
     """Of flow-sde."""
     least_std: float = 0.08
     largest_std: float = 0.16
-    """Bounds of the deviation that flow-noise learns."""
+    """Bounds of the standard deviation that Flow-Noise learns."""
     num_denoising_steps: int = 4
     value: str = "expert"
-    """Whose features the value is read from."""
+    """The model whose features the value head reads."""
     value_width: int = 256
     detach_values: bool = False
-    """The value learns from these features without changing what makes them."""
+    """Stop the value's gradient at these features."""
     trains: str | None = None
-    """`expert` (default with a checkpoint): the vision-language model stays as it is; `all` (default without)."""
+    """`expert` (default with a checkpoint): the vision-language model is frozen; `all` (default without)."""
     dtype: str = "float32"
-    """Of the weights; chains, log-probabilities and values are float32 whatever it is."""
+    """Data type of the weights; chains, log-probabilities and values are always float32."""
     width: int = 64
     num_layers: int = 2
     image_size: int = 56
-    """Of the small model."""
+    """Picture side of the small model."""
 
     statistics_of_checkpoint: ClassVar[str] = "mean_std"
-    """The normalization with a checkpoint, where the recipe names none."""
+    """The default normalization with a checkpoint."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Raises: PolicyError for an option that is not there or has no such value."""
+        """Raises: PolicyError for an unknown option or an invalid value."""
         filled: dict[str, Any] = {"normalization": "bounds", "trains": "all"}
         if options.get("folder") is not None:
             filled = {"normalization": cls.statistics_of_checkpoint, "trains": "expert"}
@@ -101,15 +100,15 @@ class Pi0Options:
         if self.width % 16 or self.width < 16:
             raise PolicyError(f"width={self.width} must be a multiple of 16")
         if self.folder is None and (self.dataset is not None or self.normalization != "bounds"):
-            raise PolicyError("dataset and normalization need a checkpoint, whose statistics they name")
+            raise PolicyError("dataset and normalization name statistics of a checkpoint; set folder")
 
 
 PATCH_SIZE = 14
-"""Of SigLIP So400m/14, pi0's picture encoder; the small model keeps it."""
+"""Patch size of SigLIP So400m/14, pi0's picture encoder, and of the small model."""
 
 
 def check_spaces(options: Pi0Options, fields: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
-    """What can be said without reading weights.
+    """Checks that need no weights.
 
     Raises: PolicyError.
     """
@@ -119,9 +118,9 @@ def check_spaces(options: Pi0Options, fields: Mapping[str, FieldSpec], actions: 
             f"transformers {installed} has no pi0; install {'.'.join(map(str, FIRST_TRANSFORMERS))} or later"
         )
     if actions.kind != "continuous":
-        raise PolicyError("it denoises continuous actions, and these are discrete")
+        raise PolicyError("it denoises continuous actions, but these are discrete")
     if "state" not in fields or len(fields["state"].shape) != 1:
-        raise PolicyError("it reads 'state', a row of numbers, and the environment shows none")
+        raise PolicyError("it reads 'state', a row of numbers, but the environment provides none")
     size, num_added = fields["state"].shape[0], actions.low.numel() - 1
     if options.relative_to_state and size < num_added:
         raise PolicyError(
@@ -131,17 +130,17 @@ def check_spaces(options: Pi0Options, fields: Mapping[str, FieldSpec], actions: 
 
 
 def check_checkpoint(options: Pi0Options, fields: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
-    """Whether the folder holds pi0, of the sizes that are needed. Raises: PolicyError."""
+    """Checks that the folder contains pi0 with the needed sizes. Raises: PolicyError."""
     check_sizes(options, DEFAULT_SIZES | checkpoint_config(Path(str(options.folder))), fields, actions)
 
 
 def check_sizes(
     options: Pi0Options, there: Mapping[str, Any], fields: Mapping[str, FieldSpec], actions: ActionSpec
 ) -> None:
-    """Whether a checkpoint has as much of everything as is needed.
+    """Checks that the sizes of a checkpoint are large enough.
 
     Args:
-        there: arguments of PI0Config; a model whose prompt says the state has no `max_state_dim`.
+        there: arguments of PI0Config; a model with the state in its prompt has no `max_state_dim`.
 
     Raises: PolicyError.
     """
@@ -157,14 +156,14 @@ def check_sizes(
 
 FIRST_TRANSFORMERS = (5, 17)
 DEFAULT_SIZES = {"max_state_dim": 32, "max_action_dim": 32, "chunk_size": 50}
-"""Of transformers' PI0Config, for a config.json that leaves them out."""
+"""Defaults of transformers' PI0Config, for a config.json that omits them."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 
 
 def checkpoint_config(folder: Path) -> dict[str, Any]:
     """config.json of a pi0 checkpoint.
 
-    Raises: PolicyError for a folder that holds something else, or no tokenizer.
+    Raises: PolicyError for a folder with something else, or without a tokenizer.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -178,6 +177,6 @@ def checkpoint_config(folder: Path) -> dict[str, Any]:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raises: PolicyError for a folder without one."""
+    """Raises: PolicyError for a folder without a tokenizer."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise PolicyError(f"{folder} has no tokenizer; put PaliGemma's {TOKENIZER_FILES[0]} there")

@@ -1,9 +1,9 @@
 """pi0 (arXiv:2410.24164) as a policy: acting by its ODE, learning by Flow-SDE or Flow-Noise (arXiv:2510.25889).
 
-Flow-SDE makes one denoising step of a row noisy, which `noise` chooses, and the others are the ODE's; Flow-Noise makes
-all of them noisy, with a deviation that a head on the expert learns. Only the actions that are executed count in
-log-probabilities: the first K of the predicted ones, and of their dimensions those that the environment has. docs/
-policies/pi0.md has every detail with its source.
+Flow-SDE makes one denoising step of each row stochastic, which `noise` chooses, and the others follow the ODE;
+Flow-Noise makes all steps stochastic, with a standard deviation that a head on the expert learns. Only executed actions
+count in log-probabilities: the first K predicted ones, in the dimensions of the environment. docs/policies/pi0.md has
+every detail with its source.
 
 Legend: as in model.py; K actions that are executed, A their dimensions, S denoising steps.
 """
@@ -53,7 +53,7 @@ from rlinf_workers.policies.pictures import colour_cameras
 from rlinf_workers.trainers.base import ModelOutputs
 
 NOISE_HEAD_WIDTHS = (128, 64)
-"""Of the network that learns Flow-Noise's deviations, as in the authors' code."""
+"""Width of the network that learns Flow-Noise's standard deviations, as in the authors' code."""
 
 
 class Pi0(Policy):
@@ -116,7 +116,7 @@ class Pi0(Policy):
 
     @classmethod
     def check(cls, options: Any, fields: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
-        """What can be said without reading weights. Raises: PolicyError."""
+        """Checks that need no weights. Raises: PolicyError."""
         check_spaces(options, fields, actions)
         if options.folder is not None and is_openpi(options.folder):
             check_sizes(options, checked_config(options.folder, SPEC, new_openpi_model), fields, actions)
@@ -125,11 +125,11 @@ class Pi0(Policy):
 
     @classmethod
     def make_prompts(cls, options: Any, state_size: int) -> PromptTokenizer:
-        """What turns instructions into tokens. Raises: PolicyError where the state has no room in them."""
+        """The prompt tokenizer. Raises: PolicyError if the state does not fit in the prompt."""
         return make_prompts(options)
 
     def make_model(self, options: Any, state_size: int, action_size: int) -> nn.Module:
-        """The network, with its weights; it has the parts of transformers' pi0 by their names."""
+        """The network with its weights and the module names of transformers' pi0."""
         return make_model(options, state_size, action_size)
 
     def expert_features(self, prefix: Prefix, state: Tensor, chunk: Tensor, times: Tensor) -> Tensor:
@@ -173,13 +173,13 @@ class Pi0(Policy):
         )
 
     def values(self, fields: Fields) -> Tensor:
-        """Nothing is denoised."""
+        """Needs no denoising."""
         return self._denoiser(fields).values(None)
 
     def imitate(self, fields: Fields, actions: Tensor, noise: Tensor) -> Tensor:
-        """Flow matching: the mean squared error of the velocities over the numbers that are executed, at one time of
-        each row that prefers noise (arXiv:2410.24164, section IV). What the model predicts beside them starts from
-        noise, as in acting, and has no target."""
+        """Flow matching: the mean squared error of the velocities over the executed numbers, at one time for each row,
+        with a preference for noisy times (arXiv:2410.24164, section IV). The other predicted numbers start from noise,
+        as in acting, and have no target."""
         num_actions, size = self._executed
         start = noise[:, : self._predicted[0] * self._predicted[1]].unflatten(-1, self._predicted)
         times = training_times(torch.special.ndtr(noise[:, -1]))
@@ -191,7 +191,7 @@ class Pi0(Policy):
         return flow_matching_loss(velocities[chosen], target[chosen]).mean((1, 2))
 
     def _origin(self, fields: Fields) -> Tensor:
-        """[n, 1, A]: what the predicted actions are differences to; zeros for those that are none."""
+        """[n, 1, A]: the origin of predicted differences; zeros for dimensions that are not differences."""
         state, size = fields["state"], self._executed[1]
         origin = torch.zeros(len(state), 1, size, device=state.device, dtype=state.dtype)
         if self._options.relative_to_state:
@@ -203,8 +203,8 @@ class Pi0(Policy):
         return self._options.noise_level if self._options.noise == "flow-sde" else None
 
     def evaluation_start(self, state: Tensor) -> Tensor:
-        """[n, H, D]: the noise that an evaluation begins with, drawn for each row [n, size] by the row's numbers, so
-        that the same observation is always answered alike, and others from other noise."""
+        """[n, H, D]: the initial noise of an evaluation, derived from the numbers of each row [n, size], so that the
+        same observation always has the same answer, and other observations have different noise."""
         size = self._predicted[0] * self._predicted[1]
         drawn = [_normal(row, size) for row in state.float().cpu().numpy()]
         return torch.from_numpy(np.stack(drawn)).to(state).unflatten(-1, self._predicted)
@@ -214,7 +214,7 @@ class Pi0(Policy):
         return denoising_times(self._options.num_denoising_steps, device=state.device, dtype=state.dtype)
 
     def _split(self, noise: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The first state [n, H, D], the noise of the steps [S, n, H, D], and which step is noisy, [n]; None: all."""
+        """The initial state [n, H, D], the noise of the steps [S, n, H, D], and the stochastic step, [n]; None: all."""
         size, num_steps = self._predicted[0] * self._predicted[1], self._options.num_denoising_steps
         start = noise[:, :size].unflatten(-1, self._predicted)
         if self._options.noise == "flow-noise":
@@ -224,7 +224,7 @@ class Pi0(Policy):
         return start, drawn, (uniform * num_steps).long().clamp(max=num_steps - 1)
 
     def _of_executed(self, elements: Tensor) -> Tensor:
-        """[n, H, D] -> [n, K, A], those of the actions that are executed."""
+        """[n, H, D] -> [n, K, A], the elements of the executed actions."""
         num_actions, size = self._executed
         return elements[:, :num_actions, :size]
 
@@ -243,7 +243,7 @@ class Pi0(Policy):
         return Denoiser(self, read_prefix(self.model, pictures, ids, mask), state)
 
     def spread(self, features: Tensor) -> Tensor:
-        """[n, H, E] -> [n, H, D], the deviations that Flow-Noise learns."""
+        """[n, H, E] -> [n, H, D], the learned standard deviations of Flow-Noise."""
         assert self.noise_head is not None, "Flow-SDE has no noise head"
         return bounded_std(
             in_own_dtype(self.noise_head, features), low=self._options.least_std, high=self._options.largest_std
@@ -265,7 +265,7 @@ def _normal(row: np.ndarray, size: int) -> np.ndarray:
 
 
 class Denoiser:
-    """The expert before one batch of observations; keeps what it said at each state that it was asked about."""
+    """The expert for one batch of observations; stores its output at each state for which it is called."""
 
     def __init__(self, policy: Pi0, prefix: Prefix, state: Tensor) -> None:
         self._policy, self._prefix, self._state = policy, prefix, state
@@ -273,7 +273,7 @@ class Denoiser:
         self._stds: list[Tensor] = []
 
     def __call__(self, states: Tensor, times: Tensor) -> FlowPrediction:
-        """Velocities, and deviations where they are learned; states [n, H, D], times [n]."""
+        """Velocities, and standard deviations if they are learned; states [n, H, D], times [n]."""
         features = self._features(states, times)
         velocities = in_own_dtype(self._policy.model.action_out_proj, features)
         if self._policy.noise_head is None:
@@ -282,7 +282,7 @@ class Denoiser:
         return FlowPrediction(velocities, self._stds[-1])
 
     def velocities(self, states: Tensor, times: Tensor) -> FlowPrediction:
-        """Velocities alone, for the ODE."""
+        """Velocities only, for the ODE."""
         return FlowPrediction(in_own_dtype(self._policy.model.action_out_proj, self._features(states, times)))
 
     def _features(self, states: Tensor, times: Tensor) -> Tensor:
@@ -292,8 +292,8 @@ class Denoiser:
         return features
 
     def values(self, steps: Tensor | None) -> Tensor:
-        """[n]: of the vision-language model's features; or the mean of the expert's over the states that it was asked
-        about, with `steps` [n] the value at that step."""
+        """[n]: the values of the vision-language model's features, or the mean value of the expert's features over all
+        states for which it was called; with `steps` [n] the value at that step."""
         if not self._policy.reads_value_from_expert:
             return self._policy.values_of(self._prefix.mean_features)
         values = torch.stack(self._values)

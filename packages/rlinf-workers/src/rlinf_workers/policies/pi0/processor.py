@@ -1,8 +1,8 @@
-"""What the model sees of observations: pictures as SigLIP takes them, the instruction as tokens.
+"""Prepares observations for the model: pictures for SigLIP, the instruction as tokens.
 
-As openpi has it: pictures are scaled into a square with their proportions, centred on black, and take values from -1 to
-1; a prompt is the instruction without underscores and line breaks, behind the token of the beginning and before a line
-break. transformers' processor has the same prompt, but scales pictures by cubic interpolation.
+As in openpi, pictures are scaled into a square with their aspect ratio, centred on black, with values from -1 to 1; a
+prompt is the begin token, the instruction without underscores and line breaks, and a line break. transformers'
+processor has the same prompt, but scales pictures by cubic interpolation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlinf_workers.roles.records.embodied import texts_of
 
 BYTES = 256
 BEGIN, IMAGE = BYTES, BYTES + 1
-"""Ids of the small model: a byte of the instruction is a token, and two more stand for the beginning and a picture."""
+"""Token ids of the small model: one for each byte of the instruction, and two more for the beginning and a picture."""
 
 
 def prepare_pictures(pictures: Tensor, size: int) -> Tensor:
@@ -39,7 +39,7 @@ def prepare_pictures(pictures: Tensor, size: int) -> Tensor:
 
 
 TokenIds = Callable[[str], list[int]]
-"""A text -> its tokens, behind the one of the beginning."""
+"""A text -> its tokens after the begin token."""
 
 
 class PromptTokenizer(Protocol):
@@ -48,20 +48,20 @@ class PromptTokenizer(Protocol):
     def __call__(self, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """
         Args:
-            rows: [n, bytes] as `text_tensor` has them.
-            state: [n, size], normalised, for a model whose prompt says it.
+            rows: [n, bytes] as from `text_tensor`.
+            state: [n, size], normalised, for a model whose prompt contains it.
         Returns: ids and mask (1 on tokens), [n, width] int64 each.
         Raises: PolicyError for a prompt that is too long; it is never cut.
         """
         ...
 
     def check(self, instruction: str) -> None:
-        """Raises: PolicyError where the instruction makes a prompt that is too long, whatever the state is."""
+        """Raises: PolicyError if the prompt of the instruction can be too long."""
         ...
 
 
 class BytePrompts:
-    """UTF-8 bytes are the tokens; for a model without a tokenizer."""
+    """UTF-8 bytes as tokens, for a model without a tokenizer."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -79,7 +79,7 @@ class BytePrompts:
 
 
 class TokenizerPrompts:
-    """By the checkpoint's tokenizer."""
+    """Prompts by the checkpoint's tokenizer."""
 
     def __init__(self, ids_of: TokenIds, width: int) -> None:
         self._ids_of, self._width = ids_of, width
@@ -100,7 +100,7 @@ class TokenizerPrompts:
 
 
 def make_prompts(options: Pi0Options) -> PromptTokenizer:
-    """By the checkpoint's tokenizer, or of bytes."""
+    """Prompts by the checkpoint's tokenizer, or of bytes without one."""
     if options.folder is None:
         return BytePrompts(options.max_prompt_tokens)
     return TokenizerPrompts(tokenizer_ids(options.folder), options.max_prompt_tokens)
@@ -120,7 +120,7 @@ def tokenizer_ids(folder: str) -> TokenIds:
 
 
 def cleaned(instruction: str) -> str:
-    """Without underscores and line breaks."""
+    """The instruction without underscores and line breaks."""
     return instruction.strip().replace("_", " ").replace("\n", " ")
 
 
@@ -135,7 +135,7 @@ def padded(rows: Sequence[list[int]], width: int, device: torch.device) -> tuple
 
 
 def check_length(length: int, width: int, instruction: str | None = None) -> None:
-    """Raises: PolicyError for a prompt of so many tokens where there is room for `width`."""
+    """Raises: PolicyError if `length`, the number of tokens of a prompt, exceeds `width`."""
     if length > width:
         named = "" if instruction is None else f" {instruction!r}"
         raise PolicyError(

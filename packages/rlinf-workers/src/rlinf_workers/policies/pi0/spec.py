@@ -1,5 +1,4 @@
-"""What is known of pi0 without making it: a decoder that reads pictures and text, and an expert that turns noise into
-actions."""
+"""The spec of pi0: a decoder that reads pictures and text, and an expert that denoises actions."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ from rlinf_workers.policies.spec import ActingCost, PolicySpec, num_cameras
 class Pi0Spec(PolicySpec):
     backbone: tuple[str, ...] | None = ("model.model",)
     own_layer: str
-    """A layer that openpi's files of this model have, and those of the others of the family have not."""
+    """A layer that openpi's files have for this model only, not for the others of the family."""
     has_state_token: bool = False
-    """Whether the expert reads the state; else the text has it."""
+    """Whether the expert reads the state; otherwise it is in the text."""
     text_tokens: int
-    """Of a prompt (openpi's configuration)."""
+    """Number of tokens of a prompt (openpi's configuration)."""
     chunk_size: int = 5
-    """Actions of an answer that are executed (pi_RL, arXiv:2510.25889)."""
+    """Number of executed actions of an answer (pi_RL, arXiv:2510.25889)."""
     denoising_steps: int = 4
     """pi_RL."""
     predicted_actions: int = 50
-    """That the expert denoises (openpi's configuration)."""
+    """Number of actions that the expert denoises (openpi's configuration)."""
 
     def acting_cost(self, options: Mapping[str, Any], env_options: Mapping[str, Any]) -> ActingCost:
         num_steps = int(options.get("num_denoising_steps") or self.denoising_steps)

@@ -1,8 +1,9 @@
-"""Normalisation of states and actions by the statistics of the data that a checkpoint was trained on.
+"""Normalises states and actions by the statistics of a checkpoint's training data.
 
 The file is that of openpi, the authors' code: `assets/<dataset>/norm_stats.json`, `{"norm_stats": {"state": {...},
-"actions": {...}}}`, each with `mean`, `std`, `q01` and `q99` a dimension; more dimensions than the environment has are
-padding. openpi normalises pi0 by mean and deviation, later models by quantiles, with 1e-6 in the divisor.
+"actions": {...}}}`, each with `mean`, `std`, `q01` and `q99` for each dimension; dimensions beyond those of the
+environment are padding. openpi normalises pi0 by mean and standard deviation, later models by quantiles, with 1e-6 in
+the divisor.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ class Affine(nn.Module):
         self.register_buffer("scale", scale.float())
 
     def forward(self, values: Tensor) -> Tensor:
-        """[..., D] as the model has it."""
+        """[..., D] environment scale -> model scale."""
         return (values - self.shift) / self.scale
 
     def inverse(self, values: Tensor) -> Tensor:
-        """[..., D] as the environment has it."""
+        """[..., D] model scale -> environment scale."""
         return values * self.scale + self.shift
 
 
 def normalizers(options: Pi0Options, state_size: int, actions: ActionSpec) -> tuple[Affine, Affine]:
-    """Of states and of actions.
+    """The normalizers of states and of actions.
 
-    Raises: PolicyError where there are no such statistics; it says which there are.
+    Raises: PolicyError if there are no such statistics; lists those that there are.
     """
     num_actions = actions.low.numel()
     if options.normalization == "bounds":
@@ -59,7 +60,7 @@ def normalizers(options: Pi0Options, state_size: int, actions: ActionSpec) -> tu
 
 
 def _of_bounds(actions: ActionSpec) -> Affine:
-    """-1 and 1 are the bounds; a dimension without bounds stays as it is."""
+    """Scales the bounds to -1 and 1; a dimension without bounds is unchanged."""
     low, high = actions.low.flatten().double(), actions.high.flatten().double()
     bounded = low.isfinite() & high.isfinite() & (high > low)
     shift, scale = (low + high) / 2, (high - low) / 2

@@ -1,1 +1,1 @@
-"""pi0.5: pi0 whose state is words of the prompt, and whose expert takes the denoising time into its norms."""
+"""pi0.5: pi0 with the state as text in the prompt, and with an expert whose norms depend on the denoising time."""

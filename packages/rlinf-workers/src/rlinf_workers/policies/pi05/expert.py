@@ -1,11 +1,11 @@
-"""pi0.5's network: PaliGemma as pi0 has it, before an expert that takes the time into its norms.
+"""pi0.5's network: PaliGemma as in pi0, with an expert whose norms depend on the denoising time.
 
-transformers has no such class; its Gemma has the attention and the feed-forward layer. What an adaptive norm does is
-openpi's (`GemmaRMSNorm` with a condition, in its PyTorch code): the root-mean-square norm without a weight of its own,
-times 1 + scale, plus shift; and what its half of the layer adds to the stream is multiplied by a gate. All three are a
-linear function of the time.
+transformers has no such class; attention and feed-forward layer are those of its Gemma. The adaptive norm is openpi's
+(`GemmaRMSNorm` with a condition, in its PyTorch code): the root-mean-square norm without a weight, times 1 + scale,
+plus shift; the output of its half of the layer is multiplied by a gate before it is added to the residual stream.
+Scale, shift and gate are linear functions of the embedded time.
 
-Legend: n rows, H actions that are predicted, D dimensions of them, E width of the expert, P tokens of the prefix.
+Legend: n rows, H predicted actions, D their dimensions, E width of the expert, P tokens of the prefix.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlinf_workers.policies.pi0.model import Prefix
 
 
 class AdaptiveNorm(nn.Module):
-    """A norm whose scale, shift and gate follow from a condition; new ones are an ordinary norm with the gate open."""
+    """A norm whose scale, shift and gate depend on a condition; initially an ordinary norm with an open gate."""
 
     def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
@@ -37,13 +37,13 @@ class AdaptiveNorm(nn.Module):
         self._epsilon = epsilon
 
     def begin(self) -> None:
-        """Sets the first weights."""
+        """Initializes the weights."""
         nn.init.zeros_(self.dense.weight)
         nn.init.zeros_(self.dense.bias)
         nn.init.ones_(self.dense.bias[-self.dense.in_features :])
 
     def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """[n, H, E] and [n, E] -> what is read, [n, H, E], and the gate, [n, 1, E]."""
+        """[n, H, E] and [n, E] -> the normalised input, [n, H, E], and the gate, [n, 1, E]."""
         scale, shift, gate = self.dense(condition)[:, None].chunk(3, dim=-1)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._epsilon)
@@ -68,7 +68,7 @@ class AdaptiveLayer(nn.Module):
 
 
 class AdaptiveExpert(GemmaPreTrainedModel):
-    """Gemma's layers over the actions, all of which see each other and the whole prefix."""
+    """Gemma's layers over the actions, which attend to each other and to the whole prefix."""
 
     _no_split_modules: ClassVar[list[str]] = ["AdaptiveLayer"]
 
@@ -102,7 +102,7 @@ class AdaptiveExpert(GemmaPreTrainedModel):
 
 
 class Pi05Model(nn.Module):
-    """The parts of transformers' pi0 by their names, with another expert."""
+    """The modules of transformers' pi0 with the same names, with another expert."""
 
     def __init__(self, config: PI0Config) -> None:
         super().__init__()
@@ -115,8 +115,7 @@ class Pi05Model(nn.Module):
         self.time_mlp_in, self.time_mlp_out = nn.Linear(width, width), nn.Linear(width, width)
 
     def expert_features(self, prefix: Prefix, chunk: Tensor, times: Tensor) -> Tensor:
-        """[n, H, E]: the expert's output at the actions [n, H, D], noisy at `times` [n]; the cache is left as it
-        was."""
+        """[n, H, E]: the expert's output at the actions [n, H, D], noisy at `times` [n]; leaves the cache unchanged."""
         dtype = self.action_in_proj.weight.dtype
         condition = functional.silu(self.time_mlp_in(self._waves(times).to(dtype)))
         condition = functional.silu(self.time_mlp_out(condition))

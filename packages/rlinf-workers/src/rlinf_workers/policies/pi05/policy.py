@@ -1,4 +1,4 @@
-"""pi0.5 (arXiv:2504.16054) as a policy: pi0's acting and learning around another prompt and another expert.
+"""pi0.5 (arXiv:2504.16054) as a policy: acts and learns like pi0, with another prompt and another expert.
 
 docs/policies/pi05.md has every detail with its source.
 """

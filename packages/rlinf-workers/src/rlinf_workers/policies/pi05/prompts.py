@@ -17,11 +17,11 @@ NUM_BINS = 256
 
 
 class StatePrompts:
-    """Prompts that say the state."""
+    """Prompts that contain the state."""
 
     def __init__(self, ids_of: TokenIds, width: int, state_size: int) -> None:
         """
-        Raises: PolicyError where the state alone fills the prompt.
+        Raises: PolicyError if the state alone fills the prompt.
         """
         self._ids_of, self._width, self._state_size = ids_of, width, state_size
         if (length := self._longest("")) > width:
@@ -43,13 +43,13 @@ class StatePrompts:
         check_length(self._longest(instruction), self._width, instruction)
 
     def _longest(self, instruction: str) -> int:
-        """Tokens of the prompt where all numbers of the state have three digits."""
+        """Number of tokens of the prompt if all numbers of the state have three digits."""
         state = " ".join([str(NUM_BINS - 1)] * self._state_size)
         return len(self._ids_of(PROMPT.format(task=cleaned(instruction), state=state)))
 
 
 def state_bins(state: Tensor) -> Tensor:
-    """[n, size] normalised -> int64: the bin from -1 (bin 0) to 1 that each number lies in; -1 below the first, and the
-    last one above."""
+    """[n, size] normalised -> int64: the bin of each number, from -1 (bin 0) to 1; -1 for smaller numbers, the last bin
+    for larger ones."""
     edges = torch.linspace(-1, 1, NUM_BINS + 1, dtype=torch.float64, device=state.device)[:-1]
     return torch.bucketize(state.double(), edges, right=True) - 1

@@ -1,4 +1,4 @@
-"""What is known of pi0.5 without making it: as pi0, but that its text has the state, too."""
+"""The spec of pi0.5: that of pi0, but with the state in the text."""
 
 from rlinf_workers.policies.pi0.spec import Pi0Spec
 

@@ -1,7 +1,7 @@
-"""A policy loss of one's own, in one file: the ratio is bent into its range by a tanh, where PPO cuts it off.
+"""A custom policy loss in one file: a tanh bends the ratio into its range, where PPO clips it.
 
 cd docs/examples
-rlinf train sort-grpo --algorithm.num_minibatches 2 --algorithm.policy_loss own_loss:soft_clip
+rlinf train sort-grpo --algorithm.num_minibatches 2 --algorithm.policy_loss custom_loss:soft_clip
 """
 
 from torch import Tensor
