@@ -37,6 +37,8 @@ def test_flow_matching():
 
 def test_signatures_with_defaults():
     assert signatures(rlinf_algos) == {
+        "dpo_loss": "policy_logprobs, ref_logprobs, *beta=0.1, *label_smoothing=0.0, *kind=sigmoid, *num_tokens=None",
+        "bradley_terry_loss": "scores, margins=None",
         "grpo_advantages": "rewards, group_ids=None, mask=None, *normalize_std=True, *epsilon=0.0001",
         "rloo_advantages": "rewards",
         "opo_advantages": "rewards, lengths",

@@ -120,6 +120,12 @@ from .policy_loss import (
     sapo_loss as sapo_loss,
     sequence_clip_loss as sequence_clip_loss,
 )
+from .preferences import (
+    PREFERENCE_LOSSES as PREFERENCE_LOSSES,
+    PreferenceLoss as PreferenceLoss,
+    bradley_terry_loss as bradley_terry_loss,
+    dpo_loss as dpo_loss,
+)
 from .presets import (
     FIELDS_OF_SAMPLES as FIELDS_OF_SAMPLES,
     KL_ESTIMATES as KL_ESTIMATES,
