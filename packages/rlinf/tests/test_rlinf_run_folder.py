@@ -282,6 +282,13 @@ def test_the_best_checkpoint_survives_and_is_pointed_to(tmp_path: Path) -> None:
     assert best is not None and (folder.path / "checkpoints" / "best").resolve() == best.resolve()
 
 
+def test_the_best_loss_is_the_lowest(tmp_path: Path) -> None:
+    folder = create(tmp_path / "run", keep_checkpoints=1)
+    for step, score in [(0, 0.9), (1, 0.1), (2, 0.1), (3, math.nan), (4, 0.2)]:
+        save(folder, step, own_score=score, lower_is_better=True)
+    assert names(folder) == ["best", "step-000002", "step-000004"]
+
+
 # -- the lock ----------------------------------------------------------------------------------------------------------
 
 HOLD = """

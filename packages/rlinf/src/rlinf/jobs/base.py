@@ -29,10 +29,12 @@ class Score:
     """What it is, for people."""
     is_share: bool = True
     """Between 0 and 1, shown in per cent."""
+    lower_is_better: bool = False
+    """A loss: the best checkpoint has the smallest, and `run.stop_at_score` is reached from above."""
 
     def show(self, value: float) -> str:
         """The value as people read it."""
-        return f"{value:.1%}" if self.is_share else f"{value:.2f}"
+        return f"{value:.1%}" if self.is_share else f"{value:.4f}" if self.lower_is_better else f"{value:.2f}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,14 +11,25 @@ from rlinf.run_folder.plain_files import read_plain_json
 
 
 def reasons_to_end(
-    run: RunConfig, *, step: int, score: float, training_s: float, score_name: str = "score"
+    run: RunConfig,
+    *,
+    step: int,
+    score: float,
+    training_s: float,
+    score_name: str = "score",
+    lower_is_better: bool = False,
 ) -> dict[str, str]:
-    """Why a run ends after `step` steps -> what to change so that it goes on; empty: it goes on."""
+    """Why a run ends after `step` steps -> what to change so that it goes on; empty: it goes on.
+
+    Args:
+        lower_is_better: as `Score.lower_is_better`.
+    """
     reasons = {}
     if step >= run.num_steps:
         reasons[f"all of run.num_steps={run.num_steps} are done"] = f"--run.num_steps {2 * run.num_steps}"
-    if run.stop_at_score is not None and score >= run.stop_at_score:
-        reason = f"its {score_name.replace('_', ' ')} of {score:.3g} reaches run.stop_at_score={run.stop_at_score:g}"
+    limit = run.stop_at_score
+    if limit is not None and (score <= limit if lower_is_better else score >= limit):
+        reason = f"its {score_name.replace('_', ' ')} of {score:.3g} reaches run.stop_at_score={limit:g}"
         reasons[reason] = "--run.stop_at_score null"
     if run.max_minutes is not None and training_s >= run.max_minutes * 60:
         reason = f"it has trained for run.max_minutes={run.max_minutes:g}"
@@ -31,11 +42,13 @@ def how_to_go_on(run: RunConfig, path: Path) -> str | None:
     try:
         result = read_plain_json(path / RESULT)
         step, score, training_s = result["num_steps"], result["after"], result["training_s"]
-        name = str(result.get("score", "score"))
+        name, lower_is_better = str(result.get("score", "score")), bool(result.get("lower_is_better"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     score = math.nan if score is None else score
-    reasons = reasons_to_end(run, step=step, score=score, training_s=training_s, score_name=name)
+    reasons = reasons_to_end(
+        run, step=step, score=score, training_s=training_s, score_name=name, lower_is_better=lower_is_better
+    )
     if not reasons:
         return None
     return (

@@ -60,6 +60,7 @@ class RunRecorder:
             {
                 "score": self._score.name,
                 "score_is_share": self._score.is_share,
+                "lower_is_better": self._score.lower_is_better,
                 "before": clock.before,
                 "after": score,
                 "best": best and {"checkpoint": best.name, "score": best_score},

@@ -344,6 +344,7 @@ class TrainingLoop:
             **self._clock.to_json(),
             "score": self._recorder.latest_score(self._clock),
             "score_name": self._job.score.name,
+            "lower_is_better": self._job.score.lower_is_better,
             "stage_s": dict(self._session.stage_s),
         }
         with self.progress.doing("saving a checkpoint"):
@@ -355,4 +356,6 @@ class TrainingLoop:
         if self._only_measures:
             return False
         step, training_s = self._clock.step, self._clock.training_s
-        return bool(reasons_to_end(self._config.run, step=step, score=score, training_s=training_s))
+        falls = self._job.score.lower_is_better
+        reasons = reasons_to_end(self._config.run, step=step, score=score, training_s=training_s, lower_is_better=falls)
+        return bool(reasons)

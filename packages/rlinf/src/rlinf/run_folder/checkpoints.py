@@ -95,17 +95,21 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 def best_checkpoint(folder: Path) -> Path | None:
     """Returns the checkpoint with the best score, the newest of several; only those evaluated at their step count."""
-    scored = [(score, step, path) for step, path in checkpoint_steps(folder) if (score := _own_score(path)) is not None]
+    scored = [(merit, step, path) for step, path in checkpoint_steps(folder) if (merit := _merit(path)) is not None]
     return max(scored)[2] if scored else None
 
 
-def _own_score(checkpoint: Path) -> float | None:
-    """Returns the score, or None, also if state.json is damaged, which is reported when the checkpoint is used."""
+def _merit(checkpoint: Path) -> float | None:
+    """Returns the score, negative where lower is better; or None, also if state.json is damaged, which is reported when
+    the checkpoint is used."""
     try:
-        score = read_state(checkpoint)["own_score"]
+        state = read_state(checkpoint)
+        score = state["own_score"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return score if isinstance(score, float) and not math.isnan(score) else None
+    if not isinstance(score, float) or math.isnan(score):
+        return None
+    return -score if state.get("lower_is_better") else score
 
 
 def point_to_best(folder: Path) -> bool:
