@@ -65,7 +65,10 @@ def message(name: str, *arguments: str) -> str:
         ),
         ("mode: hybird", "mine.yaml:2: mode='hybird'; allowed: 'auto', 'collocated', 'disaggregated' or 'hybrid'"),
         ("task:\n  kind: srot", "mine.yaml:3: task.kind='srot'; allowed: 'sort', 'add', 'files'"),
-        ("job: reasonning", "mine.yaml:2: job='reasonning'; allowed: 'reasoning', 'embodied'"),
+        (
+            "job: reasonning",
+            "mine.yaml:2: job='reasonning'; allowed: 'reasoning', 'embodied', 'sft', 'dpo', 'reward_model'",
+        ),
         ("rollout: 3", "mine.yaml:2: rollout=3; allowed: a section with the keys engine, engine_options"),
         ("name: a b", "mine.yaml:2: name='a b'; allowed: letters, digits"),
         ("model:\n  dtype: {x}", "mine.yaml:3: model.dtype={'x': None}; allowed: 'float32'"),
@@ -107,8 +110,8 @@ def test_a_long_list_of_mistakes_is_cut(recipe):
     [
         (
             "",
-            "job is not set; give --job VALUE, or write it in a recipe; allowed: 'reasoning', 'embodied'; or let it "
-            "begin with `extends: NAME`",
+            "job is not set; give --job VALUE, or write it in a recipe; allowed: 'reasoning', 'embodied', 'sft', "
+            "'dpo', 'reward_model'; or let it begin with `extends: NAME`",
         ),
         ("- a\n", "mine.yaml:1: a recipe is a mapping"),
         ("a: [1\nb: 2\n", "mine.yaml:2: not valid YAML"),

@@ -20,7 +20,9 @@ def recorded() -> set[str]:
     roles = [file for job in ("language", "embodied") for file in (package / "roles" / job).glob("*.py")]
     files = [package / "algorithm_parts.py", *roles]
     text = "\n".join(file.read_text() for file in files)
-    names = re.findall(r"record(?:_spread)?\(\s*f?\"([^\"]+)\"", text) + re.findall(r"\"((?:actor|critic)/\w+)\"", text)
+    names = re.findall(r"record(?:_spread)?\(\s*f?\"([^\"]+)\"", text) + re.findall(
+        r"\"((?:actor|critic|sft|dpo|reward_model|rewards)/\w+)\"", text
+    )
     return {re.sub(r"\{[^}]*\}", "{}", name) for name in names} - NOT_OF_STEPS
 
 
@@ -56,7 +58,10 @@ def test_families_and_names(name, evaluation, expected):
 def test_names_are_explained_once_for_each_job():
     for metrics in (TRAINING, EVALUATION):
         names = [
-            (metric.name, job) for metric in metrics for job in ("reasoning", "embodied") if metric.job in (job, "both")
+            (metric.name, job)
+            for metric in metrics
+            for job in ("reasoning", "embodied", "supervised")
+            if metric.job in (job, "both")
         ]
         assert len(set(names)) == len(names)
 

@@ -26,13 +26,17 @@ def text_of(name: str) -> str:
     return importlib.resources.files("rlinf.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
 
 
-NEEDED = {name: GSM8K for name in RECIPES if "train_files" in text_of(name)}
+EXAMPLES = [*GSM8K[:2], "--task.eval_files=[]"]
+NEEDED = {name: GSM8K for name in RECIPES if "train_files" in text_of(name)} | dict.fromkeys(
+    ("sft", "dpo", "reward-model"), EXAMPLES
+)
 """Recipe -> what a user has to bring."""
 
 
 def test_these_recipes_are_shipped():
     assert RECIPES == [
         "add-grpo",
+        "dpo",
         "env-ppo",
         "gsm8k-grpo",
         "gsm8k-grpo-fsdp2",
@@ -51,6 +55,8 @@ def test_these_recipes_are_shipped():
         "reach-oft-grpo",
         "reach-openvla-ppo",
         "reach-pi0-ppo",
+        "reward-model",
+        "sft",
         "sort-grpo",
         "sort-grpo-megatron-sglang",
     ]

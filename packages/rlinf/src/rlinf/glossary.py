@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from textwrap import dedent
 from typing import Literal
 
-Kind = Literal["reasoning", "embodied", "both"]
+Kind = Literal["reasoning", "embodied", "supervised", "both"]
 
 SHARE = "share"
 """The unit of numbers from 0 to 1 that are drawn as percent."""
@@ -67,7 +67,6 @@ TRAINING = (
             it: an estimate of the policy's entropy without extra cost. A fall towards 0 means that the policy has
             stopped exploring.
         actor/loss | - | Loss of an optimizer step. On-policy its value means little; only its gradient matters.
-        actor/learning_rate | - | Learning rate of the optimizer step.
         actor/trained_token_fraction | share | Tokens in groups with an advantage. The other tokens add nothing to the
             loss but count in its mean.
         actor/groups_without_advantage | share | Groups whose rewards are all equal. Near 1 the prompts are too easy or
@@ -114,9 +113,26 @@ TRAINING = (
         """,
     ),
     *_of(
+        "supervised",
+        """
+        sft/loss | nats a token | Negative log-likelihood of the tokens with a loss, mean over all of them in the
+            optimizer step.
+        sft/trained_tokens | tokens | Tokens with a loss in the optimizer step.
+        dpo/loss | - | Loss of a pair, mean over the pairs of the optimizer step. At the reference it is log 2 for
+            dpo.loss=sigmoid, and 1 / (2 beta)^2 for ipo.
+        reward_model/loss | - | Loss of a pair of a reward model, mean over the pairs of the optimizer step.
+        rewards/chosen | - | Mean reward of the preferred answers: of dpo beta times the log ratio of policy and
+            reference, of reward_model the score.
+        rewards/rejected | - | The same of the other answers.
+        rewards/margin | - | Difference of the two.
+        rewards/accuracy | share | Pairs whose preferred answer has the larger reward.
+        """,
+    ),
+    *_of(
         "both",
         """
         actor/grad_norm | - | Norm of the gradient before clipping, at actor.max_grad_norm.
+        actor/learning_rate | - | Learning rate of the optimizer step; jobs with language models.
         actor/clip_fraction | share | Trained tokens, or actions, whose loss term the policy loss clipped.
         actor/corrected_fraction | share | Trained tokens, or actions, whose weight algorithm.correction reduced, or
             that it left out.
@@ -164,6 +180,22 @@ EVALUATION = (
         episode_length | steps | Mean number of actions of an episode.
         """,
     ),
+    *_of(
+        "supervised",
+        """
+        loss | - | Loss of the held-out examples: of sft the negative log-likelihood in nats, mean over all tokens with
+            a loss; of pairs the mean over them. It is the score, and lower is better.
+        token_accuracy | share | Tokens with a loss that are the most likely ones under the model.
+        preference_accuracy | share | Held-out pairs whose preferred answer has the larger reward.
+        rewards/chosen | - | Mean reward of the preferred answers: of dpo beta times the log ratio of policy and
+            reference, of reward_model the score.
+        rewards/rejected | - | The same of the other answers.
+        rewards/margin | - | Difference of the two.
+        num_tokens | tokens | Tokens with a loss in the held-out examples.
+        num_examples | examples | Held-out examples.
+        num_pairs | pairs | Held-out pairs.
+        """,
+    ),
 )
 """The metrics in evaluations.jsonl; log writers show them under `evaluation/`."""
 
@@ -189,7 +221,7 @@ def _linked(meaning: str) -> str:
 
 def page() -> str:
     """docs/metrics.md."""
-    titles = {"reasoning": "Reasoning", "embodied": "Embodied", "both": "Every job"}
+    titles = {"reasoning": "Reasoning", "embodied": "Embodied", "supervised": "Supervised", "both": "Every job"}
     parts = [
         "# Metrics",
         "",

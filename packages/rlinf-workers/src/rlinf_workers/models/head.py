@@ -6,12 +6,13 @@ micro-batches still use logits and stay bitwise unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlinf_algos import head_logprobs, head_logprobs_and_entropy, logit_norms
+from rlinf_algos import head_logprobs, head_logprobs_and_entropy, logit_norms, token_logprobs
 from rlinf_sched.derive import MAX_LOGITS_BYTES
 from rlinf_workers.trainers.base import ModelOutputs
 
@@ -21,10 +22,12 @@ PLAIN_HEADS = frozenset({"gemma", "gemma2", "llama", "mistral", "mixtral", "qwen
 
 def has_large_logits(model: Any, num_tokens: int) -> bool:
     """Whether the logits of this many tokens exceed the limit and the model's head supports computing without them."""
-    head = model.get_output_embeddings()
-    if model.config.model_type not in PLAIN_HEADS or type(head) is not nn.Linear:
-        return False
-    return 4 * num_tokens * head.out_features > MAX_LOGITS_BYTES
+    return has_plain_head(model) and 4 * num_tokens * model.get_output_embeddings().out_features > MAX_LOGITS_BYTES
+
+
+def has_plain_head(model: Any) -> bool:
+    """Whether the logits are a linear layer of the last states, capped at most."""
+    return model.config.model_type in PLAIN_HEADS and type(model.get_output_embeddings()) is nn.Linear
 
 
 def answers_of_states(
@@ -57,11 +60,25 @@ def logit_norms_of_states(model: Any, states: Tensor, ids: Tensor, temperature: 
         states: [..., H], the model's last hidden states before each token.
         ids: [...]
     """
+    norms = [logit_norms(logits, row_ids, temperature) for logits, row_ids in _logits_of_rows(model, states, ids)]
+    return torch.cat(norms).view(ids.shape)
+
+
+def likeliest_of_states(model: Any, states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of tokens at temperature 1, and 1.0 for those that are the most likely ones; arguments as in
+    `logit_norms_of_states`."""
+    pairs = [
+        (token_logprobs(logits, row_ids), (logits.argmax(-1) == row_ids).float())
+        for logits, row_ids in _logits_of_rows(model, states, ids)
+    ]
+    logprobs, is_likeliest = (torch.cat(parts).view(ids.shape) for parts in zip(*pairs, strict=True))
+    return logprobs, is_likeliest
+
+
+def _logits_of_rows(model: Any, states: Tensor, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields the logits of a few rows at a time with their token ids."""
     head, softcap = model.get_output_embeddings(), getattr(model.config, "final_logit_softcapping", None)
     num_rows = max(1, MAX_LOGITS_BYTES // (4 * head.out_features))
-    norms = []
     for rows, row_ids in zip(states.flatten(0, -2).split(num_rows), ids.flatten().split(num_rows), strict=True):
         logits = nn.functional.linear(rows, head.weight, head.bias)
-        logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
-        norms.append(logit_norms(logits, row_ids, temperature))
-    return torch.cat(norms).view(ids.shape)
+        yield (logits if softcap is None else softcap * torch.tanh(logits / softcap)), row_ids

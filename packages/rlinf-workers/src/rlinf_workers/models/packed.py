@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from rlinf_workers.models.packed_attention import PackedAttention, attention_of, packed
+from rlinf_workers.models.packed_attention import PackedAttention, attention_of, attention_of_sequences, packed
 from rlinf_workers.models.sequences import PAD_ID, fit_width
-from rlinf_workers.roles.records.language import SampleGroup
+from rlinf_workers.roles.records.language import Example, SampleGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +98,24 @@ def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
         answers_at=before[loss_mask != 0],
         completion_ids=completion_ids,
         loss_mask=loss_mask,
+    )
+
+
+def pack_examples(examples: Sequence[Example]) -> PackedBatch:
+    """The examples one after the other, without the last token of each. Row b of the completions has the tokens of
+    example b that have a loss, without those between them."""
+    lengths = torch.tensor([len(example.token_ids) - 1 for example in examples])
+    starts = lengths.cumsum(0) - lengths
+    learned = [example.loss_mask[1:] != 0 for example in examples]
+    return PackedBatch(
+        token_ids=torch.cat([example.token_ids[:-1] for example in examples]),
+        position_ids=torch.arange(int(lengths.sum())) - starts.repeat_interleave(lengths),
+        attention=attention_of_sequences(lengths, starts),
+        answers_at=torch.cat(learned).nonzero()[:, 0],
+        completion_ids=pad_sequence(
+            [example.token_ids[1:][mask] for example, mask in zip(examples, learned, strict=True)], batch_first=True
+        ),
+        loss_mask=pad_sequence([torch.ones(int(mask.sum())) for mask in learned], batch_first=True),
     )
 
 

@@ -107,28 +107,50 @@ def attention_of(
         lengths, starts: [B] int64, of completions; those of length 0 are not in the row.
         prompts: [B] int64, the prompt of each.
     """
-    blocks: list[AttentionBlock] = []
-    answers = torch.empty(int(prompt_lengths.sum() + lengths.sum()), dtype=torch.int64)
-    num_answers = 0
-
-    def add(queries: Tensor, keys: Tensor, num_tokens: Tensor) -> None:
-        """`num_tokens`: [b], of each row."""
-        nonlocal num_answers
-        is_real = torch.arange(queries.shape[1]) < num_tokens[:, None]
-        answers[queries[is_real]] = num_answers + is_real.flatten().nonzero()[:, 0]
-        num_answers += queries.numel()
-        blocks.append(AttentionBlock(queries=queries, keys=keys))
-
+    row = _RowBlocks(int(prompt_lengths.sum() + lengths.sum()))
     for length in prompt_lengths.unique().tolist():
         places = prompt_starts[:, None] + torch.arange(length)  # [P, L], right for prompts of this length
         are_such = prompt_lengths == length
-        add(places[are_such], places[are_such], prompt_lengths[are_such])
+        row.add(places[are_such], places[are_such], prompt_lengths[are_such])
         rows = (are_such[prompts] & (lengths > 0)).nonzero()[:, 0]
         for alike in _of_similar_length(rows[lengths[rows].argsort(descending=True, stable=True)], lengths):
             inside = torch.arange(int(lengths[alike[0]])).expand(len(alike), -1)
             queries = starts[alike, None] + inside.minimum(lengths[alike, None] - 1)
-            add(queries, torch.cat([places[prompts[alike]], queries], 1), lengths[alike])
-    return PackedAttention(blocks, answers)
+            row.add(queries, torch.cat([places[prompts[alike]], queries], 1), lengths[alike])
+    return row.attention()
+
+
+def attention_of_sequences(lengths: Tensor, starts: Tensor) -> PackedAttention:
+    """One call for sequences of similar length, each of which sees itself alone.
+
+    Args:
+        lengths, starts: [B] int64, where sequences begin in the packed row.
+    """
+    row = _RowBlocks(int(lengths.sum()))
+    for alike in _of_similar_length(lengths.argsort(descending=True, stable=True), lengths):
+        inside = torch.arange(int(lengths[alike[0]])).expand(len(alike), -1)
+        places = starts[alike, None] + inside.minimum(lengths[alike, None] - 1)
+        row.add(places, places, lengths[alike])
+    return row.attention()
+
+
+class _RowBlocks:
+    """Collects the blocks of a packed row of `num_tokens` tokens."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._blocks: list[AttentionBlock] = []
+        self._answers = torch.empty(num_tokens, dtype=torch.int64)
+        self._num_answers = 0
+
+    def add(self, queries: Tensor, keys: Tensor, num_tokens: Tensor) -> None:
+        """Adds a block; `num_tokens`: [b], of each row of queries, the rest of which is padding."""
+        is_real = torch.arange(queries.shape[1]) < num_tokens[:, None]
+        self._answers[queries[is_real]] = self._num_answers + is_real.flatten().nonzero()[:, 0]
+        self._num_answers += queries.numel()
+        self._blocks.append(AttentionBlock(queries=queries, keys=keys))
+
+    def attention(self) -> PackedAttention:
+        return PackedAttention(self._blocks, self._answers)
 
 
 def _of_similar_length(rows: Tensor, lengths: Tensor) -> Iterator[Tensor]:

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_algos import logit_norms, logprobs_and_entropy, token_logprobs
-from rlinf_workers.models.head import answers_of_states, has_large_logits, logit_norms_of_states
+from rlinf_workers.models.head import (
+    answers_of_states,
+    has_large_logits,
+    has_plain_head,
+    likeliest_of_states,
+    logit_norms_of_states,
+)
 from rlinf_workers.models.language_model import (
     ModelSettings,
     build_model,
@@ -42,6 +48,17 @@ class LogitNorms:
     batch: CompletionBatch
 
 
+@dataclass(frozen=True, slots=True)
+class Likeliest:
+    """Asks a model which tokens of a batch are the most likely ones, beside their log-probabilities."""
+
+    batch: PackedBatch | ExampleBatch
+
+
+TokenBatch = CompletionBatch | ExampleBatch | LogitNorms | Likeliest
+"""What a `TokenModel` is asked about."""
+
+
 class TokenModel(ModelAdapter):
     """A causal language model. Outputs, for a CompletionBatch, the log-probabilities of its completion tokens; for an
     ExampleBatch, those of all tokens except the first; for `LogitNorms`, the norms of its completion tokens.
@@ -68,11 +85,11 @@ class TokenModel(ModelAdapter):
         _refuse_adapter(folder)
         return pretrained_weights(model, folder)
 
-    def answers(
-        self, model: Any, batch: CompletionBatch | ExampleBatch | LogitNorms, *, entropies: bool
-    ) -> ModelOutputs:
+    def answers(self, model: Any, batch: TokenBatch, *, entropies: bool) -> ModelOutputs:
         if isinstance(batch, LogitNorms):
             return ModelOutputs(logit_norms=self._logit_norms(model, batch.batch))
+        if isinstance(batch, Likeliest):
+            return _likeliest_answers(model, batch.batch)
         if isinstance(batch, ExampleBatch):
             return _example_answers(model, batch)
         if not self._balances_routers or not torch.is_grad_enabled():
@@ -119,8 +136,8 @@ class TokenModel(ModelAdapter):
             norms = logit_norms(logits, ids, self.temperature)
         return batch.spread(norms) if is_packed else norms * batch.loss_mask
 
-    def num_calls(self, batch: CompletionBatch | ExampleBatch | LogitNorms) -> int:
-        batch = batch.batch if isinstance(batch, LogitNorms) else batch
+    def num_calls(self, batch: TokenBatch) -> int:
+        batch = batch.batch if isinstance(batch, LogitNorms | Likeliest) else batch
         return num_calls(batch) if isinstance(batch, SequenceBatch) else 1
 
     def written_together(self, model: Any, names: Iterable[str]) -> Iterable[Sequence[str]]:
@@ -188,10 +205,34 @@ def _with_value_head(model: Any) -> Any:
 def _example_answers(model: Any, batch: ExampleBatch) -> ModelOutputs:
     """Log-probabilities [B, T - 1] of the tokens from the second on, at temperature 1."""
     if has_large_logits(model, batch.token_ids.numel()):
-        states = model.base_model(input_ids=batch.token_ids, use_cache=False).last_hidden_state[:, :-1]
         ids, mask = batch.token_ids[:, 1:], batch.loss_mask[:, 1:]
-        return answers_of_states(model, states, ids, mask, 1.0, entropies=False)
-    logits = model(input_ids=batch.token_ids, use_cache=False).logits[:, :-1]
+        return answers_of_states(model, _example_states(model, batch), ids, mask, 1.0, entropies=False)
+    logits = _example_logits(model, batch)
     ids = batch.token_ids[:, 1:]
     losses = nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids.flatten(), reduction="none")
     return ModelOutputs(logprobs=-losses.view_as(ids))
+
+
+def _likeliest_answers(model: Any, batch: PackedBatch | ExampleBatch) -> ModelOutputs:
+    """`logprobs` at temperature 1, and `is_likeliest`, each [B, T]; the logits of a few tokens at a time."""
+    is_packed = isinstance(batch, PackedBatch)
+    ids = batch.ids if is_packed else batch.token_ids[:, 1:]
+    if has_plain_head(model):
+        states = packed_states(model, batch) if is_packed else _example_states(model, batch)
+        logprobs, is_likeliest = likeliest_of_states(model, states, ids)
+    else:
+        logits = packed_logits(model, batch) if is_packed else _example_logits(model, batch)
+        logprobs, is_likeliest = token_logprobs(logits, ids), (logits.argmax(-1) == ids).float()
+    if is_packed:
+        logprobs, is_likeliest = batch.spread(logprobs), batch.spread(is_likeliest)
+    return ModelOutputs(logprobs=logprobs, is_likeliest=is_likeliest)
+
+
+def _example_states(model: Any, batch: ExampleBatch) -> Tensor:
+    """What the head is given before each token but the first, [B, T - 1, H]."""
+    return model.base_model(input_ids=batch.token_ids, use_cache=False).last_hidden_state[:, :-1]
+
+
+def _example_logits(model: Any, batch: ExampleBatch) -> Tensor:
+    """[B, T - 1, V]"""
+    return model(input_ids=batch.token_ids, use_cache=False).logits[:, :-1]

@@ -30,6 +30,7 @@ from .language.logprob_mismatch import (
     mismatch_sums as mismatch_sums,
     worst_token as worst_token,
 )
+from .language.preferences import DpoSettings as DpoSettings
 from .language.probe import probe_refusal as probe_refusal
 from .language.reference import Reference as Reference
 from .language.reward import (
@@ -40,6 +41,12 @@ from .language.rollout import (
     Rollout as Rollout,
     RolloutSettings as RolloutSettings,
 )
+from .language.supervised import (
+    PreferenceTrainer as PreferenceTrainer,
+    RewardModelTrainer as RewardModelTrainer,
+    SupervisedSettings as SupervisedSettings,
+    SupervisedTrainer as SupervisedTrainer,
+)
 from .records.embodied import (
     DemonstratedBatch as DemonstratedBatch,
     GroupEpisodes as GroupEpisodes,
@@ -48,7 +55,10 @@ from .records.embodied import (
 )
 from .records.language import (
     ComparedGroup as ComparedGroup,
+    Example as Example,
     ExampleBatch as ExampleBatch,
+    Measures as Measures,
+    Preference as Preference,
     Prompt as Prompt,
     ScoredGroup as ScoredGroup,
 )

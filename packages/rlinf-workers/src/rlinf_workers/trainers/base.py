@@ -144,6 +144,8 @@ class ModelOutputs:
     """Scalar, the load-balancing loss of the batch; only for models built to return it, and only with gradients."""
     logit_norms: Tensor = NOT_ASKED
     """Only from `LogitNorms`: `rlinf_algos.logit_norms` of the tokens."""
+    is_likeliest: Tensor = NOT_ASKED
+    """Only from `Likeliest`: 1.0 for tokens that are the most likely ones, else 0.0."""
 
 
 class ModelAdapter(ABC):

@@ -334,6 +334,27 @@ class JobConfig(Section):
                     text=f"={size}: nothing is predicted for replicas of several ranks; leave plan.profile out",
                 )
 
+    def backend_conflicts(self, actor: TrainerConfig, model_dtype: str) -> Iterator[Conflict]:
+        """Settings that the actor's backend does not support or already determines."""
+        size = actor.ranks_per_replica
+        if text := actor.trainer_spec.dtype_problem(actor.backend_options, model_dtype):
+            keys = ("actor.backend_options", "model.dtype", "actor.backend")
+            yield Conflict(keys=keys, text=f": actor.backend={actor.backend} {text}")
+        if size is None:
+            return
+        chosen = self.plan.num_ranks_per_replica.get("actor")
+        if chosen is not None and chosen != size:
+            yield Conflict(
+                keys=("plan.num_ranks_per_replica.actor", "actor.backend_options"),
+                text=f"={chosen}, but actor.backend_options make replicas of {size}; leave it out",
+            )
+        if size > 1 and self.mode == "auto":
+            yield Conflict(
+                keys=("mode", "actor.backend_options"),
+                text=f"=auto plans ranks that each hold a whole model, and actor.backend={actor.backend} has {size} "
+                "ranks a replica; use another mode, for example mode=collocated",
+            )
+
     def _cut_conflicts(self, actor: TrainerConfig) -> Iterator[Conflict]:
         size = self.plan.num_ranks_per_replica.get("actor", 1)
         if actor.trainer_spec.shards_state and size > 1:

@@ -136,3 +136,12 @@ def _tensors(file: Path, key: str) -> set[str]:
             return set(opened.keys())
     except (OSError, SafetensorError) as error:
         raise UserError(f"{key}: {file} is no whole safetensors file: {error}", hint=HINT) from error
+
+
+def model_family(folder: Path | None) -> str:
+    """The model family that config.json names; empty where it cannot be read, which the checks of the inputs report."""
+    try:
+        name = read_json(folder / "config.json")["model_type"] if folder else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return name if isinstance(name, str) and name.isidentifier() else ""

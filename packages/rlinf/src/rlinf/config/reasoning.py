@@ -281,7 +281,7 @@ class ReasoningConfig(JobConfig):
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
-        yield from self._backend_conflicts()
+        yield from self.backend_conflicts(self.actor, self.model.dtype)
         yield from self._model_conflicts()
         yield from self._task_conflicts()
         yield from self._batch_conflicts()
@@ -302,27 +302,6 @@ class ReasoningConfig(JobConfig):
                 keys=("rollout.tensor_parallel_size", key),
                 text=f"={span}: {key} gives the rollout {available} device{'s' if available > 1 else ''}, and an "
                 f"engine has {span}; use {neighbours(available, span)} devices, or another size",
-            )
-
-    def _backend_conflicts(self) -> Iterator[Conflict]:
-        """Settings that the actor's backend does not support or already determines."""
-        actor, size = self.actor, self.actor.ranks_per_replica
-        if text := actor.trainer_spec.dtype_problem(actor.backend_options, self.model.dtype):
-            keys = ("actor.backend_options", "model.dtype", "actor.backend")
-            yield Conflict(keys=keys, text=f": actor.backend={actor.backend} {text}")
-        if size is None:
-            return
-        chosen = self.plan.num_ranks_per_replica.get("actor")
-        if chosen is not None and chosen != size:
-            yield Conflict(
-                keys=("plan.num_ranks_per_replica.actor", "actor.backend_options"),
-                text=f"={chosen}, but actor.backend_options make replicas of {size}; leave it out",
-            )
-        if size > 1 and self.mode == "auto":
-            yield Conflict(
-                keys=("mode", "actor.backend_options"),
-                text=f"=auto plans ranks that each hold a whole model, and actor.backend={actor.backend} has {size} "
-                "ranks a replica; use another mode, for example mode=collocated",
             )
 
     @property

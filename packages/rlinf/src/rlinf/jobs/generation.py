@@ -14,6 +14,7 @@ import torch
 from rlinf.config.engine import EngineConfig
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.reasoning import EvaluationConfig, RolloutConfig
+from rlinf.config.supervised import ExamplesConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.plugin_checks import named_class
@@ -53,7 +54,7 @@ class PromptMaker:
 
 
 def make_encoder(
-    settings: FilesTask | EvalConfig, tokenizer: Any, model: Path | None, prefix: str = ""
+    settings: FilesTask | EvalConfig | ExamplesConfig, tokenizer: Any, model: Path | None, prefix: str = ""
 ) -> PromptEncoder:
     """The encoder of prompts in the format that the settings ask for.
 

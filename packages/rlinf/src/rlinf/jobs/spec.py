@@ -105,6 +105,9 @@ JOBS: Plugins[JobSpec] = Plugins(
     {
         "reasoning": "rlinf.jobs.reasoning.spec:SPEC",
         "embodied": "rlinf.jobs.embodied.spec:SPEC",
+        "sft": "rlinf.jobs.supervised.spec:SFT",
+        "dpo": "rlinf.jobs.supervised.spec:DPO",
+        "reward_model": "rlinf.jobs.supervised.spec:REWARD_MODEL",
     },
     base="rlinf.jobs.spec:JobSpec",
 )

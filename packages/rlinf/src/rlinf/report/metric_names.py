@@ -8,7 +8,7 @@ from rlinf.glossary import SHARE, find
 from rlinf.report.curves import Curve, Line
 from rlinf.report.records import RunRecords, is_stage_time
 
-SCORES = ("accuracy", "success_at_end", "success_once")
+SCORES = ("accuracy", "success_at_end", "success_once", "token_accuracy", "preference_accuracy")
 """Metrics of an evaluation that are shares; the first one present is the run's score."""
 EVALUATION = "evaluation/"
 """Prefix of the names of evaluation metrics in this module."""
@@ -20,7 +20,19 @@ PANELS: dict[str, dict[str, str]] = {
     "Return": {"env/return": "training"},
     "Episodes that end in success": {"env/success_at_end": "training", "evaluation/success_at_end": "evaluation"},
     "Episodes with success at any time": {"env/success_once": "training", "evaluation/success_once": "evaluation"},
-    "Loss": {"actor/loss": "loss"},
+    "Loss": {
+        "actor/loss": "loss",
+        "sft/loss": "training",
+        "dpo/loss": "training",
+        "reward_model/loss": "training",
+        "evaluation/loss": "held-out examples",
+    },
+    "Most likely tokens in held-out examples": {"evaluation/token_accuracy": "evaluation"},
+    "Rewards of the two answers": {"rewards/chosen": "preferred", "rewards/rejected": "other"},
+    "Preferred answers with the larger reward": {
+        "rewards/accuracy": "training",
+        "evaluation/preference_accuracy": "evaluation",
+    },
     "Policy loss": {"actor/policy_loss": "loss"},
     "Value loss": {"actor/value_loss": "loss"},
     "Gradient norm before clipping": {"actor/grad_norm": "norm"},

@@ -31,6 +31,9 @@ SCORE_TEXTS = {
     "reward": "mean reward on held-out problems",
     "success_at_end": "episodes that end in success, held-out seeds",
     "success_once": "episodes with success at any time",
+    "loss": "loss on held-out examples",
+    "token_accuracy": "most likely tokens in held-out examples",
+    "preference_accuracy": "held-out pairs whose preferred answer has the larger reward",
 }
 BANDS = "Lines are means over neighbouring steps; the bands reach from their lowest to their highest value."
 ARROW = "\N{RIGHTWARDS ARROW}"

@@ -109,7 +109,7 @@ class PromptEncoder:
         """
         if not self.is_chat:
             return prompt if isinstance(prompt, str) else self._refuse_turns()
-        return self._render(prompt, add_generation_prompt=True)
+        return self.render(prompt, add_generation_prompt=True)
 
     def _refuse_turns(self) -> NoReturn:
         raise UserError(
@@ -117,16 +117,27 @@ class PromptEncoder:
             hint=f"use a model whose tokenizer has a chat template, with --{self._key} auto or chat",
         )
 
-    def _render(self, prompt: str | Turns, *, add_generation_prompt: bool) -> str:
+    def messages(self, prompt: str | Turns) -> list[dict[str, str]]:
+        """Returns the messages that the chat template is given, with the system prompt."""
         turns = (("user", prompt),) if isinstance(prompt, str) else prompt
         system = [] if any(role in SYSTEM_ROLES for role, _ in turns) else self._system
-        messages = [*system, *({"role": role, "content": text} for role, text in turns)]
+        return [*system, *({"role": role, "content": text} for role, text in turns)]
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Further arguments of the chat template."""
+        return self._options
+
+    def render(self, prompt: str | Turns, *, add_generation_prompt: bool) -> str:
+        """Returns the text of a chat, with or without the beginning of the assistant's next turn. Raises: UserError
+        where the template refuses it."""
+        messages = self.messages(prompt)
         try:
             return self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self._options
             )
         except Exception as error:  # templates are jinja2 programs and may raise any exception
-            what = "a system prompt" if system else "the prompt"
+            what = "a system prompt" if self._system and messages[0] == self._system[0] else "the prompt"
             raise UserError(
                 f"{self._key}=chat: the tokenizer's chat template refuses {what}: {type(error).__name__}: {error}",
                 hint="leave the system prompt out, or use the plain format",
@@ -142,7 +153,7 @@ class PromptEncoder:
 
     def _chat_opening(self) -> str:
         """Returns the opening of chat prompts, which is the same for every prompt."""
-        text, user = self.text("?"), self._render("?", add_generation_prompt=False)
+        text, user = self.text("?"), self.render("?", add_generation_prompt=False)
         turn = text[len(user) :] if text.startswith(user) else ""
         return turn[turn.index(THINK) :] if THINK in turn else _begun(text)
 

@@ -11,11 +11,13 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from rlinf.errors import UserError
 from rlinf.tasks.base import Sifted, TaskProblem, Turns
 from rlinf.tasks.row_files import BadRow, Row, listed, read_rows
+
+T = TypeVar("T")
 
 MAX_SHOWN = 5
 """Maximum number of bad rows in a message."""
@@ -66,8 +68,8 @@ class Columns:
     """The settings that name the two columns."""
 
     def __call__(self, values: Mapping[str, Any]) -> Question:
-        question = self._column(values, self.question, PROMPT_COLUMNS)
-        answer = self._column(values, self.answer, ANSWER_COLUMNS, is_needed=self.answer is not None)
+        question = column_of(values, self.question, PROMPT_COLUMNS)
+        answer = column_of(values, self.answer, ANSWER_COLUMNS, is_needed=self.answer is not None)
         assert question is not None, "it is needed"
         value = value_at(values, question)
         if isinstance(value, Sequence) and not isinstance(value, str):
@@ -96,27 +98,9 @@ class Columns:
     def columns_of(self, values: Mapping[str, Any]) -> dict[str, str | None]:
         """Returns the names of the columns of prompt and answer in a row; None for one that it does not have."""
         return {
-            "prompt": self._column(values, self.question, PROMPT_COLUMNS, is_needed=False),
-            "answer": self._column(values, self.answer, ANSWER_COLUMNS, is_needed=False),
+            "prompt": column_of(values, self.question, PROMPT_COLUMNS, is_needed=False),
+            "answer": column_of(values, self.answer, ANSWER_COLUMNS, is_needed=False),
         }
-
-    @staticmethod
-    def _column(
-        values: Mapping[str, Any], name: str | None, usual: Sequence[str], *, is_needed: bool = True
-    ) -> str | None:
-        """The column's name. Raises: RowError where it is needed and absent."""
-        if name is not None:
-            if value_at(values, name) is not ABSENT:
-                return name
-            if not is_needed:
-                return None
-            raise RowError(f"no field {name!r}; the row has {listed(sorted(map(str, values)))}")
-        names = {str(column).casefold(): str(column) for column in reversed(list(values))}
-        candidates = [names.get(one, one) for one in usual]
-        present = [one for one in candidates if value_at(values, one) not in (ABSENT, None)]
-        if is_needed and not present:
-            raise RowError(_absent(values, usual))
-        return present[0] if present else None
 
     def hint(self, values: Mapping[str, Any]) -> str | None:
         """Returns a hint for rows whose columns have other names; None if both columns exist."""
@@ -135,6 +119,27 @@ class Columns:
         if not flags or len(values) < 2:
             return None
         return f"say which columns of the file hold problem and answer: {' '.join(flags)}"
+
+
+def column_of(
+    values: Mapping[str, Any], name: str | None, usual: Sequence[str], *, is_needed: bool = True
+) -> str | None:
+    """Returns the name of a row's column: `name`, or where it is None the first of the usual ones that the row has.
+
+    Raises: RowError where it is needed and absent.
+    """
+    if name is not None:
+        if value_at(values, name) is not ABSENT:
+            return name
+        if not is_needed:
+            return None
+        raise RowError(f"no field {name!r}; the row has {listed(sorted(map(str, values)))}")
+    names = {str(column).casefold(): str(column) for column in reversed(list(values))}
+    candidates = [names.get(one, one) for one in usual]
+    present = [one for one in candidates if value_at(values, one) not in (ABSENT, None)]
+    if is_needed and not present:
+        raise RowError(_absent(values, usual))
+    return present[0] if present else None
 
 
 def _absent(values: Mapping[str, Any], usual: Sequence[str]) -> str:
@@ -157,28 +162,70 @@ def load_problems(
         bad_row_key: name of the setting, for messages.
     Raises: UserError.
     """
-    problems: list[TaskProblem] = []
+    loaded = load_rows(
+        path,
+        lambda row: _problem(row, read, to_prompt),
+        on_bad_row=on_bad_row,
+        bad_row_key=bad_row_key,
+        what="problem",
+        hint_of=read.hint if isinstance(read, Columns) else lambda values: None,
+    )
+    return Sifted(problems=loaded.items, num_found=loaded.num_bad, notes=loaded.notes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedRows(Generic[T]):
+    """What was read of the rows of a file."""
+
+    items: list[T]
+    num_bad: int
+    """Bad rows that were skipped."""
+    notes: tuple[str, ...]
+    """Notes for the user about them."""
+
+
+def load_rows(
+    path: Path,
+    read: Callable[[Row], T],
+    *,
+    on_bad_row: Literal["stop", "skip"],
+    bad_row_key: str,
+    what: str,
+    hint_of: Callable[[Mapping[str, Any]], str | None],
+) -> LoadedRows[T]:
+    """Reads all rows of a file, in order.
+
+    Args:
+        read: raises RowError for a row that it cannot use.
+        on_bad_row, bad_row_key: as in `load_problems`.
+        what: what a row is, for messages.
+        hint_of: what to say of the columns of a row if no row can be used; None: nothing.
+    Raises: UserError.
+    """
+    items: list[T] = []
     bad: list[BadRow] = []
     first: Row | None = None
     for row in read_rows(path):
-        first = row if first is None and isinstance(row, Row) else first
-        parsed = row if isinstance(row, BadRow) else _problem(row, read, to_prompt)
-        if isinstance(parsed, TaskProblem):
-            problems.append(parsed)
-        else:
-            bad.append(parsed)
-    hint = read.hint(first.values) if isinstance(read, Columns) and first is not None and not problems else None
+        if isinstance(row, BadRow):
+            bad.append(row)
+            continue
+        first = first or row
+        try:
+            items.append(read(row))
+        except RowError as error:
+            bad.append(BadRow(number=row.number, place=row.place, what=str(error)))
+    hint = hint_of(first.values) if first is not None and not items else None
     if bad and on_bad_row == "stop":
         more = [f"and {len(bad) - MAX_SHOWN} more bad rows in that file"] if len(bad) > MAX_SHOWN else []
         raise UserError(
             "\n".join([*map(str, bad[:MAX_SHOWN]), *more]),
             hint=hint or f"fix the file, or leave bad rows out and count them with --{bad_row_key} skip",
         )
-    if not problems:
+    if not items:
         why = f"; all {len(bad)} rows are bad, the first: {bad[0]}" if bad else ""
-        raise UserError(f"{path}: holds no problem{why}", hint=hint or "is it the right file?")
+        raise UserError(f"{path}: holds no {what}{why}", hint=hint or "is it the right file?")
     notes = (f"{path}: {len(bad)} bad rows were skipped, the first is {bad[0]}",) if bad else ()
-    return Sifted(problems=problems, num_found=len(bad), notes=notes)
+    return LoadedRows(items=items, num_bad=len(bad), notes=notes)
 
 
 # -- values of a row -----------------------------------------------------------------------------------------------
@@ -220,6 +267,21 @@ def turns_of(value: Sequence[Any], name: str) -> tuple[Turns, str | None]:
     """Returns the turns of a chat up to the last that is not the assistant's, and the assistant's answer to them.
 
     Args:
+        value: as in `all_turns_of`.
+        name: the column, for messages.
+    Raises: RowError.
+    """
+    turns = list(all_turns_of(value, name))
+    last = turns.pop()[1] if turns and turns[-1][0] == "assistant" else None
+    if not turns or turns[-1][0] in ("system", "developer", "assistant"):
+        raise RowError(f"field {name!r}: the chat asks nothing: it has no turn of a user")
+    return tuple(turns), last
+
+
+def all_turns_of(value: Sequence[Any], name: str) -> Turns:
+    """Returns all turns of a chat.
+
+    Args:
         value: turns with `role` and `content`, whose content may be a list of parts of type "text", or with `from` and
             `value`.
         name: the column, for messages.
@@ -240,10 +302,7 @@ def turns_of(value: Sequence[Any], name: str) -> tuple[Turns, str | None]:
         if not isinstance(content, str) or not content.strip():
             raise RowError(f"field {name!r}: turn {number}, of the {role}, has no text")
         turns.append((ROLES.get(role, role), content))
-    last = turns.pop()[1] if turns and turns[-1][0] == "assistant" else None
-    if not turns or turns[-1][0] in ("system", "developer", "assistant"):
-        raise RowError(f"field {name!r}: the chat asks nothing: it has no turn of a user")
-    return tuple(turns), last
+    return tuple(turns)
 
 
 def check_number(answer: str, name: str) -> None:
@@ -258,14 +317,11 @@ def check_number(answer: str, name: str) -> None:
         raise RowError(f"the {name} holds no number: {answer[-80:]!r}; it should end like `#### 42`")
 
 
-def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str]) -> TaskProblem | BadRow:
-    try:
-        question = read(row.values)
-    except RowError as error:
-        return BadRow(number=row.number, place=row.place, what=str(error))
+def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str]) -> TaskProblem:
+    """Raises: RowError."""
+    question = read(row.values)
     if len(question.text) > MAX_CHARACTERS:
-        what = f"the problem has {len(question.text):,} characters; at most {MAX_CHARACTERS:,} are read"
-        return BadRow(number=row.number, place=row.place, what=what)
+        raise RowError(f"the problem has {len(question.text):,} characters; at most {MAX_CHARACTERS:,} are read")
     return TaskProblem(
         prompt=question.text if question.turns else to_prompt(question.text),
         turns=question.turns,

@@ -398,7 +398,7 @@ class Actor(WarmedUpWorker):
         return load_tokenizer(self._settings.model.folder)
 
     def _add_examples(self, batch: ExampleBatch) -> None:
-        batch = replace(batch, token_ids=batch.token_ids.to(self.device), loss_mask=batch.loss_mask.to(self.device))
+        batch = batch.to(self.device)
 
         def loss_of(answers: ModelOutputs) -> tuple[Tensor, list[float]]:
             mask = batch.loss_mask[:, 1:]

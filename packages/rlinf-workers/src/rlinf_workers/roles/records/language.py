@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from rlinf_comm import record
@@ -107,3 +108,60 @@ class ExampleBatch:
     """[B, L + T] int64, prompt and answer, right-padded."""
     loss_mask: Tensor
     """[B, L + T] float32; 1 on the tokens to learn."""
+
+    def to(self, device: torch.device) -> ExampleBatch:
+        return replace(self, token_ids=self.token_ids.to(device), loss_mask=self.loss_mask.to(device))
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """A text to imitate, for supervised training. Fed by the driver.
+
+    Example: a prompt of two tokens and an answer of two: token_ids = [7, 8, 5, 2], loss_mask = [0, 0, 1, 1]
+    """
+
+    index: int
+    """Place among the examples of its step or evaluation, from 0; its key on every channel."""
+    token_ids: Tensor
+    """[L] int64, no padding."""
+    loss_mask: Tensor
+    """[L] float32; 1 on the tokens to learn, which need not be neighbours. The first token has none, since nothing
+    predicts it."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preference:
+    """Two answers to a prompt, of which the first is preferred. Fed by the driver."""
+
+    index: int
+    """Place among the pairs of its step or evaluation, from 0; its key on every channel."""
+    prompt_ids: Tensor
+    """[L] int64, no padding."""
+    completion_ids: Tensor
+    """[2, T] int64, the preferred answer and the other; arbitrary where loss_mask is 0."""
+    loss_mask: Tensor
+    """[2, T] float32; 1 on the tokens of each answer, then 0."""
+    ref_logprobs: Tensor | None = None
+    """[2] float64, nats, log-probability of each answer by the reference; None: not known yet."""
+
+    def group(self) -> SampleGroup:
+        """The pair as a group of two completions, which are batched in the same way."""
+        return SampleGroup(
+            prompt=Prompt(index=self.index, token_ids=self.prompt_ids, reference_answer=""),
+            completion_ids=self.completion_ids,
+            loss_mask=self.loss_mask,
+            rollout_logprobs=torch.zeros_like(self.loss_mask),
+            policy_version=0,
+        )
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measures:
+    """What an evaluation found of one example."""
+
+    index: int
+    values: Tensor
+    """[K] float64; the trainer's objective says what they are."""

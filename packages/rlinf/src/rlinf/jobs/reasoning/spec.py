@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlinf.config.inputs import check_model_folder
+from rlinf.config.inputs import check_model_folder, model_family
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.rewards import FunctionReward, ModelReward, RewardConfig, members_of
 from rlinf.config.tasks import FilesTask
@@ -49,7 +47,7 @@ class ReasoningSpec(JobSpec):
         return config.model_copy(update={"actor": config.actor.model_copy(update={"num_shards": num_shards})})
 
     def preload(self, config: ReasoningConfig) -> Sequence[str]:
-        family = config.model.architecture.family if config.model.architecture else _family(config.model.path)
+        family = config.model.architecture.family if config.model.architecture else model_family(config.model.path)
         model = [f"transformers.models.{family}.modeling_{family}"] if family else []
         engine = [config.rollout.engine_spec.module] if "rollout" not in config.venvs else []
         roles = [f"rlinf_workers.{role}" for role in ROLES]
@@ -74,15 +72,6 @@ def _check_reward(reward: RewardConfig, key: str) -> None:
             check_model_folder(reward.path, key=f"{key}.path")
         case FunctionReward():
             refused(Registry("reward").locate, reward.path, f"{key}.path={reward.path}")
-
-
-def _family(folder: Path | None) -> str:
-    """The model family that config.json names; empty where it cannot be read, which the checks of the inputs report."""
-    try:
-        name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"] if folder else ""
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    return name if isinstance(name, str) and name.isidentifier() else ""
 
 
 ROLES = (

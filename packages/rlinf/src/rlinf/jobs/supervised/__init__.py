@@ -1,0 +1,1 @@
+"""The supervised jobs: a language model learns from demonstrations (`sft`) or preferences (`dpo`)."""

@@ -1,0 +1,93 @@
+"""What the jobs that learn from pairs of answers have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from rlinf.config.supervised import DpoConfig, RewardModelConfig
+from rlinf.jobs.base import Score
+from rlinf.jobs.supervised.job import SupervisedJob
+from rlinf.jobs.supervised.source import ItemSource
+from rlinf.tasks.example_tokens import ExampleEncoder
+from rlinf.tasks.preferences import (
+    PreferenceColumns,
+    PreferenceRow,
+    TokenizedPreference,
+    fit_preferences,
+    tokenized_preference,
+)
+from rlinf.tasks.row_files import Row
+from rlinf_workers import FlowRun
+from rlinf_workers.roles import Preference
+
+LOSS = Score(name="loss", text="loss on held-out pairs", is_share=False, lower_is_better=True)
+ACCURACY = Score(name="preference_accuracy", text="held-out pairs whose preferred answer has the larger reward")
+
+
+class PreferenceSource(ItemSource[PreferenceRow, TokenizedPreference]):
+    """Pairs of answers.
+
+    Args:
+        scores_whole: the answers are whole texts: with what a chat template writes behind them, without an end token of
+            their own.
+    """
+
+    columns_hint = (
+        "name its columns: --task.columns.prompt NAME --task.columns.chosen NAME --task.columns.rejected NAME"
+    )
+
+    def __init__(self, config: DpoConfig | RewardModelConfig, *, scores_whole: bool = False) -> None:
+        super().__init__(config, adds_end=not scores_whole)
+        self._columns, self._scores_whole = PreferenceColumns(columns=config.task.columns), scores_whole
+
+    def read(self, row: Row) -> PreferenceRow:
+        return self._columns(row)
+
+    def tokenized(
+        self, encoder: ExampleEncoder, rows: Sequence[PreferenceRow], what: str
+    ) -> tuple[list[TokenizedPreference], list[str]]:
+        task = self._config.task
+        pairs = [tokenized_preference(encoder, row, is_whole=self._scores_whole) for row in rows]
+        return fit_preferences(pairs, task.max_tokens, task.long_examples, what)
+
+    def num_tokens(self, one: TokenizedPreference) -> int:
+        return len(one.prompt_ids) + len(one.chosen_ids) + len(one.rejected_ids)
+
+    def item(self, index: int, one: TokenizedPreference, place: int, *, is_held_out: bool) -> Preference:
+        return self.pair(index, one)
+
+    @staticmethod
+    def pair(index: int, one: TokenizedPreference, ref_logprobs: Tensor | None = None) -> Preference:
+        """The item of a pair."""
+        answers = [one.chosen_ids.long(), one.rejected_ids.long()]
+        return Preference(
+            index=index,
+            prompt_ids=one.prompt_ids.long(),
+            completion_ids=pad_sequence(answers, batch_first=True),
+            loss_mask=pad_sequence([torch.ones(len(answer)) for answer in answers], batch_first=True),
+            ref_logprobs=ref_logprobs,
+        )
+
+
+class PairJob(SupervisedJob):
+    """A job whose items are pairs."""
+
+    score = LOSS
+    other_scores = (ACCURACY,)
+    pads_prompts = True
+
+    def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
+        """Means over the held-out pairs."""
+        loss, chosen, rejected, is_right, count = self.measured_sums(run)
+        return {
+            LOSS.name: loss / count,
+            ACCURACY.name: is_right / count,
+            "rewards/chosen": chosen / count,
+            "rewards/rejected": rejected / count,
+            "rewards/margin": (chosen - rejected) / count,
+            "num_pairs": count,
+        }

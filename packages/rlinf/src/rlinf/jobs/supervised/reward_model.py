@@ -1,0 +1,48 @@
+"""The job `reward_model`: a model learns to score answers, from pairs of which one is preferred.
+
+The model of a checkpoint is a folder that `reward.kind: model` of a recipe reads. A text is scored there as it was
+trained on: a chat through the tokenizer's template, else prompt and answer one after the other without an end token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from rlinf.config.supervised import RewardModelConfig
+from rlinf.jobs.base import Flows
+from rlinf.jobs.supervised.flow import REWARD_MODEL_TRAINER, evaluation_flow, training_flow
+from rlinf.jobs.supervised.pairs import PairJob, PreferenceSource
+from rlinf.machine import Machine
+from rlinf.tasks.preferences import TokenizedPreference
+from rlinf_workers.roles import Preference
+
+END = torch.zeros(1, dtype=torch.int32)
+"""Stands for the end of a text, where its score is; any token would do (rlinf_workers/models/scorer.py)."""
+
+
+class ScoredTexts(PreferenceSource):
+    """Pairs whose answers have one more token, which stands for their end."""
+
+    def __init__(self, config: RewardModelConfig) -> None:
+        super().__init__(config, scores_whole=True)
+
+    def item(self, index: int, one: TokenizedPreference, place: int, *, is_held_out: bool) -> Preference:
+        chosen, rejected = torch.cat([one.chosen_ids, END]), torch.cat([one.rejected_ids, END])
+        return self.pair(index, replace(one, chosen_ids=chosen, rejected_ids=rejected))
+
+
+class RewardModelJob(PairJob):
+    """Minimizes the loss of Bradley and Terry."""
+
+    config: RewardModelConfig
+
+    def __init__(self, config: RewardModelConfig, machine: Machine) -> None:
+        super().__init__(config, machine)
+        self.source = ScoredTexts(config)
+
+    def build(self, folder: Path) -> Flows:
+        train = training_flow(self.config, *self.trainer_arguments(folder), trainer=REWARD_MODEL_TRAINER)
+        return Flows(train=train, evaluate=evaluation_flow(train, self.config))

@@ -1,0 +1,209 @@
+"""The rows of a supervised run as items of its steps and evaluations."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from rlinf.config.supervised import SupervisedConfig
+from rlinf.errors import UserError
+from rlinf.jobs.generation import make_encoder
+from rlinf.tasks.example_tokens import ExampleEncoder
+from rlinf.tasks.language import load_checkpoint_tokenizer
+from rlinf.tasks.prompts import PromptEncoder, template_of
+from rlinf.tasks.questions import load_rows
+from rlinf.tasks.row_files import Row
+
+
+class TrainingRow(Protocol):
+    """What a row of a data file says."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Digest of all that is trained on."""
+        ...
+
+
+R = TypeVar("R", bound=TrainingRow)
+T = TypeVar("T")
+
+
+class ItemSource(ABC, Generic[R, T]):
+    """The items of a run: rows R, which become tokens T. Each part is created when it is first read, and raises
+    UserError if that fails. A subclass defines how a row is read, and what its tokens and items are."""
+
+    columns_hint: str
+    """What to do if no row of a file can be used."""
+
+    def __init__(self, config: SupervisedConfig, *, on_all: bool = False, adds_end: bool = True) -> None:
+        self._config, self._on_all, self._adds_end = config, on_all, adds_end
+        self.notes: list[str] = []
+        """Notes for the user: skipped rows, cut examples."""
+        self._epoch = -1
+        self._order: list[int] = []
+
+    @abstractmethod
+    def read(self, row: Row) -> R:
+        """Raises: RowError."""
+
+    @abstractmethod
+    def tokenized(self, encoder: ExampleEncoder, rows: Sequence[R], what: str) -> tuple[list[T], list[str]]:
+        """The tokens of the rows that fit, and notes about the others. Raises: UserError."""
+
+    @abstractmethod
+    def num_tokens(self, one: T) -> int:
+        """Its length, by which shards are balanced."""
+
+    @abstractmethod
+    def item(self, index: int, one: T, place: int, *, is_held_out: bool) -> Any:
+        """The item number `index` of a step or an evaluation.
+
+        Args:
+            place: of `one` in its set.
+        """
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _rows(self) -> tuple[list[R], list[R]]:
+        """Those to train on, and those held out of training."""
+        task = self._config.task
+        train, count = self._load(task.train_files), task.num_held_out
+        if task.eval_files:
+            return train, self._load(task.eval_files)[:count]
+        if count >= len(train):
+            raise UserError(
+                f"task.num_held_out={count}: task.train_files hold {len(train)} examples, so none is left to train on",
+                hint="use fewer, or give other files with --task.eval_files",
+            )
+        order = list(range(len(train)))
+        random.Random(f"held out {self._config.seed}").shuffle(order)
+        held_out = set(order[:count])
+        self.notes.append(f"task.eval_files is empty: {count} of {len(train)} rows are held out of training")
+        return (
+            [row for index, row in enumerate(train) if index not in held_out],
+            [row for index, row in enumerate(train) if index in held_out],
+        )
+
+    def _load(self, paths: Sequence[Path]) -> list[R]:
+        rows: list[R] = []
+        for path in paths:
+            loaded = load_rows(
+                path,
+                self.read,
+                on_bad_row=self._config.task.on_bad_row,
+                bad_row_key="task.on_bad_row",
+                what="example",
+                hint_of=lambda values: self.columns_hint,
+            )
+            rows += loaded.items
+            self.notes += loaded.notes
+        return rows
+
+    def fingerprints(self) -> dict[str, str]:
+        """Config key and files of each set -> digest of its rows in order."""
+        task = self._config.task
+        digests = {}
+        for key, paths, rows in zip(
+            ("train_files", "eval_files"), (task.train_files, task.eval_files), self._rows, strict=True
+        ):
+            digest = hashlib.sha256(b"".join(row.fingerprint for row in rows))
+            digests[f"task.{key}={', '.join(map(str, paths))}"] = digest.hexdigest()
+        return digests
+
+    # -- tokens ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return load_checkpoint_tokenizer(self._config.model.path)
+
+    @cached_property
+    def encoder(self) -> PromptEncoder:
+        return make_encoder(self._config.task, self.tokenizer, self._config.model.path, "task.")
+
+    @cached_property
+    def training_set(self) -> list[T]:
+        return self._encoded(self._rows[0], "task.train_files")
+
+    @cached_property
+    def held_out(self) -> list[T]:
+        return self._encoded(self._rows[1], "task.eval_files" if self._config.task.eval_files else "held-out rows")
+
+    def _encoded(self, rows: Sequence[R], what: str) -> list[T]:
+        task = self._config.task
+        encoder = ExampleEncoder(
+            self.encoder,
+            self.tokenizer,
+            template_of(task.prompt_template, task.columns.prompt or "question"),
+            on_all=self._on_all,
+            adds_end=self._adds_end,
+            folder=self._config.model.path,
+        )
+        examples, notes = self.tokenized(encoder, rows, what)
+        self.notes += notes
+        if encoder.num_apart:
+            self.notes.append(
+                f"{what}: in {encoder.num_apart} chats a token would reach across the beginning or the end of an "
+                "answer; their prompts and answers were tokenized apart, as they are in sampling"
+            )
+        return examples
+
+    # -- items -----------------------------------------------------------------------------------------------------
+
+    def num_steps(self, num_epochs: float) -> int:
+        """Training steps of so many passes over the training examples."""
+        return max(1, math.ceil(num_epochs * len(self.training_set) / self._config.actor.batch_size - 1e-9))
+
+    def training(self, step: int) -> list[Any]:
+        """The items of a training step. Every epoch visits the examples in a new order, which depends on seed and epoch
+        alone."""
+        size = self._config.actor.batch_size
+        places = [self.place(index) for index in range(step * size, (step + 1) * size)]
+        return self.items(places, is_held_out=False)
+
+    def evaluation(self) -> list[Any]:
+        return self.items(range(len(self.held_out)), is_held_out=True)
+
+    def place(self, index: int) -> int:
+        """The place in the training set of example `index` of the stream."""
+        epoch, position = divmod(index, len(self.training_set))
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, list(range(len(self.training_set)))
+            random.Random(f"epoch {self._config.seed} {epoch}").shuffle(self._order)
+        return self._order[position]
+
+    def items(self, places: Sequence[int], *, is_held_out: bool) -> list[Any]:
+        """The items of some places of a set, in their `order`."""
+        examples = self.held_out if is_held_out else self.training_set
+        return [
+            self.item(index, examples[place], place, is_held_out=is_held_out)
+            for index, place in enumerate(self.order(places, is_held_out=is_held_out))
+        ]
+
+    def order(self, places: Sequence[int], *, is_held_out: bool) -> list[int]:
+        """The places in the order in which items are numbered, so that the shards, which take every `num_shards`-th,
+        have about equally many tokens. The mean over a step does not depend on the order."""
+        examples = self.held_out if is_held_out else self.training_set
+        lengths = [self.num_tokens(examples[place]) for place in places]
+        return [places[position] for position in dealt(lengths, self._config.actor.resolved_shards)]
+
+
+def dealt(lengths: Sequence[int], num_shards: int) -> list[int]:
+    """The positions of items in the order in which they are numbered: the longest first, dealt to the shards forwards
+    and backwards. Item i of it goes to shard i % num_shards.
+
+    Example: lengths [5, 9, 7, 8] for two shards: [1, 3, 0, 2], which are 9 and 5 | 8 and 7.
+    """
+    longest_first = sorted(range(len(lengths)), key=lambda position: -lengths[position])
+    rounds = [longest_first[start : start + num_shards] for start in range(0, len(lengths), num_shards)]
+    return [
+        position
+        for number, round_ in enumerate(rounds)
+        for position in (reversed(round_) if number % 2 and len(round_) == num_shards else round_)
+    ]

@@ -1,0 +1,106 @@
+"""Reads rows as examples for supervised training: chats, prompts with completions, and plain texts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf.config.supervised import ExampleColumnsConfig
+from rlinf.tasks.base import Turns
+from rlinf.tasks.questions import MAX_CHARACTERS, RowError, all_turns_of, column_of, text_of, value_at
+from rlinf.tasks.row_files import Row, listed
+
+CHAT_COLUMNS = ("messages", "conversations")
+PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "instruction", "input")
+COMPLETION_COLUMNS = ("completion", "response", "output", "answer", "solution", "target")
+TEXT_COLUMNS = ("text",)
+"""Usual names of the columns."""
+ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExampleRow:
+    """What a row says: what a model is to imitate: a chat, a prompt with its completion, or a text without a prompt."""
+
+    turns: Turns = ()
+    """The chat; empty for texts."""
+    num_given: int = 0
+    """The first turns that are the prompt; turns of the assistant among them are not imitated."""
+    prompt: str | None = None
+    """The text before the completion; None: there is none."""
+    completion: str = ""
+    """Without turns: the completion, or the whole text."""
+    place: str = ""
+    """`file.jsonl:12`"""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Digest of all that is trained on."""
+        parts = (self.turns, self.num_given, self.prompt, self.completion)
+        return hashlib.sha256(repr(parts).encode()).digest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExampleColumns:
+    """Reads an example from a row. A column that the settings do not name is the first with a usual name."""
+
+    columns: ExampleColumnsConfig
+
+    def __call__(self, row: Row) -> ExampleRow:
+        """Raises: RowError."""
+        example = self._read(row)
+        size = len(example.prompt or "") + len(example.completion)
+        size += sum(len(content) for _, content in example.turns)
+        if size > MAX_CHARACTERS:
+            raise RowError(f"the example has {size:,} characters; at most {MAX_CHARACTERS:,} are read")
+        if example.turns and all(role != ASSISTANT for role, _ in example.turns[example.num_given :]):
+            raise RowError("the chat has no turn of the assistant to learn from")
+        return example
+
+    def _read(self, row: Row) -> ExampleRow:
+        names, values = self.columns, row.values
+        is_text = names.text is not None and names.prompt is None and names.messages is None
+        if not is_text and (chat := self._found(values, names.messages, CHAT_COLUMNS)) is not None:
+            return ExampleRow(turns=turns_at(values, chat), place=row.place)
+        prompt = None if is_text else self._found(values, names.prompt, PROMPT_COLUMNS)
+        completion = None if is_text else self._found(values, names.completion, COMPLETION_COLUMNS)
+        if prompt is not None and completion is not None:
+            return self._pair(row, prompt, completion)
+        if prompt is not None and is_chat_value(value_at(values, prompt)):
+            return ExampleRow(turns=turns_at(values, prompt), place=row.place)
+        if (text := self._found(values, names.text, TEXT_COLUMNS)) is not None:
+            return ExampleRow(completion=text_of(values, text), place=row.place)
+        has = listed(sorted(map(str, values)))
+        if prompt is not None:
+            raise RowError(f"field {prompt!r} has no completion beside it; the row has {has}")
+        raise RowError(f"neither a chat (messages), nor a prompt with a completion, nor a text; the row has {has}")
+
+    @staticmethod
+    def _found(values: Mapping[str, Any], name: str | None, usual: Sequence[str]) -> str | None:
+        return column_of(values, name, usual, is_needed=name is not None)
+
+    @staticmethod
+    def _pair(row: Row, prompt: str, completion: str) -> ExampleRow:
+        values = row.values
+        question, answer = value_at(values, prompt), value_at(values, completion)
+        if not is_chat_value(question) and not is_chat_value(answer):
+            text = text_of(values, prompt)
+            if prompt.casefold() == "instruction" and str(values.get("input") or "").strip():  # rows of Alpaca
+                text = f"{text}\n\n{text_of(values, 'input')}"
+            return ExampleRow(prompt=text, completion=text_of(values, completion), place=row.place)
+        turns = turns_at(values, prompt) if is_chat_value(question) else (("user", text_of(values, prompt)),)
+        more = turns_at(values, completion) if is_chat_value(answer) else ((ASSISTANT, text_of(values, completion)),)
+        return ExampleRow(turns=(*turns, *more), num_given=len(turns), place=row.place)
+
+
+def is_chat_value(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def turns_at(values: Mapping[str, Any], name: str) -> Turns:
+    value = value_at(values, name)
+    if not is_chat_value(value):
+        raise RowError(f"field {name!r} must be a list of turns, is a {type(value).__name__}")
+    return all_turns_of(value, name)

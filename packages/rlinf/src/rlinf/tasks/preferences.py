@@ -1,0 +1,171 @@
+"""Reads rows as preferences: a prompt with two answers, of which one is preferred."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlinf.config.supervised import PreferenceColumnsConfig
+from rlinf.tasks.base import Turns
+from rlinf.tasks.example_tokens import ExampleEncoder, TokenizedExample, check_any_left, long_notes
+from rlinf.tasks.examples import ASSISTANT, PROMPT_COLUMNS, ExampleRow, is_chat_value, turns_at
+from rlinf.tasks.questions import MAX_CHARACTERS, RowError, column_of, text_of, value_at
+from rlinf.tasks.row_files import Row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreferenceRow:
+    """What a row says: two answers to one prompt."""
+
+    chosen: ExampleRow
+    """The prompt with the preferred answer."""
+    rejected: ExampleRow
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Digest of all that is trained on."""
+        return hashlib.sha256(self.chosen.fingerprint + self.rejected.fingerprint).digest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreferenceColumns:
+    """Reads a pair from a row. An answer is text or one turn of the assistant; without a prompt, both answers are chats
+    that begin with it."""
+
+    columns: PreferenceColumnsConfig
+
+    def __call__(self, row: Row) -> PreferenceRow:
+        """Raises: RowError."""
+        names, values = self.columns, row.values
+        chosen = column_of(values, names.chosen, ("chosen",))
+        rejected = column_of(values, names.rejected, ("rejected",))
+        assert chosen is not None and rejected is not None, "both are needed"
+        prompt = column_of(values, names.prompt, PROMPT_COLUMNS, is_needed=names.prompt is not None)
+        answers = [value_at(values, chosen), value_at(values, rejected)]
+        if prompt is None:
+            pair = self._whole_chats(row, chosen, rejected)
+        elif is_chat_value(value_at(values, prompt)) or any(map(is_chat_value, answers)):
+            value = value_at(values, prompt)
+            turns = turns_at(values, prompt) if is_chat_value(value) else (("user", text_of(values, prompt)),)
+            pair = [
+                self._chat(
+                    row, turns, turns_at(values, name) if is_chat_value(answer) else _turn(text_of(values, name))
+                )
+                for name, answer in zip((chosen, rejected), answers, strict=True)
+            ]
+        else:
+            text = text_of(values, prompt)
+            pair = [
+                ExampleRow(prompt=text, completion=text_of(values, name), place=row.place)
+                for name in (chosen, rejected)
+            ]
+        sizes = [sum(len(text) for _, text in one.turns) + len(one.prompt or "") + len(one.completion) for one in pair]
+        if max(sizes) > MAX_CHARACTERS:
+            raise RowError(
+                f"an answer with its prompt has {max(sizes):,} characters; at most {MAX_CHARACTERS:,} are read"
+            )
+        if pair[0].fingerprint == pair[1].fingerprint:
+            raise RowError(f"{chosen!r} and {rejected!r} are equal, so neither is preferred")
+        return PreferenceRow(chosen=pair[0], rejected=pair[1])
+
+    def _whole_chats(self, row: Row, chosen: str, rejected: str) -> list[ExampleRow]:
+        """The prompt is what both chats begin with."""
+        if not all(is_chat_value(value_at(row.values, name)) for name in (chosen, rejected)):
+            raise RowError(f"no prompt, and {chosen!r} and {rejected!r} are not both chats that begin with one")
+        chats = [turns_at(row.values, name) for name in (chosen, rejected)]
+        num_common = 0
+        for one, other in zip(*chats, strict=False):
+            if one != other:
+                break
+            num_common += 1
+        num_common = min(num_common, *(len(chat) - 1 for chat in chats))
+        return [self._chat(row, chat[:num_common], chat[num_common:]) for chat in chats]
+
+    @staticmethod
+    def _chat(row: Row, prompt: Turns, answer: Turns) -> ExampleRow:
+        if len(answer) != 1 or answer[0][0] != ASSISTANT:
+            roles = ", ".join(role for role, _ in answer) or "nothing"
+            raise RowError(f"an answer must be one turn of the assistant behind the common prompt, is {roles}")
+        if not prompt:
+            raise RowError("the two chats have no common beginning, so there is no prompt")
+        return ExampleRow(turns=(*prompt, *answer), num_given=len(prompt), place=row.place)
+
+
+def _turn(text: str) -> Turns:
+    return ((ASSISTANT, text),)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizedPreference:
+    """A pair as tokens, int32."""
+
+    prompt_ids: Tensor
+    """[L]"""
+    chosen_ids: Tensor
+    rejected_ids: Tensor
+    place: str
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompt with the longer answer."""
+        return len(self.prompt_ids) + max(len(self.chosen_ids), len(self.rejected_ids))
+
+    def cut(self, max_tokens: int) -> TokenizedPreference:
+        """The pair without the ends of its answers."""
+        room = max(0, max_tokens - len(self.prompt_ids))
+        return TokenizedPreference(
+            prompt_ids=self.prompt_ids,
+            chosen_ids=self.chosen_ids[:room].clone(),
+            rejected_ids=self.rejected_ids[:room].clone(),
+            place=self.place,
+        )
+
+
+def tokenized_preference(encoder: ExampleEncoder, row: PreferenceRow, *, is_whole: bool = False) -> TokenizedPreference:
+    """The tokens of a pair: those with a loss are the answers.
+
+    Args:
+        is_whole: with what a chat template writes behind the last of them.
+    Raises: UserError, as `ExampleEncoder.encode`.
+    """
+    chosen, rejected = encoder.encode(row.chosen), encoder.encode(row.rejected)
+    first, end = _answer_of(chosen)
+    other_first, other_end = _answer_of(rejected)
+    assert first == other_first and torch.equal(chosen.token_ids[:first], rejected.token_ids[:first]), "one prompt"
+    return TokenizedPreference(
+        prompt_ids=chosen.token_ids[:first].clone(),
+        chosen_ids=chosen.token_ids[first : None if is_whole else end].clone(),
+        rejected_ids=rejected.token_ids[first : None if is_whole else other_end].clone(),
+        place=chosen.place,
+    )
+
+
+def _answer_of(example: TokenizedExample) -> tuple[int, int]:
+    """Where the tokens with a loss begin and end."""
+    places = example.has_loss.nonzero()[:, 0]
+    return int(places[0]), int(places[-1]) + 1
+
+
+def fit_preferences(
+    pairs: Sequence[TokenizedPreference], max_tokens: int, long_examples: str, what: str
+) -> tuple[list[TokenizedPreference], list[str]]:
+    """`fit_examples` for pairs; one whose answers have no token left, or the same ones, is left out."""
+    lengths = [pair.num_tokens for pair in pairs]
+    notes = long_notes(lengths, [pair.place for pair in pairs], max_tokens, long_examples, what)
+    fitting = [
+        pair if length <= max_tokens else pair.cut(max_tokens)
+        for pair, length in zip(pairs, lengths, strict=True)
+        if length <= max_tokens or long_examples == "cut"
+    ]
+    different = [
+        pair for pair in fitting if len(pair.chosen_ids) and not torch.equal(pair.chosen_ids, pair.rejected_ids)
+    ]
+    different = [pair for pair in different if len(pair.rejected_ids)]
+    if len(different) < len(fitting):
+        notes.append(f"{what}: {len(fitting) - len(different)} pairs have equal answers in tokens and were left out")
+    check_any_left(different, lengths, what)
+    return different, notes
