@@ -25,8 +25,9 @@ _WORD = re.compile(r"docs/[\w/-]+\.md|[a-z]+(?:[._][a-z0-9]+)+|[<*_\[]")
 
 def key_pages() -> dict[str, str]:
     """Returns path below docs/ -> Markdown of the pages of all keys."""
-    reasoning, embodied = SHIPPED
+    reasoning, embodied, *supervised = SHIPPED
     return {
+        **{f"reference/keys-{name}.md": page for name, page in _supervised_pages(supervised)},
         "reference/keys-reasoning.md": _page(
             "Keys: language models",
             "A recipe with `job: reasoning` has these keys. Set them in a recipe, or as options of `rlinf train`, for "
@@ -65,6 +66,18 @@ def key_pages() -> dict[str, str]:
             sections(TrainedConfig),
         ),
     }
+
+
+def _supervised_pages(models: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Yields name and Markdown of the page of each job that learns from examples."""
+    titles = {"sft": "supervised fine-tuning", "dpo": "preferences", "reward_model": "reward models"}
+    for model, (job, title) in zip(models, titles.items(), strict=True):
+        introduction = (
+            f"A recipe with `job: {job}` has these keys. Set them in a recipe, or as options of `rlinf train`, for "
+            "example `--actor.batch_size 64`."
+        )
+        options = _options(TRAINERS, "actor.backend_options", "backend")
+        yield job.replace("_", "-"), _page(f"Keys: {title}", introduction, sections(model), options)
 
 
 def _options(plugins: Plugins[Any], key: str, kind: str) -> list[SectionEntry]:

@@ -43,6 +43,13 @@ PAGES = {
     "demonstrations": "demonstrations.md",
     "checkpoint": "playing.md",
     "suite": "playing.md",
+    "actor.batch_size": "sft.md",
+    "actor.micro_batch_examples": "sft.md",
+    "run.num_epochs": "sft.md",
+    "task.loss_on": "sft.md",
+    "task.max_tokens": "sft.md",
+    "task.long_examples": "sft.md",
+    "dpo": "dpo.md",
     "variants": "playing.md",
 }
 """Key or section -> the page below docs/ that explains it; the longest match counts."""
