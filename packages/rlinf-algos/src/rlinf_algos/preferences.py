@@ -23,6 +23,7 @@ from rlinf_algos.checks import at_least_float32, check_finite, check_shape
 from rlinf_algos.errors import AlgosError
 
 PREFERENCE_LOSSES = ("sigmoid", "ipo")
+"""Kinds of `dpo_loss`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
