@@ -26,7 +26,7 @@ from benchmarks.harness import compare, report
 
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
-from rlinf.jobs.plugins import job_spec
+from rlinf.jobs.spec import job_spec
 from rlinf.machine import this_machine
 from rlinf.tasks.language import character_tokenizer
 from rlinf_workers import InProcessWorkers, StepContext
