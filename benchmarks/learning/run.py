@@ -3,6 +3,7 @@
     python -m benchmarks.learning.run sort-grpo --seeds 0 1 2
     python -m benchmarks.learning.run sort-grpo --seeds 0 1 2 --name sort-control --reward.kind random
     python -m benchmarks.learning.run pushcube-ppo --seeds 0 1 2
+    python -m benchmarks.learning.run env-ppo --seeds 0 1 2 --run.num_steps 25
     python -m benchmarks.learning.run reach-openvla-ppo --seeds 0 1 2
     python -m benchmarks.learning.run reach-pi0-ppo --seeds 0 1 2
     python -m benchmarks.learning.run reach-pi0-ppo --name reach-pi0-ppo-flow-noise --policy.options.noise flow-noise

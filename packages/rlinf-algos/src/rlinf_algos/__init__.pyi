@@ -127,8 +127,10 @@ from .preferences import (
     dpo_loss as dpo_loss,
 )
 from .presets import (
+    EPISODE_PRESETS as EPISODE_PRESETS,
     FIELDS_OF_SAMPLES as FIELDS_OF_SAMPLES,
     KL_ESTIMATES as KL_ESTIMATES,
+    PRESETS as PRESETS,
 )
 from .registry import (
     Registry as Registry,

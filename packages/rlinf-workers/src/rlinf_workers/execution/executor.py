@@ -492,6 +492,18 @@ class Executor:
         )
         yield from self._groups.processes()
 
+    # -- profiles ----------------------------------------------------------------------------------------------------
+
+    def begin_profile(self) -> None:
+        """Begins to profile every worker; call it between runs."""
+        self._groups.gather([handle.call("begin_profile") for handle in self._groups.handles().values()])
+
+    def end_profile(self, folder: Path) -> list[Path]:
+        """Ends the profile of every worker. Each writes `<role>-<rank>.json.gz`, a Chrome trace, into a folder that all
+        nodes share. Returns the files; workers that were started after `begin_profile` have none."""
+        calls = [handle.call("end_profile", str(folder)) for handle in self._groups.handles().values()]
+        return [Path(file) for file in self._groups.gather(calls) if file]
+
     # -- repairing -------------------------------------------------------------------------------------------------
 
     def repair(self, *, settle_s: float = SETTLE_S) -> set[str]:

@@ -16,6 +16,7 @@ from rlinf_workers.launchers.base import StageProgress
 from rlinf_workers.spans import CHANNEL, COMPUTE_SPAN, LEASE, Span, now_ns
 
 if TYPE_CHECKING:
+    from rlinf_workers.execution.step_profile import ProfileRange
     from rlinf_workers.execution.worker_host import WorkerHost
 
 SHORTEST_WAIT_SPAN_NS = 500_000
@@ -31,6 +32,8 @@ class _Chunk:
     collective_ns: int
     """Time that the thread had spent in collectives when the clock started."""
     began_ns: tuple[int, ...] = ()
+    profiled: ProfileRange | None = None
+    """Its range in the profile, if there is one."""
 
 
 @dataclass(eq=False)
@@ -75,7 +78,8 @@ class RunningStage(Pauses):
         self.enter()
         if num_items:
             self.host.begun = self.call.context
-        self.chunk = _Chunk(now_ns(), num_items, self.host.waits.collective_ns)
+        profiled = self._range(self.call.stage)
+        self.chunk = _Chunk(now_ns(), num_items, self.host.waits.collective_ns, profiled=profiled)
 
     def add_to_chunk(self, num_items: int) -> None:
         if self.chunk is None:
@@ -103,6 +107,8 @@ class RunningStage(Pauses):
     def end_chunk(self) -> None:
         if self.chunk is not None:
             chunk, self.chunk = self.chunk, None
+            if chunk.profiled is not None:
+                chunk.profiled.leave()
             self._add_span(self.call.stage, COMPUTE_SPAN, chunk.start_ns, chunk)
 
     def progress(self) -> StageProgress:
@@ -153,6 +159,8 @@ class RunningStage(Pauses):
 
     def abort(self) -> None:
         """Ends the stage of an aborted run, whose leases the driver has revoked."""
+        if self.chunk is not None and self.chunk.profiled is not None:
+            self.chunk.profiled.leave()
         self.chunk = None
         if self.is_inside:
             self._lock()
@@ -182,9 +190,19 @@ class RunningStage(Pauses):
 
     @contextmanager
     def span(self, name: str, category: str, *, at_least_ns: int = 0) -> Iterator[None]:
-        start_ns = now_ns()
+        start_ns, profiled = now_ns(), self._range(name)
         yield
+        if profiled is not None:
+            profiled.leave()
         self._add_span(name, category, start_ns, at_least_ns=at_least_ns)
+
+    def _range(self, name: str) -> ProfileRange | None:
+        """Enters a range of the profile; None if there is no profile."""
+        if (profile := self.host.profile) is None:
+            return None
+        entered = profile.range(name)
+        entered.enter()
+        return entered
 
     def _add_span(
         self, name: str, category: str, start_ns: int, chunk: _Chunk | None = None, *, at_least_ns: int = 0

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,6 +24,7 @@ from rlinf_workers.execution.ports import ItemEnd, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
 from rlinf_workers.execution.running_stage import SHORTEST_WAIT_SPAN_NS, RunningStage
 from rlinf_workers.execution.stage_calls import Port, StageCall, StageOutcome
+from rlinf_workers.execution.step_profile import StepProfile
 from rlinf_workers.explaining.explanation import look_here
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import ProcessRecord
@@ -43,6 +45,8 @@ CALLS = frozenset(
         "forget_channels",
         "open_weights",
         "condition_after_run",
+        "begin_profile",
+        "end_profile",
         "publish_weights",
         "memory_bytes",
         "current_waits",
@@ -89,6 +93,8 @@ class WorkerHost:
         self.body_lock = threading.RLock()
         """Held by the stage that computes: two stages of one worker never compute at once."""
         self._running: list[RunningStage] = []
+        self.profile: StepProfile | None = None
+        """The profile under way, if there is one."""
         self.begun: StepContext | None = None
         """The latest run in which a stage has taken items."""
         self.is_loaded = True
@@ -377,6 +383,21 @@ class WorkerHost:
             if check.exception() is not None:
                 self.served_versions.pop(edge, None)
             check.result()
+
+    # -- profiles ----------------------------------------------------------------------------------------------------
+
+    def begin_profile(self) -> None:
+        """Begins to profile this process; a profile that an abandoned run has begun goes on."""
+        self.profile = self.profile or StepProfile(on_gpu=self.worker.device.type == "cuda")
+
+    def end_profile(self, folder: str) -> str:
+        """Writes the trace of the profile into a folder and returns its path; empty if none was begun."""
+        profile, self.profile = self.profile, None
+        if profile is None:
+            return ""
+        path = Path(folder) / f"{self.identity.role}-{self.identity.rank}.json.gz"
+        profile.write(path, worker=self.identity.name)
+        return str(path)
 
     # -- for `rlinf explain` ---------------------------------------------------------------------------------------
 

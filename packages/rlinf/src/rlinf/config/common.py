@@ -188,6 +188,24 @@ class PlanConfig(Section):
 class RunConfig(Section):
     """Length of the run, evaluations, checkpoints, logs and failures."""
 
+    @property
+    def profiled_steps(self) -> tuple[int, int] | None:
+        """First and last step of `profile_steps`."""
+        if self.profile_steps is None:
+            return None
+        first, _, last = self.profile_steps.partition("-")
+        return int(first), int(last or first)
+
+    def conflicts(self) -> Iterator[Conflict]:
+        yield from super().conflicts()
+        first, last = self.profiled_steps or (1, 1)
+        if not first <= last <= self.num_steps and self.profile_steps is not None:
+            yield Conflict(
+                keys=("run.profile_steps", "run.num_steps"),
+                text=f"={self.profile_steps}: the steps of this run are 1 to {self.num_steps}; give the first and the "
+                "last one, such as 5-7",
+            )
+
     num_steps: int = Field(ge=1, description="Training steps.")
     max_minutes: float | None = Field(
         default=None, gt=0, description="Stop after this much training time, checked after each step."
@@ -206,6 +224,12 @@ class RunConfig(Section):
     trace: bool = Field(default=True, description="Write trace.json, a timeline of all workers.")
     trace_megabytes: int = Field(
         default=16, ge=1, description="Size limit of trace.json; beyond it, only the first and the last steps are kept."
+    )
+    profile_steps: str | None = Field(
+        default=None,
+        pattern=r"^[1-9][0-9]*(-[1-9][0-9]*)?$",
+        description="Training steps to profile, such as 5-7 or 5, counted from 1 as on the terminal: torch's profiler "
+        "writes a trace of each worker to profiles/ in the run's folder (docs/metrics.md). null: none.",
     )
     num_samples_logged: int = Field(
         default=4,

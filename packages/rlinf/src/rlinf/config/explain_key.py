@@ -24,8 +24,7 @@ from rlinf.config.renamed import renamed_overrides
 from rlinf.config.schema import SHIPPED
 from rlinf.config.suites import SuiteConfig
 from rlinf.errors import UserError
-from rlinf_algos import FIELDS_OF_SAMPLES
-from rlinf_algos.presets import EPISODE_PRESETS, PRESETS
+from rlinf_algos import EPISODE_PRESETS, FIELDS_OF_SAMPLES, PRESETS
 from rlinf_workers.plugins import ENGINES, TRAINERS
 
 MAX_GUESSES = 5

@@ -20,6 +20,7 @@ from rlinf.loop.clock import RunClock
 from rlinf.loop.deadlines import Deadlines
 from rlinf.loop.ending import reasons_to_end
 from rlinf.loop.plan_times import PlanHistory, busy_seconds
+from rlinf.loop.profiling import StepProfiles
 from rlinf.loop.recorder import RunRecorder
 from rlinf.loop.restarts import Restarts
 from rlinf.loop.session import Session
@@ -57,6 +58,7 @@ class TrainingLoop:
         on_slots = device_kind(job.config.cluster, job.machine) == "cpu"
         self._forks = on_slots and fork_server.start(job.config)
         self.progress = Progress(total=job.config.run.num_steps)
+        self._profiles = StepProfiles(job.config.run.profiled_steps, folder.path, self.progress.message)
         self._recorder = RunRecorder(folder, self.progress, (job.score, *job.other_scores))
 
     def run(self) -> str:
@@ -178,6 +180,7 @@ class TrainingLoop:
         try:
             with self.progress.doing("replacing the lost processes"):
                 changed = session.executor.repair()
+            self._profiles.forget()
             if self._job.trainer in changed:
                 self._checkpoints.wait_until_written()
                 checkpoint = self._folder.begin_again(str(failure))
@@ -231,6 +234,7 @@ class TrainingLoop:
             step = self._clock.step
             if self._auto.probes:
                 self._session.executor.replan(self._flows.train, self._auto.probes[0])
+            self._profiles.before_step(step, self._session.executor)
             flow_run = self._session.train(step, predicted_s=self._history.present.predicted_s)
             self._job.trained(flow_run)
             busy_s = busy_seconds(flow_run)
@@ -241,6 +245,9 @@ class TrainingLoop:
             asks_for_plan = self._auto.observe(flow_run, busy_s)
             self._clock.step, self._clock.own_score = step + 1, None
             self._job.stepped(self._session, step + 1)
+            with self.progress.doing("writing the profile"):
+                is_last = asks_for_plan or self._stop.is_made or self._is_over(latest)
+                self._profiles.after_step(step + 1, self._session.executor, is_last=is_last)
             latest = self._close_step(latest)
             if not asks_for_plan:
                 continue
@@ -323,6 +330,7 @@ class TrainingLoop:
         return state["score"]
 
     def _finish(self, score: float) -> None:
+        self._profiles.after_step(self._clock.step, self._session.executor, is_last=True)
         with self.progress.doing("writing the last checkpoint"):
             self._checkpoints.wait()
         self._history.write()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rlinf.report import html
 from rlinf.report.axes import number, percent
@@ -70,6 +71,7 @@ def render(records: RunRecords) -> str:
         "Success by task": lambda: success_by_task(records),
         "Films": lambda: films(records),
         "Timeline": lambda: _timeline(records, colors),
+        "Profiles": lambda: _profiles(records),
         "Time by stage": lambda: _time_by_stage(records, colors),
         "Engine and trainer": lambda: _trust(records),
         "Weight syncs": lambda: _weight_syncs(records),
@@ -178,6 +180,25 @@ def _timeline(records: RunRecords, colors: Mapping[str, str]) -> str:
         html.color_key(entries, has_waits=has_waits),
         draw_timeline(window, colors),
         note=describe_busy(window),
+    )
+
+
+def _profiles(records: RunRecords) -> str:
+    """Returns links to the traces of `run.profile_steps`, beside the run's own timeline."""
+    files = sorted((records.path / "profiles").glob("steps-*/*.json*"))
+    if not files:
+        return ""
+    links = [
+        (html.Raw(f'<a href="{quote(name)}">{escape(name)}</a>'), size_text)
+        for file in files
+        for name, size_text in [(file.relative_to(records.path).as_posix(), f"{file.stat().st_size / 2**20:.1f} MiB")]
+    ]
+    if (records.path / "trace.json").is_file():
+        links.append((html.Raw('<a href="trace.json">trace.json</a>, the timeline of all workers'), ""))
+    return html.section(
+        "Profiles",
+        html.table(("trace", "size"), links, numeric=(1,)),
+        note="Traces of torch's profiler, one for each worker; save one and open it in ui.perfetto.dev.",
     )
 
 
