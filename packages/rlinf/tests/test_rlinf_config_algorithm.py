@@ -125,7 +125,7 @@ def test_the_resolved_config_is_read_back_as_it_was(tmp_path):
         ("--algorithm.samples episodes", "algorithm.samples=episodes: the samples of this job are completions; leave"),
         (
             "--algorithm.name gdpo",
-            "algorithm.advantage=gdpo reads the parts of a reward, and reward.kind=exact has none",
+            "algorithm.advantage=gdpo needs the components of a reward, but reward.kind=exact has none",
         ),
         ("--algorithm.name distillation", "reference.path is not set, and algorithm.reward_coef=0 learns from the KL"),
         ("--reference.path teacher", "is not used: algorithm.kl_coef is 0, so there is no reference model"),

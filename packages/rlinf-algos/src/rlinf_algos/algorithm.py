@@ -523,7 +523,7 @@ def _reward_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "reward_coef", "=0 leaves nothing to learn from; it belongs to kl_in=reward with a kl_coef above 0"
     if "rewards" in advantage_takes(values["advantage"]).inputs:
         return
-    why = f"is not used: advantage={values['advantage']} reads the parts of the reward and not their sum"
+    why = f"is not used: advantage={values['advantage']} reads the components of the reward, not their sum"
     for option, is_changed in (
         ("kl_in", kl_in_reward),
         ("overlong_buffer_tokens", values["overlong_buffer_tokens"] > 0),

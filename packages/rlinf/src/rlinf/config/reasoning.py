@@ -361,7 +361,7 @@ class ReasoningConfig(JobConfig):
         if algorithm.reads_parts and self.reward.kind != "weighted":
             yield Conflict(
                 keys=("algorithm.advantage", "reward.kind"),
-                text=f"={algorithm.advantage} reads the parts of a reward, and reward.kind={self.reward.kind} has "
+                text=f"={algorithm.advantage} needs the components of a reward, but reward.kind={self.reward.kind} has "
                 "none; use reward.kind=weighted with its terms",
             )
         spec, backend = self.actor.trainer_spec, f"actor.backend={self.actor.backend}"

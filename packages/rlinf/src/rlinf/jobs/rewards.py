@@ -1,4 +1,5 @@
-"""From the reward section of a config to what the reward worker is given; what it needs is checked before the start."""
+"""Converts the reward section of a config to the spec for the reward worker, and checks its requirements before a run
+starts."""
 
 from __future__ import annotations
 
@@ -46,11 +47,11 @@ RULES = {
 }
 """Kind in the config -> name in rlinf_algos."""
 JUDGES = ("exact", "numeric", "random", "multiple_choice", "math", "code")
-"""Kinds that say of an answer whether it is right; `random` does in evaluations."""
+"""Kinds that judge whether an answer is right; `random` does so in evaluations."""
 
 
 def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
-    """The reward that a config describes; `random_stands_for` is the kind by which a control run evaluates."""
+    """The reward that a config describes; `random_stands_for` is the kind that a control run uses in evaluations."""
     match config:
         case RuleReward():
             return RewardSpec(rule=RULES[random_stands_for if config.kind == "random" else config.kind])
@@ -98,8 +99,8 @@ def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
 
 
 def judging_s(config: RewardConfig) -> float:
-    """Seconds that judging one completion takes where it comes to the limits by the clock, of which its text decides;
-    0 for rewards that have none. Completions that are judged at the same time share them."""
+    """Seconds that judging one completion takes if its text makes the reward reach its wall time limits; 0 for rewards
+    without limits. Completions that are judged at the same time share them."""
     match config:
         case WeightedRewardConfig():
             return sum(judging_s(term.reward) for term in config.terms.values())
@@ -113,11 +114,11 @@ def judging_s(config: RewardConfig) -> float:
 
 
 def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:
-    """Whether everything is there that the reward needs.
+    """Checks that everything the reward needs is available.
 
-    Returns: notes for the run's manifest, on what is weaker than it should be.
+    Returns: notes for the run's manifest about weaknesses of the sandbox.
 
-    Raises: UserError for a missing extra, folder, module or function, or a sandbox that is weak without leave.
+    Raises: UserError for a missing extra, folder, module or function, or a weak sandbox that is not allowed.
     """
     if members := members_of(config, key):
         return tuple(note for place, member in members.items() for note in check_reward(member, place))
@@ -155,20 +156,20 @@ def reward_folders(config: RewardConfig, key: str = "reward") -> dict[str, Path]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TriedReward:
-    """What is known of a reward before the first step."""
+    """The properties of a reward that are known before the first step."""
 
     judges: bool
-    """It says of an answer whether it is right; False: it gives scores alone."""
+    """It judges whether an answer is right; False: it only returns scores."""
     reads_rows: bool = False
     """It reads the data row."""
 
 
 def try_rewards(config: RewardConfig, problem: TaskProblem, key: str = "reward") -> TriedReward:
-    """Calls each custom function once, about a real problem, and reads its tests where programs are judged, so that
+    """Calls each custom function once with a real problem, and for kind code reads the problem's tests, so that
     mistakes show before a process starts.
 
     Args:
-        problem: its answer stands for the completion.
+        problem: its answer is used as the completion.
 
     Raises: UserError with the place in the function where it failed, or where it hangs.
     """
@@ -199,13 +200,13 @@ def try_rewards(config: RewardConfig, problem: TaskProblem, key: str = "reward")
 
 
 def try_own_reward(spec: RewardSpec, problem: TaskProblem, what: str) -> TriedReward:
-    """As `try_rewards`, of one function; `what` begins the message. It judges where it returns a truth value or a
-    `RewardResult` that says so."""
+    """Like `try_rewards`, for one function; messages begin with `what`. It judges answers if it returns a bool or a
+    `RewardResult` with a verdict."""
     hint = "a reward is f(completion, answer) and returns a number or a RewardResult; see docs/rewards.md"
     about = f"called once about {problem.place or 'a problem'} with the answer as completion"
     try:
         reward = make_reward(spec)
-    except Exception as error:  # a class of the user's may raise what it likes
+    except Exception as error:  # a custom class may raise anything
         raise UserError(f"{what}: {_message_with_place(error)}", hint=hint) from error
     try:
         (result,) = score_all(reward, [problem.answer], [problem.answer], [problem.prompt], [problem.row])
@@ -219,7 +220,7 @@ def try_own_reward(spec: RewardSpec, problem: TaskProblem, what: str) -> TriedRe
 
 
 def _message_with_place(error: BaseException) -> str:
-    """The message, and where in the user's code its cause was raised."""
+    """The message and the place in the user's code that raised its cause."""
     cause = error.__cause__ or error
     frames = [
         frame

@@ -1,8 +1,8 @@
-"""Engine against trainer, token by token, and nothing else: what `rlinf check` runs.
+"""Compares engine and trainer token by token: what `rlinf check` runs.
 
-sync -> generate -> the trainer says what it thinks of the tokens -> one optimizer step -> sync -> generate -> ...
+sync -> generate -> the trainer computes the log-probabilities -> one optimizer step -> sync -> generate -> ...
 
-The second round is about weights that came by a sync alone: an engine that read the model's files and then ignores what
+The second round tests weights that were received by a sync only: an engine that read the model's files and ignores what
 it is sent passes the first.
 """
 
@@ -27,24 +27,24 @@ from rlinf_workers.roles import ComparedGroup, LogprobMismatch, WorstToken, mism
 NUM_PROMPTS, NUM_WORST = 8, 5
 ROUNDS = ("as loaded", "after a step")
 TELLING = 10.0
-"""Times the bound that a step has to move the policy, so that an engine which missed it is found."""
+"""Factor of the bound by which a step has to move the policy, so that an engine that missed it is detected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedRound:
-    """What came of one round."""
+    """The result of one round."""
 
     name: str
     num_tokens: int
     gap: LogprobMismatch
     agreement: MismatchVerdict
     worst: Sequence[WorstToken]
-    """The worst of the completions, one each, the worst first."""
+    """The worst token of each completion, the worst first."""
     engine_versions: frozenset[int]
-    """That the completions say they are of."""
+    """The policy version in the completions."""
     trainer_version: int
     moved_kl: float
-    """Nats a token, by which the step after it moved the trainer."""
+    """Nats per token by which the step after this round moved the trainer."""
     sync_s: float
     generate_s: float
 
@@ -59,9 +59,9 @@ class Check:
 
     rounds: Sequence[CheckedRound]
     start_s: float
-    """Seconds until all processes were up and had weights."""
+    """Seconds until all processes had started and received weights."""
     weights_bytes: int
-    """What a sync hands over."""
+    """Size of the weights that a sync sends."""
 
     @property
     def passes(self) -> bool:
@@ -69,7 +69,7 @@ class Check:
 
     @property
     def can_tell_versions(self) -> bool:
-        """Whether the step between the rounds was large enough for an engine without it to be found by its numbers."""
+        """Whether the step between the rounds was large enough to detect an engine that missed it."""
         first = self.rounds[0]
         return first.moved_kl >= TELLING * first.agreement.kl_bound
 
@@ -77,8 +77,8 @@ class Check:
 def check(job: ReasoningJob, folder: RunFolder) -> Check:
     """Runs the rounds of a prepared job on the devices of its recipe.
 
-    Raises: UserError before a process starts; RunFailed where a worker dies or raises, a weight that did not arrive is
-    named then.
+    Raises: UserError before a process starts; RunFailed if a worker dies or raises; the message names a weight that did
+    not arrive.
     """
     config, flows = job.config, job.build(folder.path)
     flow = job.check_flow(flows.train)

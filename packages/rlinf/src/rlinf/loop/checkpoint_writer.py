@@ -1,8 +1,8 @@
-"""Checkpoints that are written while training goes on.
+"""Writes checkpoints while training continues.
 
 save()            every rank copies its part to host memory; training waits for that
-a thread here     waits for the ranks' threads, seals the folder and renames it
-check(), wait()   training learns of the end, or of the failure, of the one under way
+a thread here     waits for the ranks' threads, writes the checksums and renames the folder
+check(), wait()   report to training that the current checkpoint is complete or has failed
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rlinf.run_folder.rows import naming
 from rlinf_workers import WorkerGroup, WorkersError
 
 LANE = -1
-"""On which the ranks are asked whether they have written; no stage has it."""
+"""Lane of the calls that wait until the ranks have written; no stage uses it."""
 LONG_WAIT_S = 1.0
-"""Waiting longer for the checkpoint before is worth a note."""
+"""A longer wait for the previous checkpoint causes a note."""
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run; at most one is under way. A context manager around the processes of the run:
-    when it ends nothing writes any more, and what is not whole is gone.
+    """Writes the checkpoints of a run; at most one at a time. A context manager around the processes of the run: when
+    it exits, nothing is being written and incomplete checkpoints are removed.
 
     Args:
-        note: tells a reader of the run.
+        note: takes a note for the reader of the run.
     """
 
     def __init__(self, folder: RunFolder, note: Callable[[str], None]) -> None:
@@ -60,9 +60,9 @@ class CheckpointWriter:
 
         Args:
             state: see `RunFolder.new_checkpoint`.
-            write_more: writes what the job adds to the folder that it is given.
+            write_more: writes the job's additional files to the folder.
 
-        Raises: as `check`, for the one before.
+        Raises: as `check`, for the previous checkpoint.
         """
         began_s = time.monotonic()
         self.wait()
@@ -80,15 +80,15 @@ class CheckpointWriter:
         self._thread.start()
 
     def check(self) -> None:
-        """Looks whether the checkpoint under way is whole.
+        """Checks whether the current checkpoint is complete.
 
-        Raises: RunFailed, OSError where it could not be written; there is none under way then.
+        Raises: RunFailed, OSError if it could not be written; it is then no longer current.
         """
         if self._written.done():
             self.wait()
 
     def wait(self) -> None:
-        """Returns when no checkpoint is under way. Raises: as `check`."""
+        """Returns when no checkpoint is being written. Raises: as `check`."""
         if self._thread is None:
             return
         try:
@@ -103,14 +103,14 @@ class CheckpointWriter:
         self._times = {"time/checkpoint_s": seconds, "time/checkpoint_wait_s": self._wait_s}
 
     def wait_until_written(self) -> None:
-        """Returns when no checkpoint is under way, whatever became of it."""
+        """Returns when no checkpoint is being written, even if it failed."""
         if self._thread is not None:
             self._thread.join()
         self._thread, self._written = None, Future()
 
     def take_times(self) -> dict[str, float]:
-        """Metrics of the newest whole checkpoint: seconds until it was, and those that training waited; empty for one
-        that was asked for before."""
+        """Metrics of the newest complete checkpoint: seconds until it was complete, and seconds that training waited;
+        empty if they were taken before."""
         times, self._times = self._times, {}
         return times
 
@@ -119,10 +119,10 @@ class CheckpointWriter:
     ) -> None:
         try:
             with opened:
-                concurrent.futures.wait(calls)  # also where one has failed: the others write into the folder
+                concurrent.futures.wait(calls)  # even if one has failed, since the others write into the folder
                 for call in calls:
                     digests.update(call.result())
-        except BaseException as error:  # noqa: BLE001 - it belongs to who asks
+        except BaseException as error:  # noqa: BLE001 - `check` raises it
             self._written.set_exception(error)
         else:
             self._written.set_result(time.monotonic() - began_s)

@@ -18,7 +18,7 @@ class RunClock:
     before: float = float("nan")
     """Score before the first step."""
     own_score: float | None = None
-    """Score of the present weights; None where they were not evaluated."""
+    """Score of the current weights; None if they were not evaluated."""
     _started_s: float = 0.0
 
     @property

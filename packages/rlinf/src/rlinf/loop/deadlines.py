@@ -1,11 +1,11 @@
-"""How long a run of a flow may take before it is given up: many times what it should take.
+"""Time limits for a run of a flow: many times its expected duration.
 
-`run.step_timeout_s` decides where it is set. Else the limit is TIMES_EXPECTED times the longest of what the plan
-predicts and what runs of the same flow (training steps, evaluations) took so far, and LEAST_S where that is less. A
-flow of which neither is known gets UNKNOWN_S. What judging may take comes on top: a policy whose programs all hang
-makes a step slow, and must not end the run by it.
+`run.step_timeout_s` is the limit if it is set. Otherwise the limit is TIMES_EXPECTED times the maximum of the plan's
+prediction and of earlier runs of the same flow (training steps, evaluations), and at least LEAST_S. A flow without
+either has UNKNOWN_S. The time limits of judging are added: a policy whose programs all hang makes a step slow, which
+must not end the run.
 
-Departs from watch.py, which explains a step long before it is given up.
+watch.py explains a slow step long before this limit.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from dataclasses import dataclass
 
 TIMES_EXPECTED = 10.0
 LEAST_S = 600.0
-"""Some hangs end by themselves: a simulator is replaced after up to 300 s, and its episode begins again."""
+"""Minimum limit, since some hangs resolve themselves: a simulator is replaced after up to 300 s, and its episode
+restarts."""
 UNKNOWN_S = 3600.0
-"""A first step may compile kernels, capture graphs and read weights; nobody has seen one yet."""
+"""Limit without a prediction or an earlier run; a first step may compile kernels, capture graphs and read weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepLimit:
-    """A limit, and why it is that."""
+    """A time limit and its reason."""
 
     limit_s: float
     reason: str
 
 
 class Deadlines:
-    """The limits of a run, whatever plans it has.
+    """The limits of a run under any plans.
 
     Args:
-        chosen_s: `run.step_timeout_s`; None: limits follow from what is known.
-        judging_s: what judging the completions of a run takes where each comes to the reward's own limits.
+        chosen_s: `run.step_timeout_s`; None: limits are derived from predicted and measured times.
+        judging_s: seconds that judging the completions takes if each reaches the reward's own limits.
     """
 
     def __init__(self, chosen_s: float | None, judging_s: float = 0.0) -> None:
@@ -40,14 +41,14 @@ class Deadlines:
         self._slowest_s: dict[str, float] = {}
 
     def took(self, flow: str, duration_s: float) -> None:
-        """A run of that flow has ended well."""
+        """Records the duration of a successful run of the flow."""
         self._slowest_s[flow] = max(duration_s, self._slowest_s.get(flow, 0.0))
 
     def of(self, flow: str, predicted_s: float | None = None) -> StepLimit:
-        """For the next run of a flow.
+        """The limit for the next run of a flow.
 
         Args:
-            predicted_s: what its plan says; None where nothing was predicted.
+            predicted_s: the plan's prediction; None if there is none.
         """
         if self._chosen_s is not None:
             return StepLimit(limit_s=self._chosen_s, reason="run.step_timeout_s says so")

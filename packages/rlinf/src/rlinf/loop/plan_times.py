@@ -1,4 +1,4 @@
-"""Predicted against measured times of every stage, for each plan that a run had: plan_times.json."""
+"""Predicted and measured times of every stage, for each plan of a run: plan_times.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_sched import Plan, Problem, simulate
 from rlinf_workers import COMPUTE_SPAN, FlowRun
 
 RECENT_STEPS = 1000
-"""Steps whose times are kept; a run may have millions."""
+"""Number of steps whose times are kept; a run may have millions."""
 
 
 def _recent() -> deque[float]:
@@ -22,7 +22,7 @@ def _recent() -> deque[float]:
 
 
 def busy_seconds(run: FlowRun) -> dict[str, float]:
-    """Stage -> seconds that its busiest rank computed."""
+    """Stage -> seconds of computation of its busiest rank."""
     by_rank: dict[tuple[str, str], float] = defaultdict(float)
     for span in run.spans:
         if span.category == COMPUTE_SPAN:
@@ -35,20 +35,20 @@ def busy_seconds(run: FlowRun) -> dict[str, float]:
 
 @dataclass(kw_only=True)
 class PlanTimes:
-    """The measured times of one plan, beside the predicted ones."""
+    """The measured and predicted times of one plan."""
 
     plan: Plan
     problem: Problem | None
-    """What is predicted from; may be set anew. None: nothing was predicted."""
+    """The problem from which times are predicted; may be replaced. None: nothing was predicted."""
     first_step: int
     _predicted: tuple[Problem, float] | None = None
-    """What follows from a problem, which takes a while."""
+    """Cached: a problem and the prediction from it, which is slow to compute."""
     _num_steps: int = 0
     _steps_s: deque[float] = field(default_factory=_recent)
     _stages_s: dict[str, deque[float]] = field(default_factory=lambda: defaultdict(_recent))
 
     def add(self, run: FlowRun, busy_s: Mapping[str, float]) -> None:
-        """A training step under the plan."""
+        """Adds a training step under the plan."""
         self._num_steps += 1
         self._steps_s.append(run.duration_s)
         for stage, seconds in busy_s.items():
@@ -56,7 +56,7 @@ class PlanTimes:
 
     @property
     def predicted_s(self) -> float | None:
-        """What a step should take by the plan; None where nothing was predicted."""
+        """Predicted duration of a step; None if nothing was predicted."""
         if self.problem is None:
             return None
         if self._predicted is None or self._predicted[0] is not self.problem:
@@ -65,13 +65,13 @@ class PlanTimes:
 
     @property
     def expected_s(self) -> float | None:
-        """What a step should take: as predicted, or as those before it took where that is more; None before the first
-        where nothing was predicted."""
+        """Expected duration of a step: the larger of the prediction and of earlier steps; None before the first step if
+        nothing was predicted."""
         estimates = [seconds for seconds in (self.predicted_s, _median(self._steps_s)) if seconds is not None]
         return max(estimates, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Medians over the last `RECENT_STEPS` steps; seconds. `predicted_s` is null where nothing was predicted."""
+        """Medians over the last `RECENT_STEPS` steps; seconds. `predicted_s` is null if nothing was predicted."""
         expected = self.problem and simulate(self.problem, self.plan)
         return {
             "mode": self.plan.mode,

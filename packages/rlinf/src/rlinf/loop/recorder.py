@@ -14,7 +14,7 @@ from rlinf_workers import COMPUTE_SPAN, SYNC_SPAN, FlowRun
 
 
 class RunRecorder:
-    """Writes to the run's folder and to the terminal; `scores` are the job's, the one that counts first."""
+    """Writes to the run's folder and to the terminal; `scores` are those of the job, the main one first."""
 
     def __init__(self, folder: RunFolder, progress: Progress, scores: Sequence[Score]) -> None:
         self._folder, self._progress = folder, progress

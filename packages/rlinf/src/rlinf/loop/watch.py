@@ -1,5 +1,5 @@
-"""Watches a run from a thread of the driver: writes down about once a second who waits for what, and explains a step
-that takes far too long.
+"""Watches a run from a thread of the driver: records about once a second which process waits for what, and explains a
+step that takes far too long.
 
     waits.json              the newest snapshot, for `rlinf explain`, which reads it also when the driver hangs
     seen-elsewhere.json     processes of other hosts, when `rlinf explain` asks for them
@@ -36,8 +36,8 @@ class RunWatch:
 
     Args:
         folder: the run's; `logs` is in it.
-        expected_s: what the training step under way should take; None where nobody knows.
-        message: takes a line for whoever watches the run.
+        expected_s: the expected duration of the current training step; None if it is unknown.
+        message: prints a line for the user.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class RunWatch:
             (self._folder / name).unlink(missing_ok=True)
 
     def explain_end(self, explanation: RunExplanation) -> None:
-        """Writes down why the run ends; that it could not is said, and hides nothing of why."""
+        """Writes why the run ends; if it cannot be written, prints a note and the run's own error still counts."""
         try:
             self._message(f"explained in {self._write_down(explanation)}")
         except OSError as error:
             self._message(f"note: the explanation could not be written: {error}")
 
     def _write_down(self, explanation: RunExplanation) -> Path:
-        """Into the run's folder, behind an earlier one of the same step; returns the file."""
+        """Writes to the run's folder, appending to an earlier explanation of the same step; returns the file."""
         snapshot = explanation.snapshot
         what = "step" if snapshot.phase == "train" else "evaluation"
         path = self._folder / f"explain-{what}-{snapshot.step}.txt"
@@ -127,7 +127,7 @@ class RunWatch:
         )
 
     def _write(self, name: str, data: bytes) -> None:
-        """Under another name first, so that a reader finds it whole; not synced, since it is of this second only."""
+        """Writes under another name first, so that readers find a complete file. Not synced: it is short-lived."""
         partial = self._folder / f".{name}.partial"
         with open(create_plain(partial), "wb") as file:
             file.write(data)
