@@ -1,4 +1,4 @@
-"""Whether a run that lost processes goes on with new ones."""
+"""Decides whether a run that lost processes continues with new ones."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from rlinf.errors import ProcessesLost, RunFailed
 
 
 class Restarts:
-    """Counts restarts that bring a run no further: a run that makes progress may be restarted for ever, one that ends
-    at the same place again and again is not."""
+    """Counts restarts without progress: a run that makes progress may be restarted any number of times, one that fails
+    at the same step again and again may not."""
 
     def __init__(self, run: RunConfig) -> None:
         self._run = run
@@ -16,9 +16,9 @@ class Restarts:
         self._num_in_vain = 0
 
     def check(self, error: ProcessesLost, step: int) -> None:
-        """Returns where the run goes on after it failed in that step.
+        """Returns if the run continues after it failed in that step.
 
-        Raises: RunFailed where it is to stop then, or has tried often enough.
+        Raises: RunFailed if the run has to stop then, or has been restarted too often without progress.
         """
         if self._run.on_failure == "stop":
             raise RunFailed(str(error)) from error

@@ -1,4 +1,4 @@
-"""A session: the processes of a run while they stay where one plan has them, and what a job may do with them."""
+"""A session: the processes of a run under one plan, and the operations of a job on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_workers import COMPUTE_SPAN, Executor, Flow, FlowRun, Phase, Span, St
 
 
 class Session:
-    """Runs the flows of a job in its folder, on an executor that has them open."""
+    """Runs the flows of a job on an executor that has opened them, and records to the run's folder."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class Session:
     ) -> None:
         self.executor = executor
         self.stage_s: dict[str, float] = defaultdict(float)
-        """Stage -> seconds that all its ranks computed, of the whole run."""
+        """Stage -> seconds of computation of all its ranks in the whole run."""
         self.start_s = 0.0
-        """Seconds until every process was up; 0 before the first hand-over of weights."""
+        """Seconds until all processes had started; 0 before the first weight sync."""
         self._job, self._flows, self._run_folder, self._progress = job, flows, folder, progress
         self._deadlines = deadlines
         self._began_s = time.monotonic()
@@ -49,11 +49,11 @@ class Session:
         return self.executor.group(name)
 
     def message(self, text: str) -> None:
-        """A line for whoever watches the run."""
+        """Prints a line for the user."""
         self._progress.message(text)
 
     def note(self, text: str) -> None:
-        """A line for whoever watches the run, and for whoever reads its manifest."""
+        """Prints a line for the user and writes it to the manifest."""
         self._run_folder.note(text)
         self.message(f"note: {text}")
 
@@ -66,7 +66,7 @@ class Session:
         phase: Phase = "train",
         predicted_s: float | None = None,
     ) -> FlowRun:
-        """One run of a flow, with its spans in the trace; `predicted_s` is what it should take, where a plan says so.
+        """One run of a flow, with its spans in the trace; `predicted_s` is the plan's prediction, if there is one.
 
         Raises: as Executor.run.
         """
@@ -88,14 +88,14 @@ class Session:
         return run
 
     def _describe(self, flow: Flow, step: int, phase: Phase) -> str:
-        """The run of a flow, for the live line."""
+        """The description of a run of the flow, for the live line."""
         if phase == "evaluate":
             return f"evaluating after step {step}"
         is_step = flow.name == self._flows.train.name
         return f"step {step + 1}/{self._progress.total}" if is_step else flow.name.replace("_", " ")
 
     def sync_weights(self) -> None:
-        """Hands the trainer's weights over, at the start and after anything but a step changed them."""
+        """Syncs the trainer's weights, at the start and after anything other than a step changed them."""
         self.executor.sync_weights()
         self._take_notes()
         self.start_s = self.start_s or time.monotonic() - self._began_s
@@ -105,9 +105,9 @@ class Session:
             self.note(self.executor.notes.pop(0))
 
     def judge(self, metrics: Mapping[str, float], step: int) -> None:
-        """Says whether those who sample and those who train agree, by the first step of this session that tells.
+        """Reports whether engine and trainer agree, by the first step of this session that shows it.
 
-        Raises: RunFailed where they do not, and the run is to stop then.
+        Raises: RunFailed if they do not and the run has to stop then.
         """
         if self._is_judged or (verdict := self._job.agreement(metrics)) is None:
             return
@@ -126,7 +126,7 @@ class Session:
         return self.run_flow(self._flows.train, step=step, feeds=self._job.feeds(step), predicted_s=predicted_s)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Scores the present weights on held-out problems or seeds; `step` counts the training steps done."""
+        """Scores the current weights on held-out problems or seeds; `step` counts the training steps done."""
         run = self.run_flow(self._flows.evaluate, step=step, feeds=self._job.evaluation_feeds(), phase="evaluate")
         self._job.evaluated(self, step)
         return self._job.evaluation_metrics(run)

@@ -1,1 +1,1 @@
-"""From a config to plans: by rule, by the planner, by measurement."""
+"""Makes plans from a config: by rule, by the planner, or by measurement."""

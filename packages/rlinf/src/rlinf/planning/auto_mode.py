@@ -1,7 +1,6 @@
-"""Mode auto: a run's first steps are its measurement, the planner's answer is its plan, and drift is a reason to ask
-again.
+"""Mode auto: measures the first steps of a run, lets the planner make a plan from them, and plans again if times drift.
 
-Numbers do not depend on the plan, so steps under probe plans train like any others and nothing is run twice.
+Results do not depend on the plan, so steps under probe plans train like any others and nothing is run twice.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from rlinf_sched import DriftDetector, DriftMonitor, Plan, Problem, SchedError
 from rlinf_workers import Executor, FlowRun, Measured, Profiler, probe_plans
 
 NUM_REPEATS = 3
-"""Measured steps for each probe plan; one more goes before all, in which processes warm up."""
+"""Measured steps for each probe plan, after one warm-up step."""
 NOISE_OF_SPREAD = 1.48
-"""Standard deviation over median absolute deviation, of normal noise."""
+"""Ratio of standard deviation to median absolute deviation for normal noise."""
 LEAST_SHARE = 0.02
 """Share of the step's time below which a stage is not watched for drift."""
 
@@ -27,19 +26,19 @@ class AutoMode:
     """The plan of one run, from step to step.
 
     Args:
-        planned: where the run begins.
-        tell: takes a line for people.
+        planned: the plans with which the run begins.
+        tell: prints a line for the user.
     """
 
     def __init__(self, job: Job, flows: Flows, planned: RunPlans, tell: Callable[[str], None]) -> None:
         self._job, self._flows, self._tell = job, flows, tell
         self._profiler = Profiler(flows.train.graph(), planned.cluster, job.num_items)
         self.probes: list[Plan] = []
-        """The plans of the steps that are still measured before a plan is made."""
+        """The plans of the steps that are still to be measured before planning."""
         self._is_warm = False
-        """A step was taken under a probe plan, and what it tells is not asked yet."""
+        """A step was run under a probe plan, and its measurements have not been read yet."""
         self._drifted: dict[str, float] = {}
-        """Stage -> how many times longer it takes than when the plan was made."""
+        """Stage -> its duration relative to that at the time of planning."""
         self.measured: Measured | None = None
         """What the probes found."""
         if job.config.mode == "auto" and planned.problem is None:
@@ -48,7 +47,7 @@ class AutoMode:
             self._adopt(planned)
 
     def _adopt(self, planned: RunPlans) -> None:
-        """The run goes on under these plans."""
+        """Makes these plans the current ones."""
         self._planned = planned
         self._watch = None
         if planned.problem is not None:
@@ -72,7 +71,7 @@ class AutoMode:
     # -- measuring ---------------------------------------------------------------------------------------------------
 
     def begin_probes(self, planned: RunPlans) -> None:
-        """The next steps measure this placement, beside what has been measured."""
+        """Lets the next steps measure this placement, too."""
         self._adopt(planned)
         self.probes, self._is_warm = self.probes_of(planned), False
 
@@ -83,20 +82,20 @@ class AutoMode:
         return [probes[0], *probes * NUM_REPEATS]
 
     def fit_into(self, num_steps: int) -> None:
-        """Measures nothing where the steps that are left are too few for it."""
+        """Skips the measurement if too few steps are left for it."""
         if 0 < len(self.probes) >= num_steps:
             what = f"measuring takes {len(self.probes)} steps, and the run has {num_steps} left"
             self._tell(f"auto: {self.plan.mode} stays: {what}")
             self.probes, self._is_warm = [], False
 
     def observe(self, run: FlowRun, busy_s: Mapping[str, float]) -> bool:
-        """Takes in a training step.
+        """Records a training step.
 
         Args:
-            busy_s: stage -> seconds that its busiest rank computed.
+            busy_s: stage -> seconds of computation of its busiest rank.
 
         Returns:
-            whether to ask for a plan now: the measurement is complete, or a stage has drifted.
+            whether to plan now, because the measurement is complete or a stage has drifted.
         """
         if self.probes:
             probe = self.probes.pop(0)
@@ -124,11 +123,11 @@ class AutoMode:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def better(self, executor: Executor, *, num_steps: int, restart_s: float) -> RunPlans | None:
-        """Plans that pay within the steps that are left, under which the run goes on; None: the present ones stay. What
-        was predicted of stages on another number of ranks than they were measured on is measured there next.
+        """Plans that save time within the remaining steps; they become the current ones. None: the current plans stay.
+        Stages for which the prediction assumes another number of ranks than was measured are measured there next.
 
         Args:
-            executor: runs the flow; is asked what the probes leave open.
+            executor: runs the flow; provides what the probes did not measure.
             restart_s: seconds to restart all processes, for a plan that moves any.
         """
         stays = f"auto: {self.plan.mode} stays"

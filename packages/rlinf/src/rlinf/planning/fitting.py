@@ -11,14 +11,14 @@ from rlinf.config.common import JobConfig
 
 Config = TypeVar("Config", bound=JobConfig)
 MOST_KEYS = 3
-"""Keys that a suggestion changes at most."""
+"""Maximum number of keys that a suggestion changes."""
 MOST_SHOWN = 4
 Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyChange:
-    """Another value of one key."""
+    """A different value for one key."""
 
     key: Key
     value: Any
@@ -39,25 +39,25 @@ class FittingChanges:
 
     @property
     def text(self) -> str:
-        """The overrides, and what they leave."""
+        """The overrides and the memory that they need."""
         return f"{' '.join(change.text for change in self.changes)}: {self.needed_bytes / 2**30:.1f} GiB"
 
 
 def fitting_changes(
     config: Config, axes: Sequence[Sequence[KeyChange]], fitting: Callable[[Config], int | None]
 ) -> list[FittingChanges]:
-    """The first few changes of as few keys as will do, the cheapest first.
+    """The first few changes that fit, with the fewest keys and the cheapest first.
 
     Args:
-        axes: for each key values to try, mild ones first; the keys in the order of what they cost.
-        fitting: bytes that a config needs where it needs most; None: it does not fit.
+        axes: for each key the values to try, mild ones first; the keys in the order of their cost.
+        fitting: the bytes that a config needs in the fullest place; None: it does not fit.
     """
     fits: list[FittingChanges] = []
     for num_keys in range(1, MOST_KEYS + 1):
         for chosen in combinations(axes, num_keys):
             keys = {axis[0].key for axis in chosen}
             if any(keys > {change.key for change in fit.changes} for fit in fits):
-                continue  # fewer keys will do
+                continue  # fewer keys are enough
             for changes in product(*chosen):
                 changed = _changed(config, changes)
                 if changed is not None and (size := fitting(changed)) is not None:
@@ -69,7 +69,7 @@ def fitting_changes(
 
 
 def _changed(config: Config, changes: tuple[KeyChange, ...]) -> Config | None:
-    """The config with the changes; None where they contradict it."""
+    """The config with the changes; None if they contradict it."""
     for change in changes:
         config = _with(config, change.key, change.value)
     return None if any(True for _ in config.conflicts()) else config

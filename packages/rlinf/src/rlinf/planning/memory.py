@@ -10,28 +10,28 @@ from rlinf_sched import Plan
 from rlinf_sched.derive import MEMORY_KINDS, RankMemory
 
 PROCESS_BYTES = 384 << 20
-"""Bytes that a worker process on a CPU slot takes beside its model: the interpreter with torch and transformers, as
-measured in the reference's process (benchmarks/results/memory.json)."""
+"""Bytes of a worker process on a CPU slot without its model: the interpreter with torch and transformers, as measured
+in the reference's process (benchmarks/results/memory.json)."""
 HEAP_SHARE = 0.4
 """Freed blocks that malloc keeps in such a process, as a share of the memory that comes and goes and of the optimizer's
 moments, which are allocated in between; chosen so that no worker in the same measurements takes more."""
 ALLOCATED_SHARE = 1.25
-"""What torch's allocator takes of a GPU over what is in use, while nobody asks it to give back; up to 1.21 was measured
-(docs/memory.md)."""
+"""GPU memory that torch's allocator reserves relative to what is in use, unless it has to free its cache; up to 1.21
+was measured (docs/memory.md)."""
 CONTEXT_BYTES = 1 << 30
-"""Room for CUDA's own memory in each process: its context, kernels and workspaces."""
+"""CUDA's own memory in each process: its context, kernels and workspaces."""
 
 UNITS = (("GiB", 30), ("MiB", 20))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What a rank of a worker group puts on a device."""
+    """The memory of a rank of a worker group on a device."""
 
     group: str
     memory: RankMemory
     num_items: int
-    """The most prompts that the rank works on at once."""
+    """Maximum number of prompts that the rank works on at once."""
     offload: bool
     devices: tuple[int, ...] = ()
     """Each of them carries as much."""
@@ -54,7 +54,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPool:
-    """Memory that ranks share, and what they need of it at most."""
+    """Memory that ranks share, and their maximum need."""
 
     name: str
     has_bytes: int
@@ -65,7 +65,7 @@ class MemoryPool:
 
     @property
     def missing_bytes(self) -> int:
-        """Negative where there is room."""
+        """Negative if the ranks fit."""
         return self.needed_bytes - self.has_bytes
 
 
@@ -86,7 +86,7 @@ class PlanMemory(ABC):
 
     @abstractmethod
     def check(self, plan: Plan) -> None:
-        """Raises: UserError where the ranks do not fit, with settings that would."""
+        """Raises: UserError with suggested settings if the ranks do not fit."""
 
     @abstractmethod
     def all_fit_at_once(self, plan: Plan) -> bool:

@@ -1,5 +1,5 @@
-"""From a config to plans: the planner's or the mode's rule, the user's choices, and numbers of ranks that divide the
-work."""
+"""Makes plans from a config: by the planner or the mode's rule, with the user's choices, and with numbers of ranks that
+divide the work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rlinf_workers import Flow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlans:
-    """Where everything will run."""
+    """The plans of all flows of a run."""
 
     cluster: Cluster
     plans: dict[str, Plan]
@@ -37,7 +37,7 @@ class RunPlans:
     notes: tuple[str, ...] = ()
     """Devices left idle, for the manifest."""
     problem: Problem | None = None
-    """What the plan was made from, or can be compared with; None where nothing is measured."""
+    """The problem that the plan was made from or can be compared with; None if nothing was measured."""
 
 
 def make_plans(job: Job, flows: Flows, folder: Path) -> RunPlans:
@@ -45,7 +45,7 @@ def make_plans(job: Job, flows: Flows, folder: Path) -> RunPlans:
     other flows on the same devices. Mode auto without a profile begins collocated.
 
     Args:
-        folder: the run's; what an earlier session measured there is the profile, unless the config names another.
+        folder: the run's folder; measurements of an earlier session in it are the profile unless the config names one.
 
     Raises: UserError for a placement that does not fit the flow or the machine, or a profile of another flow.
     """
@@ -80,7 +80,7 @@ def placements_to_measure(job: Job, flows: Flows) -> list[RunPlans]:
 
 
 def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> RunPlans:
-    """The training flow by the planner. Raises: UserError where nothing fits, or what fits does not suit the job."""
+    """The training flow by the planner. Raises: UserError if nothing fits, or what fits does not suit the job."""
     try:
         plan = make_plan(problem)
         _check_cycles(plan, problem.flow)
@@ -119,7 +119,7 @@ def _read_profile(path: Path, job: Job, graph: FlowGraph, cluster: Cluster) -> P
 
 
 def complete_problem(job: Job, problem: Problem) -> Problem:
-    """With what the job knows and its stages do not tell; stages on the host have the machine's cores."""
+    """The problem completed by the job; stages on the host have the machine's cores."""
     stages = {
         name: profile if problem.flow.stage(name).needs_device else replace(profile, max_instances=job.machine.num_cpus)
         for name, profile in problem.profiles.stages.items()

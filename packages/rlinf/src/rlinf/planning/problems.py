@@ -1,4 +1,4 @@
-"""What the planner plans for a recipe on GPUs that need not be there: its job's spec says it."""
+"""The planning problem of a recipe on GPUs that need not be in this machine, by the spec of its job."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rlinf_sched import Problem
 
 
 def problem_of_recipe(config: JobConfig, *, gpu: str = "H100", env_step_s: float | None = None) -> Problem:
-    """The problem that a recipe poses.
+    """The planning problem of a recipe.
 
     Args:
-        gpu: a product that the planner has a datasheet of.
+        gpu: a product for which the planner has a datasheet.
         env_step_s: jobs with environments: seconds of one step of one environment on a core; None: public figures.
 
-    Raises: UserError for a recipe that names no number of devices, or of whose parts nothing is known.
+    Raises: UserError for a recipe without a number of devices, or with components that have no derived profile.
     """
     return job_spec(config).problem(config, _num_devices(config), gpu=gpu, env_step_s=env_step_s)
 
