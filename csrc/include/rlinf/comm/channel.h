@@ -4,19 +4,19 @@
 // bytes. put = reserve (blocks while full) -> copy, outside of the lock -> commit (gives the sequence number). take
 // hands blocks out without copying; the consumer frees each with release() when it no longer looks at it.
 //
-// capacity_bytes bounds the queue. Taken blocks do not count against it, or a consumer that keeps what it takes would
-// wait for ever for a producer that waits for its room. Instead, a take says of each item whether it may stay in place:
-// once taken blocks hold capacity_bytes, the consumer is to copy the item out and to release the block at once.
+// capacity_bytes bounds the queue. Taken blocks do not count: otherwise a consumer that keeps its items could deadlock
+// with a producer that waits for free capacity. Instead, a take returns for each item whether it may stay in
+// place: once taken blocks hold capacity_bytes, the consumer has to copy the item out and release the block at once.
 //
-// A channel that num_keys different keys share gives each an equal part of both capacities, so that there is always room
-// for a key that waits, however full the others are.
+// If num_keys different keys share a channel, each has an equal part of both capacities, so that there is always free
+// capacity for a waiting key, however full the others are.
 //
-// A process stands in the channel's table of users from its first put or take until it leaves: by leave(), with its
-// last Channel object, or by close_producer() when it takes nothing. When one died without leaving, calls that have to
-// wait return kPeerLost, until drop_lost_users(). A channel may also be created without all that.
+// A process is in the channel's table of users from its first put or take until it leaves: by leave(), with its last
+// Channel object, or by close_producer() if it takes nothing. If one died without leaving, calls that have to wait
+// return kPeerLost until drop_lost_users(). A channel may also be created without a table of users.
 //
-// Nothing here waits longer than WaitState::slice_ns: a call that could not finish returns Outcome::kPending and is
-// repeated by the caller with the same WaitState.
+// No call waits longer than WaitState::slice_ns: a call that could not finish returns Outcome::kPending, and the caller
+// repeats it with the same WaitState.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,7 @@ enum class Outcome : int {
   kPeerLost = 6,  // would wait, and a user died without leaving; see lost_users()
 };
 
-// Of a user, what it did last. Bits, so that a handle can tell what it did at all.
+// The last action of a user. Bits, so that a handle can store all of its actions.
 enum class UserRole : uint32_t { kProducer = 1, kConsumer = 2 };
 
 struct LostUser {
@@ -58,7 +58,7 @@ struct ByteView {
   uint64_t num_bytes;
 };
 
-// A number; or a text, and then `number` is made from it.
+// A number; or a text, from which `number` is then computed.
 struct ItemKey {
   int64_t number = 0;
   std::string text;  // empty: the number alone
@@ -125,7 +125,7 @@ struct ChannelCounts {
   bool aborted;
 };
 
-// What the items of one key take up of a queue.
+// The space that the items of one key use in a queue.
 struct KeyUse {
   uint64_t num_items = 0;
   uint64_t num_bytes = 0;
@@ -147,23 +147,23 @@ class Channel {
   Channel& operator=(const Channel&) = delete;
 
   const SegmentAddress& address() const { return segment_->address(); }
-  // Takes memory for capacity_bytes of items from the system now instead of with the first items.
+  // Allocates memory for capacity_bytes of items now instead of with the first items.
   void prefault();
 
   // Bytes that an item occupies of capacity_bytes.
   static uint64_t item_bytes(uint64_t head_bytes, const std::vector<ByteView>& buffers, const ItemKey& key = {});
 
-  // The block is the key's from here on, for its share of the capacity; fill() wants the same key, for its text.
+  // The block counts for the key's share of the capacity from here on; fill() needs the same key, for its text.
   Outcome reserve(uint64_t num_bytes, WaitState& wait, BlockRef* block, const ItemKey& key = {});
   // Copies the item into a reserved block. No lock is held.
   void fill(const BlockRef& block, const ByteView& head, const std::vector<ByteView>& buffers, const ItemKey& key = {});
   // Weight and version; the key is that of reserve().
   void commit(const BlockRef& block, const ItemLabels& labels);
   Outcome take(const TakeRequest& request, WaitState& wait, std::vector<TakenItem>* items);
-  // Gives a block back: taken and read, or reserved and not used. Twice is harmless.
+  // Releases a block that was taken and read, or reserved and not used. Calling it twice is harmless.
   void release(const BlockRef& block);
   void release(const std::vector<BlockRef>& blocks);
-  // Whether the block still is what the reference says: being put, waiting, or being taken.
+  // Whether the block still has the state in the reference: being put, waiting, or being taken.
   bool has(const BlockRef& block);
 
   // For callers that attempt with slice_ns = 0 and wait elsewhere: the event's sequence before the attempt, and a wait
@@ -171,10 +171,10 @@ class Channel {
   uint32_t event_sequence(Waiting waiting) const;
   void wait_for_event(Waiting waiting, uint32_t seen);
 
-  // Takes back what dead processes were copying in or looking at. A waiting put does so by itself.
+  // Frees the blocks that dead processes were writing or reading. A waiting put does this itself.
   void reclaim();
 
-  // One producer is done. UserError when more close than there are.
+  // Closes one producer. UserError if more are closed than there are.
   void close_producer();
   // UserError unless closed by all producers (or never used), with nothing left in the queue.
   void reopen(uint64_t num_producers);
@@ -184,13 +184,13 @@ class Channel {
   // The keys that wait in the queue, in the order in which they are first met.
   std::vector<std::pair<ItemKey, KeyUse>> waiting_keys();
 
-  // This process has no more to do with the channel, until it puts or takes again.
+  // Removes this process from the channel's users until it puts or takes again.
   void leave();
   // Before this process ends: leaves all channels, or stays in all of them, for good.
   static void leave_all();
   static void stay_in_all();
   std::vector<LostUser> lost_users();
-  // Forgets the users that died, takes back what they held, and returns their pids.
+  // Removes the users that died, frees their blocks, and returns their pids.
   std::vector<int32_t> drop_lost_users();
 
   // For tests: takes the lock and never gives it back.
@@ -212,7 +212,7 @@ class Channel {
   void release_locked(const BlockRef& block);
   void reclaim_from_dead();
   bool is_stalled(uint64_t num_matching, WaitState& wait, int64_t now_ns) const;
-  // What a take would hand out now.
+  // The items that a take would return now.
   struct Gathered {
     std::vector<uint64_t> offsets;
     double weight = 0.0;

@@ -23,7 +23,7 @@ namespace rlinf::comm {
 // prefetcher to follow; 256 KB were as good, and more tasks cost more.
 constexpr int64_t kTaskBytes = int64_t{1} << 20;
 
-// Programs that move less do not write past the caches: who reads the result may find it there.
+// Programs that move less write through the caches, where the reader may then find the result.
 constexpr int64_t kStreamingProgramBytes = int64_t{4} << 20;
 
 constexpr int64_t kMaxCopyDims = 16;
@@ -104,7 +104,7 @@ struct CopyPart {
 
 class CopyProgram {
  public:
-  // Throws UserError for a table that makes no sense.
+  // Throws UserError for an invalid table.
   explicit CopyProgram(const CopyTable& table);
 
   // Pointers: one for each buffer. digests: num_digests() sums, or null to leave them out.

@@ -18,10 +18,10 @@ constexpr bool is_castable(DataType type) {
   return type <= DataType::kFloat16;
 }
 
-// In ascending order: a machine that has one has those before it.
+// In ascending order: a machine that has one also has those before it.
 enum class InstructionSet : uint8_t { kScalar, kAvx2, kAvx512 };
 
-// The best that this machine has. Found out once.
+// The best that this machine has; detected once.
 InstructionSet best_instruction_set();
 
 // Whether this machine also has the 52-bit multiply-add (IFMA, VBMI2) that the AVX-512 digest uses.
