@@ -32,6 +32,7 @@ sys.exit(code)
         ("config list", 0),
         ("config show sort-grpo", 0),
         ("config schema", 0),
+        ("config explain algorithm.clip_high", 0),
         ("env --help", 0),
         ("explain --help", 0),
         ("explain {run}", 0),
@@ -77,6 +78,24 @@ MISTYPED = {
     "train pushcube-ppo --sft_warm_up.source lerobot --sft_warm_up.path x": "/x: No such file or directory",
     "eval gsm8k=absent.jsonl --model .": "/absent.jsonl: No such file or directory",
     "eval gsm8k=absent.jsonl --model . --engine vllm": "engine=vllm: no generation engine is called 'vllm'",
+    "train gsm8k-grpo --model.path absent --task.train_files x --task.eval_files y": "/absent: does not exist",
+    "train gsm8k-grpo --model.path a/absent --task.train_files x --task.eval_files y": "model.path=a/absent: ",
+    "train gsm8k-grpo --model.path . --task.train_files a/absent --task.eval_files x": "task.train_files=a/absent: ",
+    "train sort-grpo --reward.kind model --reward.path absent": "reward.path=",
+    "train maniskill-openvla-ppo --policy.options.folder absent": "policy.options.folder=absent: No such file",
+    "train libero-pi0-ppo --policy.options.folder a/absent": "policy.options.folder=a/absent: ",
+    "train absent.yaml": "absent.yaml: No such file or directory",
+    "train --resume --output absent": "nothing to resume, there is no such folder",
+    "play absent": "absent does not exist",
+    "export absent --output x": "absent does not exist",
+    "eval gsm8k=absent.jsonl --model absent": "/absent: does not exist",
+    "eval gsm8k --model a/absent": "model=a/absent: ",
+    "eval --suite metaworld-ood absent": "absent does not exist",
+    "profile gsm8k-grpo --model.path absent --task.train_files x --task.eval_files x": "/absent: does not exist",
+    "data absent.jsonl": "absent.jsonl: No such file or directory",
+    "report absent": "there is no run folder absent",
+    "explain absent": "absent is not the folder of a run",
+    "config explain num_generation": "did you mean algorithm.group_size",
     "check sort-grpo --rollout.engine vllm": "rollout.engine=vllm: no generation engine is called 'vllm'",
     "profile sort-grpo --rollout.engine vllm": "rollout.engine=vllm: no generation engine is called 'vllm'",
 }
@@ -89,7 +108,12 @@ def test_mistyped_names_and_paths_are_answered_before_torch_is_imported(tmp_path
         "for line in sys.argv[1:]: print(main(line.split()), 'torch' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, *MISTYPED], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        [sys.executable, "-c", program, *MISTYPED],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     assert done.stdout.splitlines() == ["2 False"] * len(MISTYPED)
     answers = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

@@ -115,7 +115,7 @@ def _resolved(name: str, keys: Sequence[str]) -> tuple[str, str]:
     if len(named_alike) == 1:
         return named_alike[0], f"{name}: the whole key is {named_alike[0]}"
     if not named_alike:
-        by_last = {key.rpartition(".")[2]: key for key in reversed(keys)}
+        by_last = FOREIGN | {key.rpartition(".")[2]: key for key in reversed(keys)}
         close = [
             *difflib.get_close_matches(name, keys, n=MAX_GUESSES, cutoff=0.75),
             *(by_last[match] for match in difflib.get_close_matches(last, list(by_last), n=MAX_GUESSES, cutoff=0.7)),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf.config.embodied import AUTO, EmbodiedConfig
@@ -30,6 +31,10 @@ class EmbodiedSpec(JobSpec):
     def check_references(self, config: EmbodiedConfig) -> None:
         if config.env.kind == "import" and ":" in config.env.id and "env" not in config.venvs:
             refused(Registry("environment").locate, config.env.id, f"env.id={config.env.id!r}")
+        folder = config.policy.options.get("folder")
+        if isinstance(folder, str) and config.policy.name in POLICIES.names():
+            hint = "give the folder of a checkpoint, or the name of one on the Hub, ORG/NAME"
+            check_file(Path(folder), "policy.options.folder", hint)
         if config.sft_warm_up is not None and config.sft_warm_up.path is not None:
             check_file(config.sft_warm_up.path, "sft_warm_up.path", "check the path of the demonstrations")
 
