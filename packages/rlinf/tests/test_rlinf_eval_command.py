@@ -292,7 +292,7 @@ def test_template_chat_and_system_prompt_come_from_the_run(prepared, run_of, inp
     assert len(evaluation.notes) == 1
     stored = load_eval_for_resume_of(evaluation, inputs)
     assert (stored.prompt_format, stored.system_prompt) == ("chat", "hi")
-    assert stored.benchmarks["gsm8k"].template == "Q: {question}!"
+    assert stored.benchmarks["gsm8k"].prompt_template == "Q: {question}!"
 
 
 @pytest.mark.parametrize(("line", "stop"), [("", ("!",)), ("--stop END", ("END",)), ("--stop []", ())])
