@@ -342,7 +342,7 @@ def test_a_cache_of_free_memory_takes_no_more_than_its_share() -> None:
     ("share", "reason"),
     [
         ("0", "is not a fraction; use one above 0"),
-        ("1.5", "is no share"),
+        ("1.5", "is not a fraction"),
         ("true", "expected `float"),
         ("half", "got `str"),
     ],

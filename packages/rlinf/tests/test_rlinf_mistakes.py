@@ -139,7 +139,7 @@ MISTAKES = [
     ),
     Mistake(
         line="train sort-grpo --mode collocated --actor.backend fsdp2 --plan.num_ranks_per_replica.actor 2",
-        says="plan.num_ranks_per_replica.actor=2: fsdp2 shards the model over all ranks of the actor",
+        says="plan.num_ranks_per_replica.actor=2: fsdp2 cuts the model over all ranks of the actor",
     ),
     Mistake(line=f"{GSM8K} --actor.lora.rank 0", says="--actor.lora.rank=0; allowed: 1 or more"),
     Mistake(
@@ -223,7 +223,7 @@ MISTAKES = [
     ),
     Mistake(
         line=GSM8K.replace("[train.jsonl]", "[train.csv]"),
-        says="2: no field 'answer'; the row has 'question', 'reply'",
+        says="2: no field 'answer' or another usual name of it; the row has 'question', 'reply'",
         files={"train.csv": "question,reply\na,1\n"},
     ),
     Mistake(
@@ -412,7 +412,7 @@ MISTAKES = [
     # -- policies
     Mistake(
         line=GYM + "CartPole-v1 --policy.name actor_critc",
-        says="policy.name: no policy is called 'actor_critc'; did you mean 'actor_critic'? A policy of",
+        says="policy.name: no policy is called 'actor_critc'; did you mean 'actor_critic'? A custom policy is",
     ),
     Mistake(
         line=GYM + "CartPole-v1 --policy.name mine:Policy",
@@ -506,7 +506,7 @@ MISTAKES = [
     ),
     Mistake(
         line=GSM8K + " --reward.kind function",
-        says="gsm8k-grpo.yaml:41: reward.path is not set; give --reward.path VALUE, or write it in a r",
+        says="gsm8k-grpo.yaml:39: reward.path is not set; give --reward.path VALUE, or write it in a r",
     ),
     Mistake(
         line=GSM8K + " --reward.kind function --reward.path mine:reward --reward.time_limit_s 0.2",
@@ -520,7 +520,7 @@ MISTAKES = [
     Mistake(line=GSM8K + " --reward.kind model --reward.path absent", says="/absent: does not exist"),
     Mistake(
         line=GSM8K + " --reward.kind weighted",
-        says="gsm8k-grpo.yaml:41: reward.terms is not set; give --reward.terms VALUE, or write it in a",
+        says="gsm8k-grpo.yaml:39: reward.terms is not set; give --reward.terms VALUE, or write it in a",
     ),
     Mistake(
         line=GSM8K + " --reward.kind mathe",
@@ -689,7 +689,7 @@ MISTAKES = [
     ),
     Mistake(
         line="train sort-grpo --algorithm.name grpoo",
-        says="--algorithm.name=grpoo: no algorithm is called 'grpoo'; did you mean 'grpo'? An algorith",
+        says="--algorithm.name=grpoo: no algorithm is called 'grpoo'; did you mean 'grpo'? A custom algorithm is",
     ),
     Mistake(line="train sort-grpo --run.num_steps many", says="--run.num_steps='many'; allowed: a whole number"),
     Mistake(line="config show", says="the following arguments are required: recipe"),

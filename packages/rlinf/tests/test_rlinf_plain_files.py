@@ -146,9 +146,9 @@ def test_what_files_hold_does_not_steer_the_terminal(run: Path, capsys: pytest.C
     clear = "\x1b[2J\x9b31m"
     result = {"score": clear, "before": 0.5, "after": 1.0, "score_is_share": True, "num_steps": 1, "training_s": 1.0}
     (run / "result.json").write_text(json.dumps(result | {"stage_seconds": {clear: 1.0}}))
-    assert main(["summary", str(run)]) == 0
+    assert main(["compare", str(run)]) == 0
     (run / "result.json").write_text(json.dumps({clear: 1}))
-    assert main(["summary", str(run)]) == 2
+    assert main(["compare", str(run)]) == 0
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["sessions"][-1] |= {"ended": clear, "failure": clear}
     (run / "manifest.json").write_text(json.dumps(manifest))
@@ -164,7 +164,7 @@ def test_what_files_hold_does_not_steer_the_terminal(run: Path, capsys: pytest.C
         ("explain", "manifest.json", {"sessions": [{"started": 1}]}, 2),
         ("explain", "result.json", 7, 0),
         ("explain", "result.json", {}, 0),
-        ("summary", "result.json", ODD_RESULT, 0),
+        ("compare", "result.json", ODD_RESULT, 0),
     ],
 )
 def test_values_of_other_kinds_are_no_traceback(run: Path, command: str, name: str, value: Any, code: int) -> None:

@@ -296,7 +296,7 @@ def test_simulators_have_the_cores_of_the_drivers_node_however_many_nodes_there_
         ([*ROBOT, "--actor.backend", "replicated"], "actor needs"),
         ([*RECIPE, "--env-step-s", "0.1"], "--env-step-s: this recipe has no environments"),
         ([LAPTOP, "--env-step-s", "0.1"], f"--env-step-s 0.1: {LAPTOP} says itself what its stages take"),
-        (["gsm8k-grpo"], "gsm8k-grpo.yaml:28: model.path is not set; give --model.path FOLDER"),
+        (["gsm8k-grpo"], "gsm8k-grpo.yaml:26: model.path is not set; give --model.path FOLDER"),
         (RECIPE[:3], "cluster.num_devices=auto: a plan is made for a number of GPUs"),
         ([*RECIPE, "--model.path", "Qwen2.5-8B"], "model='Qwen2.5-8B'; did you mean 'Qwen2.5-"),
         ([*RECIPE, "--gpu", "H10"], "gpu='H10'; did you mean 'H100'?"),

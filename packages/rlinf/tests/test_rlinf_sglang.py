@@ -84,7 +84,7 @@ def plan_of(*, span: int = 1, num_devices: int = 2, offload: bool = True) -> Pla
         (["--rollout.engine_options={model_path: x}"], "rollout.engine_options.model_path cannot be set"),
         (
             ["--rollout.engine_options={mem_fraction_static: 70}"],
-            "mem_fraction_static=70 is no share; use a number between 0",
+            "mem_fraction_static=70 is not a fraction; use a number between 0",
         ),
         (["--rollout.engine_options={max_total_tokens: 0}"], "max_total_tokens=0 is not a number of at least 1"),
         (

@@ -77,7 +77,7 @@ def _lines(config: ReasoningConfig, num_examples: int) -> Iterator[str]:
         needs_number=task.answer_format == "gsm8k",
         needs_answer=False,
     )
-    for source in task.train_files or ():
+    for source in task.train_files:
         loaded = read_problems(task, source, reader, task.prompt_template)
         problems = loaded.problems
         yield f"{source}: {len(problems):,} problems" + (f", {loaded.num_found:,} bad rows" if loaded.num_found else "")

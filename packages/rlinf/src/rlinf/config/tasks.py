@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from rlinf.config.base import Conflict, DataPath, Section
 
@@ -78,9 +78,7 @@ class FilesTask(_Task):
     HUB_USE = "rows"
 
     kind: Literal["files"]
-    train_files: Files | None = Field(
-        default=None,
-        min_length=1,
+    train_files: Files = Field(
         description="Problems to train on: files, folders, patterns (data/train-*.parquet) or names on the Hub "
         "(openai/gsm8k:main[train]); docs/data.md.",
     )
@@ -139,10 +137,18 @@ class FilesTask(_Task):
         "the run's notes.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _mixture_alone(cls, values: Any) -> Any:
+        """A mixture takes the place of the recipe's train_files, which are null."""
+        if isinstance(values, dict) and values.get("mixture") and values.get("train_files") is None:
+            return {**values, "train_files": ()}
+        return values
+
     @property
     def sources(self) -> dict[str, MixtureSource]:
         """The sources of training problems by name; train_files are one without a name."""
-        return dict(self.mixture) if self.train_files is None else {"": MixtureSource(files=self.train_files)}
+        return dict(self.mixture) or {"": MixtureSource(files=self.train_files)}
 
     @property
     def all_files(self) -> list[Path]:
@@ -151,8 +157,8 @@ class FilesTask(_Task):
         return [*files, *self.eval_files, *self.eval_sets.values()]
 
     def conflicts(self) -> Iterator[Conflict]:
-        if (self.train_files is None) == (not self.mixture):
-            text = " and task.mixture are both set" if self.mixture else " is not set, and neither is task.mixture"
+        if bool(self.train_files) == bool(self.mixture):
+            text = " and task.mixture are both set" if self.mixture else " is empty, and so is task.mixture"
             yield Conflict(keys=("task.train_files", "task.mixture"), text=f"{text}; give one of them")
         yield from template_conflicts(
             self.prompt_template, self.columns.prompt or "question", "task.prompt_template", "columns.prompt"

@@ -51,7 +51,7 @@ class ComparedRun:
         num_steps = self.records.num_steps_done
         return (
             self.label,
-            self.score or "-",
+            str(self.score or "-"),
             self.text(scores[0]) if scores else "-",
             self.text(scores[-1]) if scores else "-",
             "-" if best is None else f"{self.text(best['score'])} ({best['checkpoint']})",
