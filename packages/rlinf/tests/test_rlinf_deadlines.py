@@ -56,8 +56,8 @@ def test_a_session_gives_its_executor_the_limit_and_says_why_a_step_was_given_up
     unchecked: Any = SimpleNamespace
     job, executor = unchecked(config=unchecked(seed=0)), unchecked(run=run, notes=[])
     folder = unchecked(trace=lambda events: None)
-    progress = unchecked(doing=lambda what: nullcontext())
-    session = Session(job, unchecked(), executor, folder, progress, Deadlines(None))
+    progress = unchecked(doing=lambda what: nullcontext(), total=3)
+    session = Session(job, unchecked(train=unchecked(name="grpo")), executor, folder, progress, Deadlines(None))
     for step in (0, 1):
         session.run_flow(unchecked(name="grpo"), step=step, feeds={}, predicted_s=90.0)
     with pytest.raises(StepTimeout, match=r"step 2: not done\nthe limit: 10 times its slowest run so far, 200\.0 s"):

@@ -182,7 +182,9 @@ MISTAKES = [
     ),
     Mistake(line=GSM8K, says="1: must be a JSON object, is a list", files={"train.jsonl": "[1, 2]\n"}),
     Mistake(
-        line=GSM8K, says="1: no field 'question'; the row has 'answer'", files={"train.jsonl": '{"answer": "#### 1"}\n'}
+        line=GSM8K,
+        says="1: no field 'prompt' or another usual name of it; the row has 'answer'",
+        files={"train.jsonl": '{"answer": "#### 1"}\n'},
     ),
     Mistake(
         line=GSM8K,
@@ -232,7 +234,8 @@ MISTAKES = [
         files={"train.json": '{"a": 1'},
     ),
     Mistake(
-        line=GSM8K.replace("[train.jsonl]", "[]"), says="--task.train_files=[]; allowed: a list with at least 1 entries"
+        line=GSM8K.replace("[train.jsonl]", "[]"),
+        says="--task.train_files is empty, and so is task.mixture; give one of them",
     ),
     Mistake(
         line=GSM8K + " --task.columns.prompt queston",

@@ -136,7 +136,8 @@ def column_of(
         raise RowError(f"no field {name!r}; the row has {listed(sorted(map(str, values)))}")
     names = {str(column).casefold(): str(column) for column in reversed(list(values))}
     candidates = [names.get(one, one) for one in usual]
-    present = [one for one in candidates if value_at(values, one) not in (ABSENT, None)]
+    present = [one for one in candidates if value_at(values, one) is not ABSENT]
+    present = [one for one in present if value_at(values, one) is not None] or present
     if is_needed and not present:
         raise RowError(_absent(values, usual))
     return present[0] if present else None
