@@ -118,7 +118,7 @@ CASES = {
     ),
     "reward model": Case(recipe="reward-model", rows=chat_pair_rows, has_template=True),
 }
-REWARDS = {
+REWARDS: dict[str, dict[str, str]] = {
     "rewards/chosen": "rewards/chosen",
     "rewards/rejected": "rewards/rejected",
     "rewards/margin": "rewards/margins",
@@ -229,7 +229,7 @@ class Ours:
 
 def run_theirs(case: Case, folder: Path, order: list[int], num_steps: int, step_ours: Callable[[int], None]) -> Side:
     """TRL's trainer on the rows in the order of ours; after each of its steps ours takes one."""
-    import trl
+    import trl  # pyright: ignore[reportMissingImports]
     from datasets import Dataset
     from torch.utils.data import SequentialSampler
     from transformers import (

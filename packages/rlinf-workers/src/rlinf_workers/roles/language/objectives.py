@@ -14,7 +14,7 @@ from rlinf_workers.models.trainable import Likeliest
 from rlinf_workers.roles.records.language import Example, ExampleBatch
 from rlinf_workers.trainers.base import ModelOutputs
 
-T = TypeVar("T")
+T = TypeVar("T", contravariant=True)
 Forward = Callable[[Any], ModelOutputs]
 """A batch on the device -> model outputs without gradients."""
 
