@@ -45,7 +45,8 @@ def test_allowed_values_of_a_choice_and_keys_of_a_section():
 def test_other_names_of_a_key(name: str, key: str, note: str | None):
     notes, explanations = explain_key(name)
     assert explanations[0].entry.key == key
-    assert [note in text for text in notes] == ([True] if note else [])
+    assert len(notes) == (note is not None)
+    assert all(note is not None and note in text for text in notes)
 
 
 def test_a_key_may_be_written_as_an_option(capsys: pytest.CaptureFixture[str]):

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
+from torch._C._profiler import _ExperimentalConfig  # torch documents it as an argument of torch.profiler.profile
 from torch.profiler import ProfilerActivity, profile, record_function
 
 
@@ -59,11 +60,9 @@ class ProfileRange:
         self._recorded.__exit__(None, None, None)
 
 
-def _all_threads() -> object:
+def _all_threads() -> _ExperimentalConfig | None:
     """The setting by which the profiler records the threads of all stages, not only the one that started it; None
     where this torch has none."""
-    from torch._C._profiler import _ExperimentalConfig  # torch documents it with torch.profiler.profile
-
     try:
         return _ExperimentalConfig(profile_all_threads=True)
     except TypeError:
