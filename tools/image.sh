@@ -59,9 +59,9 @@ create_venvs() {
 }
 
 check() {
-  local venv scratch recipe recipes=(sort-grpo)
+  local venv recipe recipes=(sort-grpo)
   venv="$(cd "$1" && pwd)"
-  scratch="$(mktemp -d)"
+  scratch="$(mktemp -d)" # not local: the trap runs after the function
   trap 'rm -rf "$scratch"' EXIT
   cd "$scratch"
   "$venv/bin/python" -m pip check
