@@ -37,9 +37,9 @@ def test_every_command_is_accepted(line: str):
 
 
 def test_every_recipe_is_listed():
-    assert sorted(re.findall(r"^\| `([a-z0-9-]+-(?:grpo|ppo)[a-z0-9.-]*)` \|", README, flags=re.MULTILINE)) == sorted(
-        shipped_recipes()
-    )
+    names = re.findall(r"^\| `([a-z0-9.-]+)` \|", README, flags=re.MULTILINE)
+    like_recipes = {name for name in names if re.search(r"-(grpo|ppo)\b", name)}
+    assert like_recipes <= set(shipped_recipes()) <= set(names)
 
 
 def test_the_example_recipe_loads_and_its_mistakes_look_as_shown(

@@ -229,7 +229,7 @@ class RunConfig(Section):
         default=None,
         pattern=r"^[1-9][0-9]*(-[1-9][0-9]*)?$",
         description="Training steps to profile, such as 5-7 or 5, counted from 1 as on the terminal: torch's profiler "
-        "writes a trace of each worker to profiles/ in the run's folder (docs/metrics.md). null: none.",
+        "writes a trace of each worker to profiles/ in the run's folder (docs/profiles.md). null: none.",
     )
     num_samples_logged: int = Field(
         default=4,

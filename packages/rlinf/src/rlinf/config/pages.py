@@ -37,6 +37,7 @@ PAGES = {
     "run.step_timeout_s": "explain.md",
     "run.loggers": "loggers.md",
     "run.num_samples_logged": "metrics.md",
+    "run.profile_steps": "profiles.md",
     "env": "environments.md",
     "env.num_eval_videos": "playing.md",
     "policy": "models.md",
