@@ -258,7 +258,7 @@ def test_completions_that_were_cut_neither_train_nor_count(make_worker, reader, 
     )
     torch.testing.assert_close(gradient.double(), expected, rtol=2e-4, atol=2e-7)
     unknown = actor_settings(model, "ppo", overlong_filter=True)
-    with pytest.raises(ValueError, match="overlong_filter: the engine does not say which"):
+    with pytest.raises(ValueError, match="overlong_filter: the engine does not report which"):
         gradient_after(make_worker, reader, unknown, scored_groups())
 
 

@@ -173,7 +173,7 @@ def test_an_agent_that_says_what_is_no_report_is_given_up(caplog):
     agent = AgentHandle(messages.AgentArrival(0, "here", this_host(), []), near)
     far.send_bytes(b"\xa2\xff\xff")
     agent._hearing.join(START_S)
-    assert "the agent of node 0 (here) said what is no report" in caplog.text
+    assert "the agent of node 0 (here) sent a malformed message" in caplog.text
     assert near.fileno() == -1
 
 

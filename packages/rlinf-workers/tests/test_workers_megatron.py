@@ -273,7 +273,7 @@ def test_what_cannot_be_is_said_before_anything_starts(options, config, says, mo
 
 
 def test_what_is_no_language_model_is_refused():
-    with pytest.raises(ValueError, match="holds no Chooser"):
+    with pytest.raises(ValueError, match="cannot train a Chooser"):
         megatron(Chooser(), trial_worker(), optimizer=ADAMW, num_shards=1)
 
 

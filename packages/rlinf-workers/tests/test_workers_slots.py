@@ -167,7 +167,9 @@ def test_memory_bounds_the_rows(model, monkeypatch):
     cache = slots_of(hf_engine)._cache
     assert cache is not None and sum(t.nbytes for t in (*cache.keys, *cache.values)) == 10 * row_bytes
     monkeypatch.setattr(slots, "free_bytes", lambda device: row_bytes)
-    with pytest.raises(WorkersError, match=r"one completion of 48 tokens.* needs 0.00 GB, and 0.25 of the 0.00 GB"):
+    with pytest.raises(
+        WorkersError, match=r"one completion of 48 tokens.* needs 0.00 GB, which does not fit in 0.25 of the 0.00 GB"
+    ):
         engine(model).submit(prompts_of([3]), LONG, seed=1, step=0)
 
 

@@ -14,7 +14,7 @@ from rlinf_workers.spans import WaitTable
 def computing_stage() -> RunningStage:
     identity = Identity(role="rollout", rank=0, num_ranks=1, devices=(), rendezvous="")
     host: Any = SimpleNamespace(
-        worker=None, identity=identity, body_lock=threading.Lock(), waits=WaitTable("rollout/0")
+        worker=None, profile=None, identity=identity, body_lock=threading.Lock(), waits=WaitTable("rollout/0")
     )
     call: Any = SimpleNamespace(stage="rollout", context=None)
     stage = RunningStage(host, call)

@@ -58,7 +58,7 @@ def running(
     context = StepContext(step=4, phase="train", seed=0, num_items=len(items))
     feeds = dict.fromkeys(graph.feeds, items)
     with ThreadPoolExecutor(1) as thread:
-        settings = {"log_folder": tmp_path, "environment": {"OMP_NUM_THREADS": "1"}, "weight_sync": weight_sync}
+        settings = {"log_folder": tmp_path, "env_vars": {"OMP_NUM_THREADS": "1"}, "weight_sync": weight_sync}
         with Executor(cluster=CLUSTER, **settings) as executor:
             executor.start(flow, plan)
             if graph.weight_edges:
