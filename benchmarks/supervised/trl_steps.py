@@ -119,11 +119,13 @@ CASES = {
     "reward model": Case(recipe="reward-model", rows=chat_pair_rows, has_template=True),
 }
 REWARDS: dict[str, dict[str, str]] = {
-    "rewards/chosen": "rewards/chosen",
-    "rewards/rejected": "rewards/rejected",
-    "rewards/margin": "rewards/margins",
+    "dpo": {
+        "rewards/chosen": "rewards/chosen",
+        "rewards/rejected": "rewards/rejected",
+        "rewards/margin": "rewards/margins",
+    }
 }
-"""Our metrics of pairs, and TRL's."""
+"""Recipe -> our metrics of pairs, and TRL's."""
 
 
 def make_inputs(folder: Path, case: Case, num_steps: int) -> None:

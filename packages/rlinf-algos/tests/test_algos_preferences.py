@@ -33,6 +33,7 @@ def test_dpo_is_its_formula(beta, smoothing, dtype):
     pairs = [expected_dpo(pair, ref, beta, smoothing) for pair, ref in zip(POLICY, REF, strict=True)]
     rel = 1e-5 if dtype == torch.float32 else 1e-12
     assert loss.loss_terms.tolist() == pytest.approx([loss for loss, _ in pairs], rel=rel)
+    assert policy.grad is not None
     assert policy.grad[:, 0].tolist() == pytest.approx([slope for _, slope in pairs], rel=rel)
     assert policy.grad[:, 1].tolist() == pytest.approx([-slope for _, slope in pairs], rel=rel)
     rewards = [[beta * (p - r) for p, r in zip(pair, ref, strict=True)] for pair, ref in zip(POLICY, REF, strict=True)]
@@ -49,6 +50,7 @@ def test_ipo_is_its_formula_for_means_over_tokens():
     beta, policy = 0.2, torch.tensor(POLICY, dtype=torch.float64, requires_grad=True)
     loss = dpo_loss(policy, torch.tensor(REF), beta=beta, kind="ipo", num_tokens=torch.tensor(NUM_TOKENS))
     loss.loss_terms.sum().backward()
+    assert policy.grad is not None
     for row, (pair, ref, counts) in enumerate(zip(POLICY, REF, NUM_TOKENS, strict=True)):
         h = (pair[0] - ref[0]) / counts[0] - (pair[1] - ref[1]) / counts[1]
         assert loss.loss_terms[row].item() == pytest.approx((h - 1 / (2 * beta)) ** 2)

@@ -10,7 +10,7 @@ import yaml
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.renamed import RENAMED, renamed_overrides, renamed_tree
-from rlinf.config.yaml_source import Tree
+from rlinf.config.yaml_source import Key, Tree
 from rlinf.errors import UserError
 
 COMMAND = [sys.executable, "-c", "from rlinf.cli.main import entry_point; entry_point()"]
@@ -51,7 +51,10 @@ def test_overrides_below_a_renamed_section_follow_it(table):
 
 def test_names_that_users_choose_stay_where_they_are():
     old = {"file": "a.csv", "question_field": "q", "answer_field": None, "template": "{question}"}
-    places = {("benchmarks", "mine", "question_field"): "f:2", ("benchmarks", "mine", "template"): "f:3"}
+    places: dict[Key, str] = {
+        ("benchmarks", "mine", "question_field"): "f:2",
+        ("benchmarks", "mine", "template"): "f:3",
+    }
     result = renamed_tree(Tree(values={"benchmarks": {"mine": old, "gsm8k": "b.csv"}}, places=places))
     new = {"file": "a.csv", "columns": {"prompt": "q"}, "prompt_template": "{question}"}
     assert result.values == {"benchmarks": {"mine": new, "gsm8k": "b.csv"}}

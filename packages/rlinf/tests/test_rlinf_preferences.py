@@ -76,7 +76,7 @@ def test_rows_that_are_no_pairs(values, text):
         read(values)
 
 
-def encoded(row, template=TEMPLATE):
+def encoded(row, template: str | None = TEMPLATE):
     tokenizer = character_tokenizer("abcdefghijklmnopqrstuvwxyz0123456789+=[];")
     tokenizer.chat_template = template
     prompts = PromptEncoder(tokenizer, chat=template is not None)
@@ -84,7 +84,7 @@ def encoded(row, template=TEMPLATE):
     return tokenized_preference(encoder, row), tokenizer
 
 
-def parts(row, template=TEMPLATE):
+def parts(row, template: str | None = TEMPLATE):
     pair, tokenizer = encoded(row, template)
     return tuple(tokenizer.decode(ids) for ids in (pair.prompt_ids, pair.chosen_ids, pair.rejected_ids))
 

@@ -206,7 +206,14 @@ def test_a_mixture_has_its_shares_and_names_its_sources(files):
         "one": MixtureSource(files=(one,), weight=3.0, answer_format="gsm8k"),
         "two": MixtureSource(files=(two,), prompt_template="Q: {question}"),
     }
-    config = FilesTask(kind="files", mixture=sources, eval_files=(test,), eval_source="one", eval_sets={"two": test})
+    config = FilesTask(
+        kind="files",
+        train_files=(),
+        mixture=sources,
+        eval_files=(test,),
+        eval_source="one",
+        eval_sets={"two": test},
+    )
     stream = [FileProblems(config, 3).train_problem(i) for i in range(1000)]
     names = [problem.row["data_source"] for problem in stream]
     assert (names.count("one"), names.count("two")) == (750, 250)
