@@ -198,6 +198,19 @@ def test_duplicates_are_dropped_where_the_task_says_so(files):
     assert unique.notes == ["1 of 4 problems occur again and were dropped"]
 
 
+def test_a_source_of_a_mixture_has_the_placeholder_of_its_own_column(files):
+    path = files("two.jsonl", [{"problem": "1+1", "answer": "2"}])
+    test = files("test.jsonl", [{"question": "t", "answer": "1"}])
+
+    def mixture(template: str) -> FilesTask:
+        source = MixtureSource(files=(path,), columns=ColumnsConfig(prompt="problem"), prompt_template=template)
+        return FilesTask(kind="files", train_files=(), mixture={"two": source}, eval_files=(test,))
+
+    assert FileProblems(mixture("P: {problem}"), 3).train_problem(0).prompt == "P: 1+1"
+    with pytest.raises(ValueError, match=r"task\.mixture\.two\.prompt_template='P: \{text\}' must hold \{problem\}"):
+        mixture("P: {text}")
+
+
 def test_a_mixture_has_its_shares_and_names_its_sources(files):
     one = files("one.jsonl", [{"question": f"a{i}", "answer": f"#### {i}"} for i in range(3)])
     two = files("two.jsonl", [{"problem": f"b{i}", "answer": "x"} for i in range(5)])

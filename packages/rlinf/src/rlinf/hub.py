@@ -39,6 +39,8 @@ UNUSED = ("*.msgpack", "*.h5", "*.onnx", "*.gguf", "*.py")
 CARD = "README.md"
 """Describes a data set; its head may state subsets and their files."""
 DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.arrow", "*.txt", "*.gz", "*.zst", "*.zip")
+ROW_FORMATS = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
+"""Endings of the data files that are read row by row (`rlinf.tasks.row_files`)."""
 KNOWN_DATASETS = {
     "gsm8k": "openai/gsm8k:main",
     "math": "DigitalLearningGmbH/MATH-lighteval:default",
@@ -91,7 +93,7 @@ def hub_name(path: Path) -> HubName | None:
         return None
     name = HubName(**match.groupdict())
     is_plain = name.split is None and name.subset is None and name.revision is None
-    if is_plain and (path.exists() or path.parent.exists() or path.suffix in (".json", ".jsonl", ".csv", ".parquet")):
+    if is_plain and (path.exists() or path.parent.exists() or path.suffix in ROW_FORMATS):
         return None
     return name
 
@@ -196,7 +198,7 @@ def _commit(name: HubName, kind: Kind, key: str) -> str:
         if not file.is_file():
             raise
         commit = file.read_text(encoding="utf-8").strip()
-        print(f"note: {key}={name}: {error.reason}; commit {commit[:12]} in the cache is used", file=sys.stderr)
+        print(f"note: {_at(name, key)}: {error.reason}; commit {commit[:12]} in the cache is used", file=sys.stderr)
         return commit
 
 

@@ -65,20 +65,17 @@ def _config(recipe: str, sources: Sequence[str], overrides: Sequence[Override]) 
 
 
 def _lines(config: ReasoningConfig, num_examples: int) -> Iterator[str]:
-    from rlinf.tasks.files import read_problems
-    from rlinf.tasks.questions import Columns
+    from rlinf.tasks.files import column_reader
+    from rlinf.tasks.prompts import template_of
+    from rlinf.tasks.questions import load_problems
 
     task = config.task
     assert isinstance(task, FilesTask)
-    encoder = _encoder(config)
-    reader = Columns(
-        question=task.columns.prompt,
-        answer=task.columns.answer,
-        needs_number=task.answer_format == "gsm8k",
-        needs_answer=False,
-    )
+    encoder, settings = _encoder(config), task.row_settings()
+    reader = column_reader(settings, needs_answer=False)
+    to_prompt = template_of(settings.prompt_template, settings.placeholder)
     for source in task.train_files:
-        loaded = read_problems(task, source, reader, task.prompt_template)
+        loaded = load_problems(source, reader, to_prompt, on_bad_row=task.on_bad_row)
         problems = loaded.problems
         yield f"{source}: {len(problems):,} problems" + (f", {loaded.num_found:,} bad rows" if loaded.num_found else "")
         first = problems[0]

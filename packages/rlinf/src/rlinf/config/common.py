@@ -106,6 +106,26 @@ class TrainerConfig(OptimizerConfig):
             yield Conflict(keys=(f"actor.backend_options.{option}", "actor.backend"), text=text)
 
 
+NumShards = Annotated[int, Field(ge=1)] | Literal["auto"]
+NUM_SHARDS = (
+    "Shards of a batch with separate gradient sums, so that numbers do not depend on the number of ranks, which must "
+    "divide it; each shard costs one gradient's memory. auto: one per device of the machine where the run starts, or "
+    "one per replica that fits on them."
+)
+
+
+class ShardedTrainerConfig(TrainerConfig):
+    """`TrainerConfig` of a language model, whose number of shards may follow from the devices."""
+
+    num_shards: NumShards = Field(default="auto", description=NUM_SHARDS)
+
+    @property
+    def resolved_shards(self) -> int:
+        """`num_shards` after `auto` was resolved."""
+        assert self.num_shards != "auto", "jobs.prepare resolves it (rlinf.config.devices.resolve_for_devices)"
+        return self.num_shards
+
+
 class ClusterConfig(Section):
     """The devices of the run: GPUs, or slots of the CPU on a machine without one."""
 

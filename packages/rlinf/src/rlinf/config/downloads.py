@@ -27,13 +27,12 @@ def _local(section: S, at: str) -> S:
     if isinstance(section, PolicyConfig):
         values: dict[str, Any] = {"options": _local_options(section.options, f"{at}options.")}
     else:
-        values = {name: _replaced(getattr(section, name), section.HUB_USE, f"{at}{name}") for name in _fields(section)}
+        values = {
+            name: _replaced(getattr(section, name), section.HUB_USE, f"{at}{name}")
+            for name in type(section).model_fields
+        }
     changed = {name: value for name, value in values.items() if value is not getattr(section, name)}
     return section.model_copy(update=changed) if changed else section
-
-
-def _fields(section: Section) -> list[str]:
-    return list(type(section).model_fields)
 
 
 def _replaced(value: Any, use: str, key: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,14 +12,16 @@ from rlinf.config.base import Conflict, ModelPath, Section, either, neighbours, 
 from rlinf.config.common import (
     FULL_DISTRIBUTION,
     MIN_P,
+    NUM_SHARDS,
     STOP,
     TOP_K,
     TOP_P,
     JobConfig,
+    NumShards,
     OptimizerConfig,
     RunConfig,
+    ShardedTrainerConfig,
     Strings,
-    TrainerConfig,
 )
 from rlinf.config.engine import EngineConfig
 from rlinf.config.lora import LoraConfig
@@ -187,7 +189,7 @@ class ReferenceConfig(Section):
     )
 
 
-class ActorConfig(TrainerConfig):
+class ActorConfig(ShardedTrainerConfig):
     """The optimizer (AdamW) and how a batch is split."""
 
     lora: LoraConfig | None = Field(
@@ -219,18 +221,7 @@ class ActorConfig(TrainerConfig):
         "every plan. arrival: in order of completion, so that training starts earlier. Without effect if all groups "
         "are read first anyway.",
     )
-    num_shards: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default=2,
-        description="Shards of a batch with separate gradient sums, so that numbers do not depend on the number of "
-        "ranks, which must divide it; each shard costs one gradient's memory. auto: one per device of the machine "
-        "where the run starts, or one per replica that fits on them.",
-    )
-
-    @property
-    def resolved_shards(self) -> int:
-        """`num_shards` after `auto` was resolved."""
-        assert self.num_shards != "auto", "jobs.prepare resolves it (rlinf.config.devices.resolve_for_devices)"
-        return self.num_shards
+    num_shards: NumShards = Field(default=2, description=NUM_SHARDS)
 
 
 class CriticConfig(OptimizerConfig):

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from rlinf.config.base import Conflict, ModelPath, Section, either
-from rlinf.config.common import JobConfig, Mode, RunConfig, TrainerConfig
+from rlinf.config.common import JobConfig, Mode, RunConfig, ShardedTrainerConfig
 from rlinf.config.lora import LoraConfig
 from rlinf.config.tasks import Files, chat_conflicts, template_conflicts
 from rlinf_workers.plugins import TRAINERS
@@ -134,7 +134,7 @@ class PreferencesTask(ExamplesConfig):
     columns: PreferenceColumnsConfig = Field(default=PreferenceColumnsConfig(), description="Where a row has what.")
 
 
-class SupervisedActorConfig(TrainerConfig):
+class SupervisedActorConfig(ShardedTrainerConfig):
     """The optimizer (AdamW) and how a batch is split."""
 
     learning_rate: float = Field(default=1e-5, gt=0, description="Learning rate at the first step.")
@@ -156,18 +156,6 @@ class SupervisedActorConfig(TrainerConfig):
         "of which attends to itself alone (docs/batches.md). At least task.max_tokens. null: padded passes of "
         "actor.micro_batch_examples.",
     )
-    num_shards: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        default="auto",
-        description="Shards of a batch with separate gradient sums, so that numbers do not depend on the number of "
-        "ranks, which must divide it; each shard costs one gradient's memory. auto: one per device of the machine "
-        "where the run starts, or one per replica that fits on them.",
-    )
-
-    @property
-    def resolved_shards(self) -> int:
-        """`num_shards` after `auto` was resolved."""
-        assert self.num_shards != "auto", "jobs.prepare resolves it (rlinf.config.devices.resolve_for_devices)"
-        return self.num_shards
 
 
 class SupervisedRunConfig(RunConfig):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -66,10 +67,19 @@ class MixtureSource(Section):
     prompt_template: str | None = Field(default=None, description="As task.prompt_template.")
     answer_format: Literal["gsm8k", "exact"] | None = Field(default=None, description="As task.answer_format.")
 
-    def conflicts(self) -> Iterator[Conflict]:
-        if self.prompt_template is not None:
-            field = (self.columns and self.columns.prompt) or "question"
-            yield from template_conflicts(self.prompt_template, field, "task.mixture.prompt_template", "columns.prompt")
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSettings:
+    """How the rows of a source become problems."""
+
+    columns: ColumnsConfig
+    prompt_template: str
+    answer_format: Literal["gsm8k", "exact"]
+
+    @property
+    def placeholder(self) -> str:
+        """Name of the placeholder for the problem, beside {question}."""
+        return self.columns.prompt or "question"
 
 
 class FilesTask(_Task):
@@ -150,6 +160,14 @@ class FilesTask(_Task):
         """The sources of training problems by name; train_files are one without a name."""
         return dict(self.mixture) or {"": MixtureSource(files=self.train_files)}
 
+    def row_settings(self, source: MixtureSource | None = None) -> RowSettings:
+        """Those of a source, with the task's for what it leaves out; those of the task without a source."""
+        return RowSettings(
+            columns=(source and source.columns) or self.columns,
+            prompt_template=(source and source.prompt_template) or self.prompt_template,
+            answer_format=(source and source.answer_format) or self.answer_format,
+        )
+
     @property
     def all_files(self) -> list[Path]:
         """Everything that is read."""
@@ -160,9 +178,11 @@ class FilesTask(_Task):
         if bool(self.train_files) == bool(self.mixture):
             text = " and task.mixture are both set" if self.mixture else " is empty, and so is task.mixture"
             yield Conflict(keys=("task.train_files", "task.mixture"), text=f"{text}; give one of them")
-        yield from template_conflicts(
-            self.prompt_template, self.columns.prompt or "question", "task.prompt_template", "columns.prompt"
-        )
+        sections = {"task": self.row_settings()}
+        sections |= {f"task.mixture.{name}": self.row_settings(source) for name, source in self.mixture.items()}
+        for at, rows in sections.items():
+            key = f"{at}.prompt_template"
+            yield from template_conflicts(rows.prompt_template, rows.placeholder, key, "columns.prompt")
         if self.prompt_format == "plain":
             yield from chat_conflicts(self.system_prompt, self.chat_options, "task.")
 

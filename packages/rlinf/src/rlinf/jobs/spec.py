@@ -100,6 +100,22 @@ class JobSpec(Spec):
         return self.load()(config, machine)
 
 
+def with_shards(config: Any, num_devices: int, *, most: int, whole: int = 0) -> Any:
+    """The config with a number in place of `actor.num_shards: auto`: a shard for each replica of the actor that the
+    devices have room for. What is written down is a number, so a resumed run keeps it on any machine.
+
+    Args:
+        most: how many shards a batch has room for.
+        whole: a size that the shards have to divide; 0: any.
+    """
+    if config.actor.num_shards != "auto":
+        return config
+    num_replicas = max(1, num_devices // config.replica_sizes.get("actor", 1))
+    counts = range(min(num_replicas, most), 0, -1)
+    num_shards = next(count for count in counts if num_replicas % count == 0 and whole % count == 0)
+    return config.model_copy(update={"actor": config.actor.model_copy(update={"num_shards": num_shards})})
+
+
 JOBS: Plugins[JobSpec] = Plugins(
     "job",
     {

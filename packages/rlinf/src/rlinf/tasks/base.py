@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -54,6 +55,42 @@ class Sifted:
     """Bad rows that were skipped, or long prompts that were dropped or cut."""
     notes: tuple[str, ...]
     """Notes for the user about them."""
+
+
+class EpochOrder:
+    """The order in which a stream visits the entries of a set: every epoch a new one, which depends only on seed and
+    epoch, so that the stream can be entered anywhere.
+
+    Args:
+        name: tells apart the sets of one seed; empty for a single one.
+    """
+
+    def __init__(self, seed: int, name: str = "") -> None:
+        self._seed, self._suffix = seed, f" {name}" if name else ""
+        self._epoch = -1
+        self._order: list[int] = []
+
+    def place(self, index: int, size: int) -> int:
+        """Returns the place in a set of `size` entries of entry `index` of the stream."""
+        epoch, position = divmod(index, size)
+        if epoch != self._epoch or len(self._order) != size:
+            self._epoch, self._order = epoch, list(range(size))
+            random.Random(f"epoch {self._seed} {epoch}{self._suffix}").shuffle(self._order)
+        return self._order[position]
+
+
+class HasFingerprint(Protocol):
+    """A row or a problem of a data file."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Digest of all that is trained on."""
+        ...
+
+
+def digest_of(rows: Iterable[HasFingerprint]) -> str:
+    """Returns the digest of a set, in its order."""
+    return hashlib.sha256(b"".join(row.fingerprint for row in rows)).hexdigest()
 
 
 class Task(Protocol):

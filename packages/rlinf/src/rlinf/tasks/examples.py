@@ -9,7 +9,7 @@ from typing import Any
 
 from rlinf.config.supervised import ExampleColumnsConfig
 from rlinf.tasks.base import Turns
-from rlinf.tasks.questions import MAX_CHARACTERS, RowError, all_turns_of, column_of, text_of, value_at
+from rlinf.tasks.questions import MAX_CHARACTERS, RowError, all_turns_of, column_of, is_list, text_of, value_at
 from rlinf.tasks.row_files import Row, listed
 
 CHAT_COLUMNS = ("messages", "conversations")
@@ -36,6 +36,11 @@ class ExampleRow:
     """`file.jsonl:12`"""
 
     @property
+    def num_characters(self) -> int:
+        """Of all its texts."""
+        return len(self.prompt or "") + len(self.completion) + sum(len(content) for _, content in self.turns)
+
+    @property
     def fingerprint(self) -> bytes:
         """Digest of all that is trained on."""
         parts = (self.turns, self.num_given, self.prompt, self.completion)
@@ -51,9 +56,7 @@ class ExampleColumns:
     def __call__(self, row: Row) -> ExampleRow:
         """Raises: RowError."""
         example = self._read(row)
-        size = len(example.prompt or "") + len(example.completion)
-        size += sum(len(content) for _, content in example.turns)
-        if size > MAX_CHARACTERS:
+        if (size := example.num_characters) > MAX_CHARACTERS:
             raise RowError(f"the example has {size:,} characters; at most {MAX_CHARACTERS:,} are read")
         if example.turns and all(role != ASSISTANT for role, _ in example.turns[example.num_given :]):
             raise RowError("the chat has no turn of the assistant to learn from")
@@ -68,7 +71,7 @@ class ExampleColumns:
         completion = None if is_text else self._found(values, names.completion, COMPLETION_COLUMNS)
         if prompt is not None and completion is not None:
             return self._pair(row, prompt, completion)
-        if prompt is not None and is_chat_value(value_at(values, prompt)):
+        if prompt is not None and is_list(value_at(values, prompt)):
             return ExampleRow(turns=turns_at(values, prompt), place=row.place)
         if (text := self._found(values, names.text, TEXT_COLUMNS)) is not None:
             return ExampleRow(completion=text_of(values, text), place=row.place)
@@ -85,22 +88,22 @@ class ExampleColumns:
     def _pair(row: Row, prompt: str, completion: str) -> ExampleRow:
         values = row.values
         question, answer = value_at(values, prompt), value_at(values, completion)
-        if not is_chat_value(question) and not is_chat_value(answer):
+        if not is_list(question) and not is_list(answer):
             text = text_of(values, prompt)
             if prompt.casefold() == "instruction" and str(values.get("input") or "").strip():  # rows of Alpaca
                 text = f"{text}\n\n{text_of(values, 'input')}"
             return ExampleRow(prompt=text, completion=text_of(values, completion), place=row.place)
-        turns = turns_at(values, prompt) if is_chat_value(question) else (("user", text_of(values, prompt)),)
-        more = turns_at(values, completion) if is_chat_value(answer) else ((ASSISTANT, text_of(values, completion)),)
+        turns, more = turns_or_text(values, prompt, "user"), turns_or_text(values, completion, ASSISTANT)
         return ExampleRow(turns=(*turns, *more), num_given=len(turns), place=row.place)
-
-
-def is_chat_value(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def turns_at(values: Mapping[str, Any], name: str) -> Turns:
     value = value_at(values, name)
-    if not is_chat_value(value):
+    if not is_list(value):
         raise RowError(f"field {name!r} must be a list of turns, is a {type(value).__name__}")
     return all_turns_of(value, name)
+
+
+def turns_or_text(values: Mapping[str, Any], name: str, role: str) -> Turns:
+    """Returns the turns of a column, or its text as one turn of a role. Raises: RowError."""
+    return turns_at(values, name) if is_list(value_at(values, name)) else ((role, text_of(values, name)),)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rlinf.config.tasks import FilesTask, MixtureSource
+from rlinf.config.tasks import FilesTask, MixtureSource, RowSettings
 from rlinf.errors import UserError
-from rlinf.tasks.base import Sifted, TaskProblem
+from rlinf.tasks.base import EpochOrder, TaskProblem, digest_of
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.published import published_set
-from rlinf.tasks.questions import Columns, QuestionReader, load_problems
+from rlinf.tasks.questions import Columns, load_problems
 
 BLOCK = 1000
 """Problems of a mixture in which each source has exactly its share."""
@@ -21,10 +20,14 @@ SOURCE_COLUMN = "data_source"
 """Column of a row with the name of its source, as in verl's data."""
 
 
-def read_problems(config: FilesTask, path: Path, read: QuestionReader, template: str) -> Sifted:
-    """Returns the problems of a file, folder or data set as the task's settings say. Raises: UserError."""
-    to_prompt = template_of(template, config.columns.prompt or "question")
-    return load_problems(path, read, to_prompt, on_bad_row=config.on_bad_row)
+def column_reader(settings: RowSettings, *, needs_answer: bool) -> Columns:
+    """Returns the reader of rows that no published set describes."""
+    return Columns(
+        question=settings.columns.prompt,
+        answer=settings.columns.answer,
+        needs_number=settings.answer_format == "gsm8k",
+        needs_answer=needs_answer,
+    )
 
 
 class FileProblems:
@@ -59,7 +62,7 @@ class FileProblems:
                 )
         self._counts = _shares({name: source.weight for name, source in config.sources.items()})
         self._block, self._names = -1, [""]
-        self._orders: dict[str, tuple[int, list[int]]] = {}
+        self._orders = {name: EpochOrder(seed, name) for name in config.sources}
 
     def fit(self, encoder: PromptEncoder, max_prompt_tokens: int) -> None:
         """Applies task.long_prompts to all problems; call it once, before the first problem is used.
@@ -86,12 +89,7 @@ class FileProblems:
     def train_problem(self, index: int) -> TaskProblem:
         name, index = self._source_at(index)
         problems = self._training[name]
-        epoch, position = divmod(index, len(problems))
-        if self._orders.get(name, (-1, []))[0] != epoch:
-            order = list(range(len(problems)))
-            random.Random(f"epoch {self._seed} {epoch}{name and f' {name}'}").shuffle(order)
-            self._orders[name] = epoch, order
-        return problems[self._orders[name][1][position]]
+        return problems[self._orders[name].place(index, len(problems))]
 
     def held_out(self) -> Mapping[str, list[TaskProblem]]:
         more = {name: self._evaluation[f"eval_sets.{name}"] for name in self._config.eval_sets}
@@ -112,13 +110,9 @@ class FileProblems:
         sets["eval_files"] = config.eval_files, self._evaluation["eval_files"]
         for name, path in config.eval_sets.items():
             sets[f"eval_sets.{name}"] = (path,), self._evaluation[f"eval_sets.{name}"]
-        digests = {}
-        for name, (paths, problems) in sets.items():
-            digest = hashlib.sha256()
-            for problem in problems:
-                digest.update(problem.fingerprint)
-            digests[f"task.{name}={', '.join(map(str, paths))}"] = digest.hexdigest()
-        return digests
+        return {
+            f"task.{name}={', '.join(map(str, paths))}": digest_of(problems) for name, (paths, problems) in sets.items()
+        }
 
     # -- inner -----------------------------------------------------------------------------------------------------
 
@@ -135,7 +129,7 @@ class FileProblems:
         return name, block * self._counts[name] + self._names[:position].count(name)
 
     def _load_source(self, name: str, source: MixtureSource) -> list[TaskProblem]:
-        problems = self._load(source.files, name, settings=source)
+        problems = self._load(source.files, name, settings=self._config.row_settings(source))
         if not self._config.drop_duplicates:
             return problems
         unique = {(problem.content, problem.answer): problem for problem in reversed(problems)}
@@ -145,33 +139,22 @@ class FileProblems:
         return list(unique.values())[::-1]
 
     def _load(
-        self, paths: Sequence[Path], source: str, published_name: str = "", settings: MixtureSource | None = None
+        self, paths: Sequence[Path], source: str, published_name: str = "", settings: RowSettings | None = None
     ) -> list[TaskProblem]:
         """The problems of files.
 
         Args:
             source: value of `SOURCE_COLUMN` for rows that have none; empty: they are left as they are.
             published_name: name of a published set, whose columns are used.
-            settings: of a source of a mixture; None: those of the task.
+            settings: None: those of the task.
         """
-        config = self._config
-        columns = (settings and settings.columns) or config.columns
-        answer_format = (settings and settings.answer_format) or config.answer_format
-        template = (settings and settings.prompt_template) or config.prompt_template
+        settings = settings or self._config.row_settings()
         published = published_set(published_name)
-        read: QuestionReader = (
-            published.read
-            if published
-            else Columns(
-                question=columns.prompt,
-                answer=columns.answer,
-                needs_number=answer_format == "gsm8k",
-                needs_answer=self._needs_answer,
-            )
-        )
+        read = published.read if published else column_reader(settings, needs_answer=self._needs_answer)
+        to_prompt = template_of(settings.prompt_template, settings.placeholder)
         problems: list[TaskProblem] = []
         for path in paths:
-            loaded = read_problems(config, path, read, template)
+            loaded = load_problems(path, read, to_prompt, on_bad_row=self._config.on_bad_row)
             problems += loaded.problems
             self.notes += loaded.notes
         if not source:

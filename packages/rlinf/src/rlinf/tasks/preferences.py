@@ -12,8 +12,8 @@ from torch import Tensor
 from rlinf.config.supervised import PreferenceColumnsConfig
 from rlinf.tasks.base import Turns
 from rlinf.tasks.example_tokens import ExampleEncoder, TokenizedExample, check_any_left, long_notes
-from rlinf.tasks.examples import ASSISTANT, PROMPT_COLUMNS, ExampleRow, is_chat_value, turns_at
-from rlinf.tasks.questions import MAX_CHARACTERS, RowError, column_of, text_of, value_at
+from rlinf.tasks.examples import ASSISTANT, PROMPT_COLUMNS, ExampleRow, turns_at, turns_or_text
+from rlinf.tasks.questions import MAX_CHARACTERS, RowError, column_of, is_list, text_of, value_at
 from rlinf.tasks.row_files import Row
 
 
@@ -48,33 +48,24 @@ class PreferenceColumns:
         answers = [value_at(values, chosen), value_at(values, rejected)]
         if prompt is None:
             pair = self._whole_chats(row, chosen, rejected)
-        elif is_chat_value(value_at(values, prompt)) or any(map(is_chat_value, answers)):
-            value = value_at(values, prompt)
-            turns = turns_at(values, prompt) if is_chat_value(value) else (("user", text_of(values, prompt)),)
-            pair = [
-                self._chat(
-                    row, turns, turns_at(values, name) if is_chat_value(answer) else _turn(text_of(values, name))
-                )
-                for name, answer in zip((chosen, rejected), answers, strict=True)
-            ]
+        elif is_list(value_at(values, prompt)) or any(map(is_list, answers)):
+            turns = turns_or_text(values, prompt, "user")
+            pair = [self._chat(row, turns, turns_or_text(values, name, ASSISTANT)) for name in (chosen, rejected)]
         else:
             text = text_of(values, prompt)
             pair = [
                 ExampleRow(prompt=text, completion=text_of(values, name), place=row.place)
                 for name in (chosen, rejected)
             ]
-        sizes = [sum(len(text) for _, text in one.turns) + len(one.prompt or "") + len(one.completion) for one in pair]
-        if max(sizes) > MAX_CHARACTERS:
-            raise RowError(
-                f"an answer with its prompt has {max(sizes):,} characters; at most {MAX_CHARACTERS:,} are read"
-            )
+        if (size := max(one.num_characters for one in pair)) > MAX_CHARACTERS:
+            raise RowError(f"an answer with its prompt has {size:,} characters; at most {MAX_CHARACTERS:,} are read")
         if pair[0].fingerprint == pair[1].fingerprint:
             raise RowError(f"{chosen!r} and {rejected!r} are equal, so neither is preferred")
         return PreferenceRow(chosen=pair[0], rejected=pair[1])
 
     def _whole_chats(self, row: Row, chosen: str, rejected: str) -> list[ExampleRow]:
         """The prompt is what both chats begin with."""
-        if not all(is_chat_value(value_at(row.values, name)) for name in (chosen, rejected)):
+        if not all(is_list(value_at(row.values, name)) for name in (chosen, rejected)):
             raise RowError(f"no prompt, and {chosen!r} and {rejected!r} are not both chats that begin with one")
         chats = [turns_at(row.values, name) for name in (chosen, rejected)]
         num_common = 0
@@ -93,10 +84,6 @@ class PreferenceColumns:
         if not prompt:
             raise RowError("the two chats have no common beginning, so there is no prompt")
         return ExampleRow(turns=(*prompt, *answer), num_given=len(prompt), place=row.place)
-
-
-def _turn(text: str) -> Turns:
-    return ((ASSISTANT, text),)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeGuard, TypeVar
 
 from rlinf.errors import UserError
 from rlinf.tasks.base import Sifted, TaskProblem, Turns
@@ -72,7 +72,7 @@ class Columns:
         answer = column_of(values, self.answer, ANSWER_COLUMNS, is_needed=self.answer is not None)
         assert question is not None, "it is needed"
         value = value_at(values, question)
-        if isinstance(value, Sequence) and not isinstance(value, str):
+        if is_list(value):
             turns, last = turns_of(value, question)
         else:
             turns, last = (), None
@@ -264,6 +264,11 @@ def value_at(values: Mapping[str, Any], name: str) -> Any:
     return value_at(below, inner) if isinstance(below, Mapping) else ABSENT
 
 
+def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    """Returns whether a value is a list, as chats and parts of turns are, and no text."""
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
 def turns_of(value: Sequence[Any], name: str) -> tuple[Turns, str | None]:
     """Returns the turns of a chat up to the last that is not the assistant's, and the assistant's answer to them.
 
@@ -295,7 +300,7 @@ def all_turns_of(value: Sequence[Any], name: str) -> Turns:
         role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
         if not isinstance(role, str):
             raise RowError(f"field {name!r}: turn {number} has no role; it has {listed(sorted(map(str, turn)))}")
-        if isinstance(content, Sequence) and not isinstance(content, str):
+        if is_list(content):
             kinds = {str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__ for part in content}
             if kinds - {"text"}:
                 raise RowError(f"field {name!r}: turn {number} has parts of type {listed(sorted(kinds - {'text'}))}")

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.errors import UserError
-from rlinf.hub import fetch_dataset, hub_name
+from rlinf.hub import ROW_FORMATS as FORMATS, fetch_dataset, hub_name
 
-FORMATS = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
 MAX_CELL = (1 << 31) - 1
 """Maximum characters of a CSV cell, the limit of Python's reader; tests of programs are long."""
 NEEDS_EXTRA = "install it with `pip install 'rlinf[data]'`"

@@ -9,7 +9,7 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.rewards import FunctionReward, ModelReward, RewardConfig, members_of
 from rlinf.config.tasks import FilesTask
 from rlinf.jobs.checks import check_data, refused
-from rlinf.jobs.spec import JobSpec
+from rlinf.jobs.spec import JobSpec, with_shards
 from rlinf_algos import Registry
 from rlinf_workers.plugins import ENGINES, TRAINERS
 
@@ -35,16 +35,11 @@ class ReasoningSpec(JobSpec):
             check_data(task.all_files)
 
     def resolve_for_devices(self, config: ReasoningConfig, num_devices: int) -> ReasoningConfig:
-        """With a shard for each replica of the actor that the devices have room for, as far as the prompts of an
-        optimizer step and the SFT warm-up's batch allow. What is written down is a number, so a resumed run keeps it on
-        any machine."""
-        if config.actor.num_shards != "auto":
-            return config
-        num_replicas = max(1, num_devices // config.replica_sizes.get("actor", 1))
-        most = min(num_replicas, config.rollout.num_prompts // config.algorithm.num_minibatches)
-        whole = config.sft_warm_up.batch_size if config.sft_warm_up else 0
-        num_shards = next(count for count in range(most, 0, -1) if num_replicas % count == 0 and whole % count == 0)
-        return config.model_copy(update={"actor": config.actor.model_copy(update={"num_shards": num_shards})})
+        """As far as the prompts of an optimizer step and the SFT warm-up's batch allow."""
+        most = config.rollout.num_prompts // config.algorithm.num_minibatches
+        return with_shards(
+            config, num_devices, most=most, whole=config.sft_warm_up.batch_size if config.sft_warm_up else 0
+        )
 
     def preload(self, config: ReasoningConfig) -> Sequence[str]:
         family = config.model.architecture.family if config.model.architecture else model_family(config.model.path)

@@ -6,6 +6,7 @@ The log-probabilities lie in the run's folder, and a resumed run reads them ther
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from rlinf.config.supervised import DpoConfig
 from rlinf.errors import RunFailed
 from rlinf.jobs.base import Flows
-from rlinf.jobs.supervised.flow import PREFERENCE_TRAINER, evaluation_flow, scoring_flow, training_flow
+from rlinf.jobs.supervised.flow import PREFERENCE_TRAINER, scoring_flow
 from rlinf.jobs.supervised.pairs import PairJob, PreferenceSource
 from rlinf.machine import Machine
 from rlinf.run_folder.checkpoints import writing_whole
@@ -51,6 +52,7 @@ class DpoJob(PairJob):
 
     config: DpoConfig
     source: DpoSource
+    trainer_class = PREFERENCE_TRAINER
 
     def __init__(self, config: DpoConfig, machine: Machine) -> None:
         super().__init__(config, machine)
@@ -63,9 +65,9 @@ class DpoJob(PairJob):
         return (*super().trainer_arguments(folder), settings)
 
     def build(self, folder: Path) -> Flows:
-        train = training_flow(self.config, *self.trainer_arguments(folder), trainer=PREFERENCE_TRAINER)
-        self._scoring = scoring_flow(train, self.config)
-        return Flows(train=train, evaluate=evaluation_flow(train, self.config), others=[self._scoring])
+        flows = super().build(folder)
+        self._scoring = scoring_flow(flows.train, self.config)
+        return replace(flows, others=[self._scoring])
 
     # -- the reference ---------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ PREFERENCE_TRAINER = "rlinf_workers.roles:PreferenceTrainer"
 REWARD_MODEL_TRAINER = "rlinf_workers.roles:RewardModelTrainer"
 
 
-def training_flow(config: SupervisedConfig, *arguments: Any, trainer: str = TRAINER) -> Flow:
+def training_flow(config: SupervisedConfig, *arguments: Any, trainer: str) -> Flow:
     """An optimizer step; `arguments` are those of the trainer's class."""
     flow = Flow(config.job).worker("actor", trainer, *arguments)
     num_shards = config.actor.resolved_shards

@@ -17,7 +17,7 @@ import torch
 from rlinf.config.supervised import SupervisedConfig
 from rlinf.jobs.base import Flows, Job
 from rlinf.jobs.supervised.checks import CHECKS
-from rlinf.jobs.supervised.flow import evaluation_flow, training_flow
+from rlinf.jobs.supervised.flow import TRAINER, evaluation_flow, training_flow
 from rlinf.jobs.supervised.source import ItemSource
 from rlinf.jobs.training import backend_settings, lora_settings, optimizer_settings, with_base
 from rlinf.machine import Machine
@@ -36,6 +36,8 @@ class SupervisedJob(Job):
     checks = CHECKS
     source: ItemSource[Any, Any]
     """The rows, as items of steps and evaluations."""
+    trainer_class = TRAINER
+    """Import path of what trains; its arguments are `trainer_arguments`."""
     pads_prompts = False
     """Whether padded batches have prompts apart from their answers."""
 
@@ -91,7 +93,7 @@ class SupervisedJob(Job):
         return (settings,)
 
     def build(self, folder: Path) -> Flows:
-        train = training_flow(self.config, *self.trainer_arguments(folder))
+        train = training_flow(self.config, *self.trainer_arguments(folder), trainer=self.trainer_class)
         return Flows(train=train, evaluate=evaluation_flow(train, self.config))
 
     # -- steps -----------------------------------------------------------------------------------------------------

@@ -7,13 +7,11 @@ trained on: a chat through the tokenizer's template, else prompt and answer one 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from rlinf.config.supervised import RewardModelConfig
-from rlinf.jobs.base import Flows
-from rlinf.jobs.supervised.flow import REWARD_MODEL_TRAINER, evaluation_flow, training_flow
+from rlinf.jobs.supervised.flow import REWARD_MODEL_TRAINER
 from rlinf.jobs.supervised.pairs import PairJob, PreferenceSource
 from rlinf.machine import Machine
 from rlinf.tasks.preferences import TokenizedPreference
@@ -38,11 +36,8 @@ class RewardModelJob(PairJob):
     """Minimizes the loss of Bradley and Terry."""
 
     config: RewardModelConfig
+    trainer_class = REWARD_MODEL_TRAINER
 
     def __init__(self, config: RewardModelConfig, machine: Machine) -> None:
         super().__init__(config, machine)
         self.source = ScoredTexts(config)
-
-    def build(self, folder: Path) -> Flows:
-        train = training_flow(self.config, *self.trainer_arguments(folder), trainer=REWARD_MODEL_TRAINER)
-        return Flows(train=train, evaluate=evaluation_flow(train, self.config))

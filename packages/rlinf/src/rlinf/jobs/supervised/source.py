@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rlinf.config.supervised import SupervisedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.generation import make_encoder
+from rlinf.tasks.base import EpochOrder, HasFingerprint, digest_of
 from rlinf.tasks.example_tokens import ExampleEncoder
 from rlinf.tasks.language import load_checkpoint_tokenizer
 from rlinf.tasks.prompts import PromptEncoder, template_of
 from rlinf.tasks.questions import load_rows
 from rlinf.tasks.row_files import Row
 
-
-class TrainingRow(Protocol):
-    """What a row of a data file says."""
-
-    @property
-    def fingerprint(self) -> bytes:
-        """Digest of all that is trained on."""
-        ...
-
-
-R = TypeVar("R", bound=TrainingRow)
+R = TypeVar("R", bound=HasFingerprint)
 T = TypeVar("T")
 
 
@@ -45,8 +35,7 @@ class ItemSource(ABC, Generic[R, T]):
         self._config, self._on_all, self._adds_end = config, on_all, adds_end
         self.notes: list[str] = []
         """Notes for the user: skipped rows, cut examples."""
-        self._epoch = -1
-        self._order: list[int] = []
+        self._order = EpochOrder(config.seed)
 
     @abstractmethod
     def read(self, row: Row) -> R:
@@ -109,13 +98,11 @@ class ItemSource(ABC, Generic[R, T]):
     def fingerprints(self) -> dict[str, str]:
         """Config key and files of each set -> digest of its rows in order."""
         task = self._config.task
-        digests = {}
-        for key, paths, rows in zip(
-            ("train_files", "eval_files"), (task.train_files, task.eval_files), self._rows, strict=True
-        ):
-            digest = hashlib.sha256(b"".join(row.fingerprint for row in rows))
-            digests[f"task.{key}={', '.join(map(str, paths))}"] = digest.hexdigest()
-        return digests
+        files = {"train_files": task.train_files, "eval_files": task.eval_files}
+        return {
+            f"task.{key}={', '.join(map(str, paths))}": digest_of(rows)
+            for (key, paths), rows in zip(files.items(), self._rows, strict=True)
+        }
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
@@ -172,11 +159,7 @@ class ItemSource(ABC, Generic[R, T]):
 
     def place(self, index: int) -> int:
         """The place in the training set of example `index` of the stream."""
-        epoch, position = divmod(index, len(self.training_set))
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, list(range(len(self.training_set)))
-            random.Random(f"epoch {self._config.seed} {epoch}").shuffle(self._order)
-        return self._order[position]
+        return self._order.place(index, len(self.training_set))
 
     def items(self, places: Sequence[int], *, is_held_out: bool) -> list[Any]:
         """The items of some places of a set, in their `order`."""

@@ -9,7 +9,7 @@ from typing import Any
 from rlinf.config.inputs import check_model_folder, model_family
 from rlinf.config.supervised import DpoConfig, RewardModelConfig, SftConfig, SupervisedConfig
 from rlinf.jobs.checks import check_data
-from rlinf.jobs.spec import JobSpec
+from rlinf.jobs.spec import JobSpec, with_shards
 from rlinf_algos import Registry
 from rlinf_workers.plugins import TRAINERS
 
@@ -27,12 +27,7 @@ class SupervisedSpec(JobSpec):
 
     def resolve_for_devices(self, config: SupervisedConfig, num_devices: int) -> SupervisedConfig:
         """With a shard for each replica of the trainer that the devices have room for, as far as a batch allows."""
-        if config.actor.num_shards != "auto":
-            return config
-        num_replicas = max(1, num_devices // config.replica_sizes.get("actor", 1))
-        most = min(num_replicas, config.actor.batch_size)
-        num_shards = next(count for count in range(most, 0, -1) if num_replicas % count == 0)
-        return config.model_copy(update={"actor": config.actor.model_copy(update={"num_shards": num_shards})})
+        return with_shards(config, num_devices, most=config.actor.batch_size)
 
     def preload(self, config: SupervisedConfig) -> Sequence[str]:
         family = model_family(config.model.path)
