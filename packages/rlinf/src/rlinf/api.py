@@ -59,8 +59,7 @@ class Run:
     @property
     def samples(self) -> list[dict[str, Any]]:
         """Completions that were kept for inspection; empty for robots."""
-        file = self.folder / "samples.jsonl"
-        return read_rows(file) if file.exists() else []
+        return read_rows(self.folder / "samples.jsonl")
 
     @property
     def config(self) -> JobConfig:
@@ -289,5 +288,4 @@ def _main_hidden() -> Iterator[None]:
 
 def _table(file: Path) -> list[dict[str, Any]]:
     """The rows of a file with the metrics beside step and time."""
-    rows = read_rows(file) if file.exists() else []
-    return [{key: value for key, value in row.items() if key != "metrics"} | row["metrics"] for row in rows]
+    return [{key: value for key, value in row.items() if key != "metrics"} | row["metrics"] for row in read_rows(file)]

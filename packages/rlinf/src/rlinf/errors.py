@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+INTERRUPTED = "interrupted"
+"""The failure text of a session that the user interrupted."""
+
 
 class RlinfError(Exception):
     """Base class of this package's errors."""

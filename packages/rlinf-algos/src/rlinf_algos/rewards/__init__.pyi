@@ -5,6 +5,7 @@ from .base import (
     RewardFunction as RewardFunction,
     RewardPart as RewardPart,
     RewardResult as RewardResult,
+    close_reward as close_reward,
 )
 from .boxes import last_boxed as last_boxed
 from .choice import MultipleChoice as MultipleChoice, multiple_choice as multiple_choice, stated_letter as stated_letter

@@ -60,6 +60,13 @@ class RewardResult:
             raise RewardError(f"RewardResult.outcome={self.outcome!r}; use one of {', '.join(OUTCOMES)}")
 
 
+def close_reward(reward: object) -> None:
+    """Gives back what a reward holds, such as processes or a model; nothing where it has no `close`."""
+    close = getattr(reward, "close", None)
+    if close is not None:
+        close()
+
+
 def judge_failure(error: BaseException) -> RewardResult:
     """The result for a completion on which a reward of this package raised an exception."""
     frame = traceback.extract_tb(error.__traceback__)[-1:]

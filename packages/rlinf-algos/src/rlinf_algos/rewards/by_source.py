@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlinf_algos.errors import RewardError
-from rlinf_algos.rewards.base import RewardResult, RewardRule
+from rlinf_algos.rewards.base import RewardResult, RewardRule, close_reward
 from rlinf_algos.rewards.scoring import score_all
 
 
@@ -66,9 +66,7 @@ class RewardBySource:
 
     def close(self) -> None:
         for reward in self._rewards.values():
-            close = getattr(reward, "close", None)
-            if close is not None:
-                close()
+            close_reward(reward)
 
     def _source(self, row: Mapping[str, Any]) -> str:
         source = row.get(self._column)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlinf_algos.errors import RewardError
-from rlinf_algos.rewards.base import RewardResult, as_result
+from rlinf_algos.rewards.base import RewardResult, as_result, close_reward
 
 TIME_LIMIT_S = 60.0
 _PARAMETERS = ("prompt", "row")
@@ -74,9 +74,7 @@ class CustomReward:
         return tuple(as_result(value, f"reward {self._name!r}") for value in work.results)
 
     def close(self) -> None:
-        close = getattr(self._function, "close", None)
-        if close is not None:
-            close()
+        close_reward(self._function)
 
     def _watch(self, work: "_Work") -> None:
         thread = threading.Thread(target=work.run, name=f"reward {self._name}", daemon=True)

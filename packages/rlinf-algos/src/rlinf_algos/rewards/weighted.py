@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlinf_algos.errors import RewardError
-from rlinf_algos.rewards.base import RewardFunction, RewardPart, RewardResult
+from rlinf_algos.rewards.base import RewardFunction, RewardPart, RewardResult, close_reward
 from rlinf_algos.rewards.scoring import score_all
 
 
@@ -52,9 +52,7 @@ class WeightedReward:
 
     def close(self) -> None:
         for _, _, reward in self._terms:
-            close = getattr(reward, "close", None)
-            if close is not None:
-                close()
+            close_reward(reward)
 
     def _sum(self, results: Sequence[RewardResult]) -> RewardResult:
         parts = tuple(

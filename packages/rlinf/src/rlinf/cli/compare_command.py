@@ -37,15 +37,10 @@ def run(args: argparse.Namespace) -> int:
     print(aligned([COLUMNS, *(run.row() for run in comparison.runs)]))
     for group in comparison.groups:
         print(f"\n{group.describe()} (95 % interval)")
-    if comparison.differences:
-        listed = list(comparison.differences.items())
-        rows = [("key", *(run.label for run in comparison.runs))]
-        rows += [
-            (key, *("-" if one is None else str(one) for one in values)) for key, values in listed[:MAX_DIFFERENCES]
-        ]
-        print(f"\n{aligned(rows)}")
-        if len(listed) > MAX_DIFFERENCES:
-            print(f"and {len(listed) - MAX_DIFFERENCES} more keys that differ")
+    if rows := comparison.difference_rows:
+        print(f"\n{aligned([('key', *(run.label for run in comparison.runs)), *rows[:MAX_DIFFERENCES]])}")
+        if len(rows) > MAX_DIFFERENCES:
+            print(f"and {len(rows) - MAX_DIFFERENCES} more keys that differ")
     if args.output is None:
         print("\nfor a page with the curves, add --output compare.html")
         return 0

@@ -17,7 +17,7 @@ from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.published import PublishedSet, published_set, require_published
 from rlinf.tasks.questions import Columns, QuestionReader, load_problems
 from rlinf_algos import RewardError
-from rlinf_algos.rewards import RewardSpec, make_reward, reward_names, score
+from rlinf_algos.rewards import RewardSpec, close_reward, make_reward, reward_names, score
 
 PLAIN_TEMPLATE = "{question}\n"
 """Default template for custom files."""
@@ -170,9 +170,7 @@ def _check_reward(name: str, reward: RewardSpec, problems: Sequence[TaskProblem]
             except RewardError as error:
                 raise UserError(f"{problem.place}: {error.__cause__ or error}", hint=hint) from error
     finally:
-        close = getattr(checker, "close", None)
-        if close is not None:
-            close()
+        close_reward(checker)
     return []
 
 

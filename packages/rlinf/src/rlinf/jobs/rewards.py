@@ -30,6 +30,7 @@ from rlinf_algos.rewards import (
     MAX_TIMEOUTS,
     RewardSpec,
     RewardTerm,
+    close_reward,
     get_reward,
     make_reward,
     read_tests,
@@ -213,9 +214,7 @@ def try_own_reward(spec: RewardSpec, problem: TaskProblem, what: str) -> TriedRe
     except RewardError as error:
         raise UserError(f"{what}, {about}: {_message_with_place(error)}", hint=hint) from error
     finally:
-        close = getattr(reward, "close", None)
-        if close is not None:
-            close()
+        close_reward(reward)
     return TriedReward(judges=result.has_verdict, reads_rows=getattr(reward, "reads_rows", False))
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 EVALUATION = "evaluation/"
 """Begins the names of evaluation metrics, in every log writer."""
-INTERRUPTED = "interrupted"
-"""The failure of a session that the user interrupted (`rlinf.run_folder.manifest`)."""
 SampleRows = Sequence[Mapping[str, Any]]
 """Rows of samples.jsonl: one completion each, the completions of a prompt together."""
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from rlinf.errors import UserError
-from rlinf.log_writers.base import INTERRUPTED, LoggedRun, LogWriter, SampleRows, side_by_side
+from rlinf.errors import INTERRUPTED, UserError
+from rlinf.log_writers.base import LoggedRun, LogWriter, SampleRows, side_by_side
 from rlinf.log_writers.spec import LogWriterSpec, Uploads, module
 
 T = TypeVar("T")

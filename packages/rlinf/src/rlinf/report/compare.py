@@ -91,6 +91,14 @@ class ComparedRuns:
     """Dotted key -> its value in each run, for the keys whose values differ."""
     groups: tuple[SeedGroup, ...]
 
+    @property
+    def difference_rows(self) -> list[tuple[str, ...]]:
+        """A key and its values as text, for each key that differs."""
+        return [
+            (key, *("-" if value is None else str(value) for value in values))
+            for key, values in self.differences.items()
+        ]
+
 
 def compare(paths: Sequence[Path]) -> ComparedRuns:
     """Reads runs. Raises: UserError for a folder that holds no run."""
@@ -124,7 +132,7 @@ def render(comparison: ComparedRuns) -> str:
     runs = comparison.runs
     colors = [f"var(--c{i % NUM_COLORS})" for i in range(len(runs))]
     cells = [run.row() for run in runs]
-    changed = [(key, *map(_cell, values)) for key, values in comparison.differences.items()]
+    changed = comparison.difference_rows
     figures = "".join(draw(curve) for curve in _curves(runs, colors))
     body = [
         html.header("Runs compared", ", ".join(run.label for run in runs), badge=f"{len(runs)} runs"),
@@ -167,7 +175,3 @@ def _value(config: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
-
-
-def _cell(value: Any) -> str:
-    return "-" if value is None else str(value)

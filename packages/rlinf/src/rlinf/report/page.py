@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from rlinf.errors import INTERRUPTED
 from rlinf.report import html
 from rlinf.report.axes import number, percent
 from rlinf.report.curves import MAX_POINTS, draw
@@ -19,7 +20,6 @@ from rlinf.report.metric_names import SCORES, curves, score_name
 from rlinf.report.records import WORST, RunRecords, read_run
 from rlinf.report.samples import samples
 from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
-from rlinf.run_folder.manifest import INTERRUPTED
 from rlinf.run_folder.rows import write_file
 from rlinf_sched.explain import gib, seconds
 

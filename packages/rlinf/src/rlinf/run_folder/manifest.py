@@ -16,12 +16,9 @@ from typing import Any
 
 import yaml
 
-from rlinf.errors import UserError
+from rlinf.errors import INTERRUPTED, UserError
 from rlinf.run_folder.plain_files import read_plain_json
 from rlinf.run_folder.rows import to_json, write_file
-
-INTERRUPTED = "interrupted"
-"""The failure text of a session that the user interrupted."""
 
 
 class Manifest:

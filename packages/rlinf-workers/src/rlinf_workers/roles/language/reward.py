@@ -18,6 +18,7 @@ from rlinf_algos.rewards import (
     RewardSpec,
     RewardTerm,
     awaited_processes,
+    close_reward,
     make_reward,
     score_all,
 )
@@ -122,9 +123,7 @@ class Reward(Worker):
 
     def close(self) -> None:
         """Closes the reward's resources, such as a pool of processes."""
-        close = getattr(self._reward, "close", None)
-        if close is not None:
-            close()
+        close_reward(self._reward)
 
     def _score(self, groups: Sequence[SampleGroup]) -> list[ScoredGroup]:
         texts = [self._completions(group) for group in groups]
