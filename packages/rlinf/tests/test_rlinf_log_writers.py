@@ -141,8 +141,8 @@ def test_a_missing_package_is_one_screen(monkeypatch, name, spec):
         ("nowhere:Writer", "cannot be imported: No module named 'nowhere'"),
         ("rlinf.log_writers:LoggedRun", "has to define write"),
         ("rlinf.log_writers:LogWriter", "has to define write"),
-        ("own_log_writer:CsvWriter: {separator: 3}", r"its options\.separator=3: .* wants it to be a valid string"),
-        ("own_log_writer:CsvWriter: {seperator: a}", "unexpected keyword argument 'seperator'"),
+        ("custom_log_writer:CsvWriter: {separator: 3}", r"its options\.separator=3: .* wants it to be a valid string"),
+        ("custom_log_writer:CsvWriter: {seperator: a}", "unexpected keyword argument 'seperator'"),
     ],
 )
 def test_a_wrong_custom_writer_is_one_screen(monkeypatch, name, says):
@@ -339,7 +339,7 @@ def test_a_table_has_the_completions_of_a_prompt_side_by_side():
 
 def test_the_example_of_the_docs_is_short_and_continues_its_file(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(DOCS / "examples")
-    entry = "[{own_log_writer:CsvWriter: {separator: ;}}]"
+    entry = "[{custom_log_writer:CsvWriter: {separator: ;}}]"
     config = load_config("sort-grpo", parse_overrides(["--run.loggers", entry])).run.loggers
     for _ in range(2):
         path = tmp_path / "run"
@@ -352,11 +352,11 @@ def test_the_example_of_the_docs_is_short_and_continues_its_file(tmp_path, monke
         "0;reward/mean;0.5",
         "1;evaluation/accuracy;0.25",
     ] * 2
-    import own_log_writer  # pyright: ignore[reportMissingImports]
+    import custom_log_writer  # pyright: ignore[reportMissingImports]
 
-    source = inspect.getsource(own_log_writer.CsvWriter)
+    source = inspect.getsource(custom_log_writer.CsvWriter)
     assert source.strip() in (DOCS / "loggers.md").read_text()
-    assert len(inspect.getsource(own_log_writer).splitlines()) <= 27
+    assert len(inspect.getsource(custom_log_writer).splitlines()) <= 27
 
 
 def test_values_are_remembered_over_sessions(tmp_path):

@@ -1,7 +1,7 @@
 """A custom log writer: every metric as a line of a CSV file.
 
 cd docs/examples
-rlinf train sort-grpo --run.loggers '[tensorboard, {own_log_writer:CsvWriter: {separator: ";"}}]'
+rlinf train sort-grpo --run.loggers '[tensorboard, {custom_log_writer:CsvWriter: {separator: ";"}}]'
 """
 
 from collections.abc import Mapping
