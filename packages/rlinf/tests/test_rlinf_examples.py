@@ -14,7 +14,7 @@ from rlinf.tasks.examples import ExampleColumns, ExampleRow
 from rlinf.tasks.language import character_tokenizer
 from rlinf.tasks.prompts import PromptEncoder
 from rlinf.tasks.questions import RowError
-from rlinf.tasks.row_files import Row
+from rlinf.tasks.rows import Row
 
 USER, ASSISTANT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
 PLAIN_TEMPLATE = (

@@ -12,7 +12,7 @@ from rlinf.tasks.language import character_tokenizer
 from rlinf.tasks.preferences import PreferenceColumns, fit_preferences, tokenized_preference
 from rlinf.tasks.prompts import PromptEncoder
 from rlinf.tasks.questions import RowError
-from rlinf.tasks.row_files import Row
+from rlinf.tasks.rows import Row
 
 USER = {"role": "user", "content": "hi"}
 YES, NO = {"role": "assistant", "content": "yes"}, {"role": "assistant", "content": "no"}

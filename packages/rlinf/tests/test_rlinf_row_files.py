@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlinf.errors import UserError
-from rlinf.tasks.row_files import BadRow, Row, read_rows
+from rlinf.tasks.row_files import read_rows
+from rlinf.tasks.rows import BadRow, Row
 
 ROWS = [{"question": "a", "answer": 1}, {"question": "\u00e4\n", "answer": "x, y"}]
 
@@ -24,15 +25,6 @@ def test_json_lines(tmp_path: Path):
     file.write_text("\n".join([json.dumps(ROWS[0]), "", "  ", json.dumps(ROWS[1], ensure_ascii=False)]), "utf-8")
     assert values(file) == ROWS
     assert [row.place for row in read_rows(file)] == [f"{file}:1", f"{file}:4"]
-
-
-@pytest.mark.parametrize(
-    "text", [json.dumps(ROWS), "  " + json.dumps(ROWS, indent=2), "\n".join(map(json.dumps, ROWS))]
-)
-def test_json_is_an_array_or_lines(tmp_path: Path, text: str):
-    file = tmp_path / "rows.json"
-    file.write_text(text)
-    assert values(file) == ROWS
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16-le", "utf-16-be"])
@@ -76,22 +68,6 @@ def test_csv_may_begin_with_blank_lines_and_have_long_cells(tmp_path: Path, enco
     assert [row.place for row in read_rows(file)] == [f"{file}:4"]
 
 
-@pytest.mark.parametrize(
-    ("header", "expected"),
-    [
-        ("question,answer,answer", "the header has the column 'answer' twice"),
-        ("question;answer", "its cells are separated by ';'"),
-        ("question\tanswer", r"its cells are separated by '\t'"),
-    ],
-)
-def test_a_header_that_says_something_else_than_it_seems_is_refused(tmp_path: Path, header: str, expected: str):
-    file = tmp_path / "rows.csv"
-    file.write_text(f"{header}\n1,2,3\n")
-    with pytest.raises(UserError) as caught:
-        list(read_rows(file))
-    assert str(caught.value).startswith(f"{file}: {expected}")
-
-
 def test_parquet(tmp_path: Path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -130,7 +106,7 @@ def test_datasets_on_disk(tmp_path: Path):
 
 @pytest.mark.parametrize(("package", "name"), [("pyarrow", "rows.parquet"), ("datasets", "folder")])
 def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, name: str):
-    (tmp_path / "rows.parquet").write_bytes(b"")
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "dataset_info.json").write_text("{}")
     monkeypatch.setitem(sys.modules, package, None)
@@ -142,12 +118,10 @@ def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        (b'{"question": "b", "ans', "not a JSON object (Unterminated string"),
         (b'{"question": "b", "ans', 'the line begins \'{"question": "b", "ans\''),
         (b'{"question": "\xff", "answer": 1}', "not UTF-8 text: invalid start byte at byte 14"),
-        (b"[1]", "must be a JSON object, is a list"),
         (b"[" * 100_000, "not a JSON object"),
-        (b'{"answer": "1", "x": {"y": 1, "y": 2}}', "not a JSON object (the key 'y' appears twice)"),
+        (b'{"answer": "1", "x": {"y": 1, "y": 2}}', "the key 'y' appears twice in one object"),
     ],
 )
 def test_a_bad_line_is_named_and_the_next_is_read(tmp_path: Path, line: bytes, expected: str):
@@ -159,31 +133,3 @@ def test_a_bad_line_is_named_and_the_next_is_read(tmp_path: Path, line: bytes, e
     assert expected in str(bad)
     assert isinstance(first, Row) and isinstance(last, Row)
     assert (first.number, bad.number, last.number) == (1, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("absent.jsonl", "No such file or directory"),
-        ("absent.parquet", "No such file or directory"),
-        ("absent", "No such file or directory"),
-        ("rows.txt", ".txt is no known format of data\nhint: use one of .jsonl, .json, .csv, .parquet, .arrow, a"),
-        ("folder", "the folder holds no data file\nhint: name a folder with .jsonl"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: str):
-    (tmp_path / "rows.txt").write_text("")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(UserError) as caught:
-        list(read_rows(tmp_path / name))
-    assert str(caught.value).startswith(f"{tmp_path / name}: {text}")
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.json", b"[{]"), ("a.json", b'[{"a": 1, "a": 2}]'), ("a.csv", b'"a\n'), ("a.csv", b"a\n\xff\n")],
-)
-def test_a_file_that_is_broken_as_a_whole_is_an_end(tmp_path: Path, name: str, content: bytes):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=name):
-        list(read_rows(tmp_path / name))

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 Turns = tuple[tuple[str, str], ...]
 """Role and text of each turn of a chat, the last of which is not the assistant's."""
+SYSTEM_ROLES = ("system", "developer")
+"""Roles of the turns that instruct the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

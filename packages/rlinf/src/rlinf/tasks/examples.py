@@ -9,8 +9,18 @@ from typing import Any
 
 from rlinf.config.supervised import ExampleColumnsConfig
 from rlinf.tasks.base import Turns
-from rlinf.tasks.questions import MAX_CHARACTERS, RowError, all_turns_of, column_of, is_list, text_of, value_at
-from rlinf.tasks.row_files import Row, listed
+from rlinf.tasks.questions import (
+    MAX_CHARACTERS,
+    ColumnError,
+    RowError,
+    all_turns_of,
+    column_of,
+    is_list,
+    prompt_of,
+    text_of,
+    value_at,
+)
+from rlinf.tasks.rows import Row, listed
 
 CHAT_COLUMNS = ("messages", "conversations")
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "instruction", "input")
@@ -77,8 +87,8 @@ class ExampleColumns:
             return ExampleRow(completion=text_of(values, text), place=row.place)
         has = listed(sorted(map(str, values)))
         if prompt is not None:
-            raise RowError(f"field {prompt!r} has no completion beside it; the row has {has}")
-        raise RowError(f"neither a chat (messages), nor a prompt with a completion, nor a text; the row has {has}")
+            raise ColumnError(f"field {prompt!r} has no completion beside it; the row has {has}")
+        raise ColumnError(f"neither a chat (messages), nor a prompt with a completion, nor a text; the row has {has}")
 
     @staticmethod
     def _found(values: Mapping[str, Any], name: str | None, usual: Sequence[str]) -> str | None:
@@ -89,19 +99,31 @@ class ExampleColumns:
         values = row.values
         question, answer = value_at(values, prompt), value_at(values, completion)
         if not is_list(question) and not is_list(answer):
-            text = text_of(values, prompt)
+            text = prompt_of(values, prompt)
             if prompt.casefold() == "instruction" and str(values.get("input") or "").strip():  # rows of Alpaca
                 text = f"{text}\n\n{text_of(values, 'input')}"
             return ExampleRow(prompt=text, completion=text_of(values, completion), place=row.place)
-        turns, more = turns_or_text(values, prompt, "user"), turns_or_text(values, completion, ASSISTANT)
+        turns, more = prompt_turns(values, prompt), turns_or_text(values, completion, ASSISTANT)
         return ExampleRow(turns=(*turns, *more), num_given=len(turns), place=row.place)
 
 
 def turns_at(values: Mapping[str, Any], name: str) -> Turns:
     value = value_at(values, name)
     if not is_list(value):
+        if isinstance(value, str):
+            prompt_of(values, name)
         raise RowError(f"field {name!r} must be a list of turns, is a {type(value).__name__}")
     return all_turns_of(value, name)
+
+
+def prompt_turns(values: Mapping[str, Any], name: str) -> Turns:
+    """Returns the turns of a prompt, to which an answer follows. Raises: RowError."""
+    if not is_list(value_at(values, name)):
+        return (("user", prompt_of(values, name)),)
+    turns = turns_at(values, name)
+    if turns and turns[-1][0] == ASSISTANT:
+        raise RowError(f"field {name!r} ends with a turn of the assistant, and the answer is one too; remove it there")
+    return turns
 
 
 def turns_or_text(values: Mapping[str, Any], name: str, role: str) -> Turns:

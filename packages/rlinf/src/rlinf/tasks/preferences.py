@@ -12,9 +12,9 @@ from torch import Tensor
 from rlinf.config.supervised import PreferenceColumnsConfig
 from rlinf.tasks.base import Turns
 from rlinf.tasks.example_tokens import ExampleEncoder, TokenizedExample, check_any_left, long_notes
-from rlinf.tasks.examples import ASSISTANT, PROMPT_COLUMNS, ExampleRow, turns_at, turns_or_text
-from rlinf.tasks.questions import MAX_CHARACTERS, RowError, column_of, is_list, text_of, value_at
-from rlinf.tasks.row_files import Row
+from rlinf.tasks.examples import ASSISTANT, PROMPT_COLUMNS, ExampleRow, prompt_turns, turns_at, turns_or_text
+from rlinf.tasks.questions import MAX_CHARACTERS, RowError, column_of, is_list, prompt_of, text_of, value_at
+from rlinf.tasks.rows import Row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,10 +49,10 @@ class PreferenceColumns:
         if prompt is None:
             pair = self._whole_chats(row, chosen, rejected)
         elif is_list(value_at(values, prompt)) or any(map(is_list, answers)):
-            turns = turns_or_text(values, prompt, "user")
+            turns = prompt_turns(values, prompt)
             pair = [self._chat(row, turns, turns_or_text(values, name, ASSISTANT)) for name in (chosen, rejected)]
         else:
-            text = text_of(values, prompt)
+            text = prompt_of(values, prompt)
             pair = [
                 ExampleRow(prompt=text, completion=text_of(values, name), place=row.place)
                 for name in (chosen, rejected)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 from rlinf.errors import UserError
-from rlinf.tasks.base import Sifted, TaskProblem, Turns
+from rlinf.tasks.base import SYSTEM_ROLES, Sifted, TaskProblem, Turns
 
 LongPrompts = Literal["stop", "keep_end", "drop"]
 
@@ -15,8 +15,6 @@ THINK = "<think>"
 MAX_OPENING = 64
 """Characters at the end of a prompt that are searched for an open `<think>`."""
 _THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
-
-SYSTEM_ROLES = ("system", "developer")
 
 BATCH = 512
 """Prompts tokenized at once."""

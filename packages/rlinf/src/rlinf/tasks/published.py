@@ -17,7 +17,7 @@ from typing import Any
 
 from rlinf.errors import UserError
 from rlinf.tasks.questions import Question, QuestionReader, RowError, check_number, text_of
-from rlinf.tasks.row_files import listed
+from rlinf.tasks.rows import listed
 from rlinf_algos.rewards import last_boxed
 
 LETTERS = "ABCD"

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +16,10 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeGuard, TypeVar
 
 from rlinf.errors import UserError
-from rlinf.tasks.base import Sifted, TaskProblem, Turns
-from rlinf.tasks.row_files import BadRow, Row, listed, read_rows
+from rlinf.tasks.base import SYSTEM_ROLES, Sifted, TaskProblem, Turns
+from rlinf.tasks.file_content import lines_command, rows_within
+from rlinf.tasks.row_files import read_rows
+from rlinf.tasks.rows import BadRow, Row, listed
 
 T = TypeVar("T")
 
@@ -31,10 +35,18 @@ FURTHER_ANSWERS = ("completion", "response", "output", "target", "label", "refer
 """Columns that may be the answer, so that a message names them."""
 ROLES = {"human": "user", "gpt": "assistant"}
 """Role of a turn in the format of ShareGPT -> role in chat templates."""
+TOOL_ROLES = ("tool", "function", "observation", "ipython", "environment", "context", "documents")
+KNOWN_ROLES = (*SYSTEM_ROLES, "user", "assistant", *TOOL_ROLES, *ROLES)
+"""Roles that published chat templates have; one that is misspelt would be rendered as it is."""
+_CHAT_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:""")
 
 
 class RowError(ValueError):
     """An invalid row; `load_problems` adds the place."""
+
+
+class ColumnError(RowError):
+    """A row without a column that is needed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +84,20 @@ class Columns:
         answer = column_of(values, self.answer, ANSWER_COLUMNS, is_needed=self.answer is not None)
         assert question is not None, "it is needed"
         value = value_at(values, question)
-        if is_list(value):
-            turns, last = turns_of(value, question)
-        else:
-            turns, last = (), None
+        if not is_list(value):
+            text = prompt_of(values, question)
+            return Question(text=text, answer=self._answer_of(values, question, answer, None))
+        turns, last = turns_of(value, question)
+        if last is not None and answer is not None and question.casefold() == "prompt":
+            raise RowError(
+                f"field {question!r}: the chat ends with a turn of the assistant, and {answer!r} is the answer; remove "
+                "that turn from the prompt"
+            )
+        dialogue = turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {content}" for role, content in turns)
+        return Question(text=dialogue, answer=self._answer_of(values, question, answer, last), turns=turns)
+
+    def _answer_of(self, values: Mapping[str, Any], question: str, answer: str | None, last: str | None) -> str:
+        """The answer in a column, or the last turn of the assistant; empty where there is none and none is needed."""
         if answer is not None:
             text = text_of(values, answer)
             if self.answer is None and answer.casefold() == "solution":
@@ -85,15 +107,12 @@ class Columns:
         elif last is not None:
             text = last
         elif self.needs_answer:
-            raise RowError(_absent(values, ANSWER_COLUMNS))
+            raise ColumnError(_absent(values, ANSWER_COLUMNS))
         else:
             text = ""
         if self.needs_number:
             check_number(text, answer or question)
-        if turns:
-            dialogue = turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {content}" for role, content in turns)
-            return Question(text=dialogue, answer=text, turns=turns)
-        return Question(text=text_of(values, question), answer=text)
+        return text
 
     def columns_of(self, values: Mapping[str, Any]) -> dict[str, str | None]:
         """Returns the names of the columns of prompt and answer in a row; None for one that it does not have."""
@@ -133,13 +152,13 @@ def column_of(
             return name
         if not is_needed:
             return None
-        raise RowError(f"no field {name!r}; the row has {listed(sorted(map(str, values)))}")
+        raise ColumnError(f"no field {name!r}; the row has {listed(sorted(map(str, values)))}")
     names = {str(column).casefold(): str(column) for column in reversed(list(values))}
     candidates = [names.get(one, one) for one in usual]
     present = [one for one in candidates if value_at(values, one) is not ABSENT]
     present = [one for one in present if value_at(values, one) is not None] or present
     if is_needed and not present:
-        raise RowError(_absent(values, usual))
+        raise ColumnError(_absent(values, usual))
     return present[0] if present else None
 
 
@@ -200,22 +219,25 @@ def load_rows(
         read: raises RowError for a row that it cannot use.
         on_bad_row, bad_row_key: as in `load_problems`.
         what: what a row is, for messages.
-        hint_of: what to say of the columns of a row if no row can be used; None: nothing.
+        hint_of: what to do if no row has the columns that are needed, by the values of one; None: nothing.
     Raises: UserError.
     """
     items: list[T] = []
     bad: list[BadRow] = []
-    first: Row | None = None
+    without_columns: Row | None = None
     for row in read_rows(path):
         if isinstance(row, BadRow):
             bad.append(row)
             continue
-        first = first or row
         try:
             items.append(read(row))
         except RowError as error:
             bad.append(BadRow(number=row.number, place=row.place, what=str(error)))
-    hint = hint_of(first.values) if first is not None and not items else None
+            if isinstance(error, ColumnError):
+                without_columns = without_columns or row
+    hint = None
+    if without_columns is not None and not items:
+        hint = _columns_hint(path, without_columns.values, hint_of, is_only_row=len(bad) == 1)
     if bad and on_bad_row == "stop":
         more = [f"and {len(bad) - MAX_SHOWN} more bad rows in that file"] if len(bad) > MAX_SHOWN else []
         raise UserError(
@@ -223,10 +245,26 @@ def load_rows(
             hint=hint or f"fix the file, or leave bad rows out and count them with --{bad_row_key} skip",
         )
     if not items:
-        why = f"; all {len(bad)} rows are bad, the first: {bad[0]}" if bad else ""
-        raise UserError(f"{path}: holds no {what}{why}", hint=hint or "is it the right file?")
+        why = f"all {len(bad)} rows are bad, the first: {bad[0]}" if bad else "it has no row"
+        raise UserError(f"{path}: holds no {what}; {why}", hint=hint or "is it the right file?")
     notes = (f"{path}: {len(bad)} bad rows were skipped, the first is {bad[0]}",) if bad else ()
     return LoadedRows(items=items, num_bad=len(bad), notes=notes)
+
+
+def _columns_hint(
+    path: Path,
+    values: Mapping[str, Any],
+    hint_of: Callable[[Mapping[str, Any]], str | None],
+    *,
+    is_only_row: bool,
+) -> str | None:
+    """What to do with a file whose rows lack a column."""
+    if is_only_row and (inner := rows_within(values)):
+        return f"the rows are in its list {inner!r}; write them with an object a line: {lines_command(path, inner)}"
+    hint = hint_of(values)
+    if hint is not None and path.suffix.lower() == ".csv":
+        return f"{hint}; the first line of a CSV file names the columns"
+    return hint
 
 
 # -- values of a row -----------------------------------------------------------------------------------------------
@@ -252,6 +290,20 @@ def text_of(values: Mapping[str, Any], name: str) -> str:
     return text
 
 
+def prompt_of(values: Mapping[str, Any], name: str) -> str:
+    """As `text_of`, for a prompt, which may not be the text of a chat.
+
+    Raises: RowError.
+    """
+    text = text_of(values, name)
+    if _CHAT_TEXT.match(text):
+        raise RowError(
+            f"field {name!r} holds a chat as text, which would be a prompt as it stands; save the rows as JSON lines "
+            "or parquet, which keep lists, or turn the text into a list"
+        )
+    return text
+
+
 ABSENT = object()
 
 
@@ -266,7 +318,7 @@ def value_at(values: Mapping[str, Any], name: str) -> Any:
 
 def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     """Returns whether a value is a list, as chats and parts of turns are, and no text."""
-    return isinstance(value, Sequence) and not isinstance(value, str)
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def turns_of(value: Sequence[Any], name: str) -> tuple[Turns, str | None]:
@@ -279,7 +331,7 @@ def turns_of(value: Sequence[Any], name: str) -> tuple[Turns, str | None]:
     """
     turns = list(all_turns_of(value, name))
     last = turns.pop()[1] if turns and turns[-1][0] == "assistant" else None
-    if not turns or turns[-1][0] in ("system", "developer", "assistant"):
+    if not turns or turns[-1][0] in (*SYSTEM_ROLES, "assistant"):
         raise RowError(f"field {name!r}: the chat asks nothing: it has no turn of a user")
     return tuple(turns), last
 
@@ -300,6 +352,10 @@ def all_turns_of(value: Sequence[Any], name: str) -> Turns:
         role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
         if not isinstance(role, str):
             raise RowError(f"field {name!r}: turn {number} has no role; it has {listed(sorted(map(str, turn)))}")
+        if role not in KNOWN_ROLES:
+            close = difflib.get_close_matches(role.casefold(), KNOWN_ROLES, n=1)
+            meant = f"did you mean {close[0]!r}?" if close else f"known are {listed(KNOWN_ROLES)}"
+            raise RowError(f"field {name!r}: turn {number} has the role {role!r}; {meant}")
         if is_list(content):
             kinds = {str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__ for part in content}
             if kinds - {"text"}:

@@ -20,7 +20,7 @@ from rlinf.tasks.preferences import (
     fit_preferences,
     tokenized_preference,
 )
-from rlinf.tasks.row_files import Row
+from rlinf.tasks.rows import Row
 from rlinf_workers import FlowRun
 from rlinf_workers.roles import Preference
 

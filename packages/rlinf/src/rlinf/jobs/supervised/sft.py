@@ -13,7 +13,7 @@ from rlinf.jobs.supervised.source import ItemSource
 from rlinf.machine import Machine
 from rlinf.tasks.example_tokens import ExampleEncoder, TokenizedExample, fit_examples
 from rlinf.tasks.examples import ExampleColumns, ExampleRow
-from rlinf.tasks.row_files import Row
+from rlinf.tasks.rows import Row
 from rlinf_workers import FlowRun
 from rlinf_workers.models import end_tokens
 from rlinf_workers.roles import Example

@@ -18,7 +18,7 @@ from rlinf.tasks.example_tokens import ExampleEncoder
 from rlinf.tasks.language import load_checkpoint_tokenizer
 from rlinf.tasks.prompts import PromptEncoder, template_of
 from rlinf.tasks.questions import load_rows
-from rlinf.tasks.row_files import Row
+from rlinf.tasks.rows import Row
 
 R = TypeVar("R", bound=HasFingerprint)
 T = TypeVar("T")
