@@ -20,12 +20,13 @@ from workers_rounding import additions_of_transformer, rounding_bound
 
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.errors import WeightFilesError
+from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.openvla.actions import ActionStatistics, action_table, actions_of, bins_of
 from rlinf_workers.policies.openvla.pixels import resized
 from rlinf_workers.policies.openvla.policy import OpenVLA
 from rlinf_workers.roles.records.embodied import text_tensor
-from rlinf_workers.testing.policies import check_policy, random_fields
+from rlinf_workers.testing.policies import check_policy, check_published, random_fields
 
 FIELDS = {
     "image.front": FieldSpec(shape=(21, 21, 3), dtype="uint8"),
@@ -305,3 +306,11 @@ def test_a_checkpoint_may_be_in_half_precision(folder, tensors, tmp_path):
     answer = policy.act(_fields(), None)
     assert answer.logprobs.dtype == answer.values.dtype == torch.float32
     assert torch.equal(policy.projector.fc1.weight, tensors["projector.fc1.weight"].bfloat16())
+
+
+def test_a_trained_policy_goes_back_into_the_published_format(folder, tensors, tmp_path):
+    others = check_published(_policy(folder), lambda at: _policy(Path(at)), folder, tmp_path)
+    assert {name.partition(".")[0] for name in others} == {"value_head"}
+    unused = [name for name in tensors if name not in _policy(folder).state_dict()]
+    written = WeightFiles(tmp_path)
+    assert unused and all(torch.equal(written.read(name), tensors[name]) for name in unused)

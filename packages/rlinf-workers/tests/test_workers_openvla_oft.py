@@ -32,7 +32,7 @@ from rlinf_workers.policies.openvla_oft.policy import OpenVLAOFT
 from rlinf_workers.roles.embodied.actor import EmbodiedActor, EmbodiedActorSettings
 from rlinf_workers.roles.embodied.rollout import EmbodiedRollout
 from rlinf_workers.roles.records.embodied import GroupObservation, Trajectory, text_tensor
-from rlinf_workers.testing.policies import check_policy, random_fields
+from rlinf_workers.testing.policies import check_policy, check_published, random_fields
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 PICTURE = FieldSpec(shape=(21, 21, 3), dtype="uint8")
@@ -380,3 +380,11 @@ def test_before_the_first_update_all_ratios_are_1(make_worker, reader, head, gri
     assert recorded["actor/clip_fraction"] == 0
     assert recorded["actor/kl"] == pytest.approx(0, abs=1e-9)
     assert recorded["actor/grad_norm"] > 0
+
+
+def test_a_trained_policy_goes_back_into_the_published_format(checkpoint, tmp_path):
+    options = EVERYTHING | {"head": "l1"}
+    others = check_published(
+        loaded(checkpoint, **options), lambda at: loaded((at,), **options), checkpoint[0], tmp_path
+    )
+    assert {name.partition(".")[0] for name in others} == {"value_head"}

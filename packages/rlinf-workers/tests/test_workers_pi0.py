@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from rlinf_workers.policies.pi0.statistics import normalizers
 from rlinf_workers.roles.embodied.actor import EmbodiedActor, EmbodiedActorSettings
 from rlinf_workers.roles.embodied.rollout import EmbodiedRollout
 from rlinf_workers.roles.records.embodied import GroupObservation, text_tensor
-from rlinf_workers.testing.policies import check_policy, random_fields
+from rlinf_workers.testing.policies import check_policy, check_published, random_fields
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 pytest.importorskip("transformers", minversion="5.17")
@@ -500,3 +501,20 @@ def test_two_ppo_steps(make_worker, reader, name, noise):
     assert "model.action_out_proj.weight" in moved and "value_head.0.weight" in moved
     assert ("noise_head.0.weight" in moved) == (noise == "flow-noise")
     assert "model.model.dit.embed_tokens.weight" not in moved
+
+
+def check_round_trip(folder: Path, output: Path, options: dict[str, Any]) -> None:
+    def load(at: str) -> Pi0:
+        arguments: dict[str, Any] = options | {"folder": at, "noise": "flow-noise"}
+        return Pi0(FIELDS, ACTIONS, **arguments)
+
+    others = check_published(load(str(folder)), load, folder, output)
+    assert {name.partition(".")[0] for name in others} == {"value_head", "noise_head"}
+
+
+def test_a_trained_policy_goes_back_into_the_published_format(published, tmp_path):
+    check_round_trip(published, tmp_path, OF_OPENPI)
+
+
+def test_a_trained_policy_goes_back_into_the_format_of_transformers(checkpoint, tmp_path):
+    check_round_trip(checkpoint, tmp_path, {"dataset": "lab/one", "cameras": "hand,front", "chunk_size": 2})

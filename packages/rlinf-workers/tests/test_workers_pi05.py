@@ -15,7 +15,7 @@ from rlinf_workers.policies.pi0.processor import byte_ids, prepare_pictures
 from rlinf_workers.policies.pi05.policy import Pi05
 from rlinf_workers.policies.pi05.prompts import StatePrompts, state_bins
 from rlinf_workers.roles.records.embodied import text_tensor
-from rlinf_workers.testing.policies import check_policy, random_fields
+from rlinf_workers.testing.policies import check_policy, check_published, random_fields
 
 pytest.importorskip("transformers", minversion="5.17")
 
@@ -139,3 +139,11 @@ def test_refusals_before_any_process_starts(tmp_path, config, options, says):
 def test_a_folder_without_anything_is_refused(tmp_path):
     with pytest.raises(PolicyError, match=r"has no config\.json; give a checkpoint of openpi's or LeRobot's"):
         Pi05.needs(FIELDS, ACTIONS, folder=str(tmp_path), dataset="lab")
+
+
+def test_a_trained_policy_goes_back_into_the_published_format(folder, tmp_path):
+    def load(at: str) -> Pi05:
+        return Pi05(FIELDS, ACTIONS, folder=at, dataset="lab", chunk_size=2)
+
+    others = check_published(load(str(folder)), load, folder, tmp_path)
+    assert {name.partition(".")[0] for name in others} == {"value_head"}

@@ -10,10 +10,17 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from rlinf.cli.main import main
+from rlinf.config.embodied import EmbodiedConfig
+from rlinf.config.load import load_config, to_yaml
+from rlinf.config.overrides import Override
+from rlinf.jobs.acting import env_spec, policy_settings
+from rlinf.jobs.env_interface import probe
 from rlinf.run_folder import RunFolder
 from rlinf_workers.models import ModelSettings, index_name, index_of, write_tensors
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.models.weight_files import WeightFiles, file_names
+from rlinf_workers.policies import Policy, make_policy
+from rlinf_workers.roles.embodied.actor import PolicyModel
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.testing.engines import tiny_model
@@ -21,10 +28,10 @@ from rlinf_workers.trainers import ModelAdapter, ReplicatedBackend
 from rlinf_workers.trainers.checkpoint import CheckpointFiles
 
 
-def save(run: Path, step: int, kind: ModelAdapter, score: float | None = None) -> Path:
+def save(run: Path, step: int, kind: ModelAdapter, score: float | None = None, config_yaml: str = "name: a\n") -> Path:
     """A checkpoint as a run writes it."""
     new = not (run / "manifest.json").exists()
-    with RunFolder(run, config_yaml="name: a\n", command=["rlinf"], keep_checkpoints=9, resume=not new) as folder:
+    with RunFolder(run, config_yaml=config_yaml, command=["rlinf"], keep_checkpoints=9, resume=not new) as folder:
         digests: dict[str, str] = {}
         with folder.new_checkpoint(step, {"own_score": score}, digests) as path:
             worker = trial_worker()
@@ -54,6 +61,39 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(trained: Path, tmp_path: Path) -> Path:
     shutil.copytree(trained, tmp_path / "run", symlinks=True)
     return tmp_path / "run"
+
+
+PARKED = """\
+from pathlib import Path
+
+from rlinf_workers.policies.actor_critic.policy import ActorCritic
+
+
+class Parked(ActorCritic):
+    def write_published(self, output, dtype=None):
+        (Path(output) / "parked.txt").write_text(str(float(next(self.parameters()).flatten()[0])))
+        return ["value_head.bias", "value_head.weight"]
+"""
+"""A policy with a format of its own."""
+
+
+def save_policy(run: Path, name: str) -> Policy:
+    """A run of a robot policy in CartPole, with one checkpoint; returns the policy."""
+    config = load_config("env-ppo", [Override(key=("policy", "name"), text=name)])
+    assert isinstance(config, EmbodiedConfig)
+    settings = policy_settings(config.policy, probe(env_spec(config.env), None), seed=5)
+    save(run, 5, PolicyModel(settings), 0.5, config_yaml=to_yaml(config))
+    return make_policy(settings, torch.device("cpu"))
+
+
+def test_a_policy_is_written_in_its_own_format(tmp_path: Path, monkeypatch, capsys):
+    (tmp_path / "parked_policy.py").write_text(PARKED)
+    monkeypatch.syspath_prepend(tmp_path)
+    policy = save_policy(tmp_path / "run", "parked_policy:Parked")
+    assert main(["export", str(tmp_path / "run"), "--output", str(tmp_path / "out")]) == 0
+    assert "left out, because the format has no place for it: value_head\n" in capsys.readouterr().out
+    first = float(next(policy.parameters()).flatten()[0])
+    assert (tmp_path / "out" / "parked.txt").read_text() == str(first), "the checkpoint's weights, not the seed's"
 
 
 def weights(folder: Path, **how: object) -> dict[str, torch.Tensor]:
@@ -135,7 +175,7 @@ MISTAKES = {
     "unscored --checkpoint best --output out": r"none of its checkpoints was evaluated.*\nhint: use --checkpoint new",
     "flipped --output out": r"step-000020 is damaged: model/model\.safetensors: is not what was written" + BEFORE,
     "lost --output out": r"step-000010 is damaged: model/model\.safetensors: No such file.*" + BEFORE,
-    "robot --output out": r"its policy is not a Hugging Face model.*\nhint: its weights.*are .*model\.safetensors$",
+    "robot --output out": r"robot/checkpoints/step-000005: ActorCritic has no published format\nhint: its weights, ",
     "run --dtype int8 --output out": r"argument --dtype: invalid choice: 'int8'",
     "run": r"the following arguments are required: --output",
 }
@@ -170,7 +210,7 @@ def mistaken(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "full" / "file").touch()
     RunFolder(root / "new", config_yaml="", command=[], keep_checkpoints=1).close()
     save(root / "unscored", 5, Chooser())
-    save(root / "robot", 5, Chooser(), 0.5)
+    save_policy(root / "robot", "actor_critic")
     return root
 
 

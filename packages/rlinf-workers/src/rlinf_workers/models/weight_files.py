@@ -11,7 +11,7 @@ Names, shapes and dtypes are those in the files.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,13 @@ class WeightFiles:
         self._mapped_bytes = 0
         self.specs = {name: self._spec(name) for name in sorted(self._file_of, key=self._file_of.__getitem__)}
         self._mapped = None
+
+    def names_by_file(self) -> Mapping[str, Sequence[str]]:
+        """File name -> its tensors."""
+        names: dict[str, list[str]] = {}
+        for name, path in self._file_of.items():
+            names.setdefault(path.name, []).append(name)
+        return names
 
     def read(self, name: str, box: Box | None = None) -> Tensor:
         """A box of a tensor, or all of it, in its dtype; a view of the mapped file, to be copied.

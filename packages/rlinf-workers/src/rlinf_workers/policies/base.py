@@ -13,8 +13,9 @@ whole actions only.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -134,6 +135,18 @@ class Policy(nn.Module, ABC):
             noise: [n, noise_size], standard normal, the only source of randomness of the loss.
         """
         return -self.evaluate(fields, actions, {}).logprobs.reshape(len(actions), -1).sum(1)
+
+    def write_published(self, output: Path, dtype: torch.dtype | None = None) -> Sequence[str]:
+        """Writes the policy in the format of the published checkpoint that it started from.
+
+        Args:
+            output: an existing, empty folder.
+            dtype: dtype of all floating-point weights; None: as in the checkpoint.
+
+        Returns: names of parameters for which the format has no place, such as those of a value head.
+        Raises: PolicyError if the policy has no such format, or did not start from a checkpoint.
+        """
+        raise PolicyError(f"{type(self).__name__} has no published format")
 
     def observation_sums(self, fields: Fields) -> Tensor:
         """[S] float64 on the CPU, sums over n rows for `absorb`; empty for a policy without statistics. The actor adds

@@ -9,7 +9,8 @@ Every function raises AssertionError with the expected and the actual value.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -163,3 +164,27 @@ def _check_imitation(policy: Policy, fields: Fields, actions: Tensor, bound: flo
         optimizer.step()
     after = float(trained.imitate(fields, actions, noise).detach().mean())
     assert after < before, f"5 steps down its gradient took the mean of imitate() from {before:.6f} to {after:.6f}"
+
+
+def check_published(policy: Policy, load: Callable[[str], Policy], folder: Path, output: Path) -> list[str]:
+    """Checks that a policy survives `write_published`, after changing all of its weights.
+
+    Args:
+        load: loads a policy like this one from a folder.
+        folder: the checkpoint that the policy started from.
+        output: an empty folder.
+
+    Returns: the parameters for which the format has no place.
+    Raises: AssertionError.
+    """
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(torch.linspace(0, 0.1, parameter.numel()).view_as(parameter).to(parameter.dtype))
+    others = list(policy.write_published(output))
+    assert sorted(path.relative_to(output) for path in output.rglob("*")) == sorted(
+        path.relative_to(folder) for path in folder.rglob("*")
+    ), "the files have other names"
+    loaded = load(str(output)).state_dict()
+    for name, tensor in policy.state_dict().items():
+        assert name in others or torch.equal(loaded[name], tensor), f"{name} differs after a round trip"
+    return others

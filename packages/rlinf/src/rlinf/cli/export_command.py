@@ -1,4 +1,4 @@
-"""`rlinf export RUN --output FOLDER`: writes a checkpoint's model as a Hugging Face folder."""
+"""`rlinf export RUN --output FOLDER`: writes a checkpoint's model for use by other tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def add_parser(subparsers: Any) -> None:
         "export",
         help="write a checkpoint's model as a Hugging Face folder",
         description="Writes a trained language model with its config and tokenizer into a folder that transformers and "
-        "inference engines can load. The checkpoint's digests are checked first.",
+        "inference engines can load, or a robot policy in the format of the published checkpoint that it started from. "
+        "The checkpoint's digests are checked first.",
     )
     parser.add_argument("path", type=Path, metavar="RUN", help="folder of a run, or one of its checkpoints")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new folder")
@@ -27,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as trained)")
     parser.add_argument(
-        "--merged", action="store_true", help="for a run with LoRA: write the base model merged with the adapter"
+        "--merged", action="store_true", help="for a run with LoRA: write the base merged with the adapter"
     )
     parser.set_defaults(run=run)
 
@@ -39,5 +40,7 @@ def run(args: argparse.Namespace) -> int:
         raise cannot_write(args.output, error) from error
     score = "" if exported.score is None else f", {printable(exported.score_name)} {exported.score:.3g}"
     files = "1 file" if exported.num_files == 1 else f"{exported.num_files} files"
+    if exported.left_out:
+        score += f"\nleft out, because the format has no place for it: {', '.join(exported.left_out)}"
     print(f"{exported.checkpoint}{score}\n{exported.folder}: {exported.num_bytes:,} bytes of weights in {files}")
     return 0

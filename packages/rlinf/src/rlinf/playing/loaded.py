@@ -15,9 +15,10 @@ from rlinf.errors import UserError
 from rlinf.jobs.acting import env_spec, policy_settings
 from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.machine import machine_of
-from rlinf.playing.checkpoint import find_policy
+from rlinf.playing.checkpoint import TrainedPolicy, find_policy
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers import WeightFilesError
+from rlinf_workers.policies import Policy, PolicySettings
 from rlinf_workers.roles import load_policy as load_weights, text_tensor
 
 
@@ -89,12 +90,16 @@ def load_policy(path: str | Path, checkpoint: str | None = None) -> LoadedPolicy
         the policy reads.
     """
     trained = find_policy(Path(path), checkpoint, ())
+    cluster = trained.config.cluster
+    policy, settings = policy_of(trained, torch.device(device_kind(cluster, machine_of(cluster))))
+    return LoadedPolicy(policy, settings.fields, settings.actions, needs_of(settings, trained.config.env.id))
+
+
+def policy_of(trained: TrainedPolicy, device: torch.device) -> tuple[Policy, PolicySettings]:
+    """Loads the policy of a checkpoint. Raises: UserError as `load_policy`."""
     config = with_downloads(trained.config)
-    interface = probe(env_spec(config.env), None)
-    settings = policy_settings(config.policy, interface, config.seed)
-    device = torch.device(device_kind(config.cluster, machine_of(config.cluster)))
+    settings = policy_settings(config.policy, probe(env_spec(config.env), None), config.seed)
     try:
-        policy = load_weights(settings, str(trained.model), device)
+        return load_weights(settings, str(trained.model), device), settings
     except WeightFilesError as error:
         raise UserError(f"{trained.checkpoint}: {error}") from error
-    return LoadedPolicy(policy, interface.fields, interface.actions, needs_of(settings, config.env.id))

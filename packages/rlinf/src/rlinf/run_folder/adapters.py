@@ -64,6 +64,11 @@ def check_peft(who: str) -> None:
         raise UserError(f"{who}needs the package peft, which is not installed", hint="pip install 'rlinf[lora]'")
 
 
+def changes_policy(folder: Path) -> bool:
+    """Whether a saved adapter changes a robot policy, not a language model."""
+    return json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("task_type") is None
+
+
 def write_merged(folder: Path, output: Path, dtype: str | None) -> None:
     """Writes the base model merged with an adapter into an existing folder.
 
@@ -72,11 +77,6 @@ def write_merged(folder: Path, output: Path, dtype: str | None) -> None:
 
     Raises: UserError.
     """
-    if json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8")).get("task_type") is None:
-        raise UserError(
-            f"{folder}: its adapter changes a policy, of which there is no plain model folder to make",
-            hint="leave --merged out",
-        )
     check_adapter(folder, key="the adapter")
     from rlinf_workers.models import write_merged as write
 

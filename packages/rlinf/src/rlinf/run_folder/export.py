@@ -1,4 +1,5 @@
-"""Exports a checkpoint's model as a Hugging Face folder."""
+"""Exports a checkpoint's model: a language model as a Hugging Face folder, a robot policy in the format of the
+checkpoint that it started from."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from rlinf.config.inputs import is_adapter
 from rlinf.errors import UserError
-from rlinf.run_folder.adapters import write_merged
+from rlinf.run_folder.adapters import changes_policy, write_merged
 from rlinf.run_folder.checkpoints import (
     CHECKPOINTS,
     MODEL,
@@ -41,6 +42,8 @@ class Exported:
     """Total size of the weight files."""
     num_files: int
     """Number of weight files."""
+    left_out: tuple[str, ...] = ()
+    """Modules of a robot policy for which its published format has no place."""
 
 
 def find_checkpoint(path: Path, which: str | None) -> Path:
@@ -92,20 +95,21 @@ def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: 
         raise UserError(f"--output={folder} is there already", hint="an export overwrites nothing; choose another name")
     check_whole(checkpoint)
     model = checkpoint / MODEL
-    if not (model / CONFIG).is_file() and not is_adapter(model):
-        files = ", ".join(str(file) for file in sorted(model.glob("*.safetensors")))
-        raise UserError(
-            f"{checkpoint}: its policy is not a Hugging Face model, so there is no folder to make of it",
-            hint=f"its weights, under the names of the policy's state_dict, are {files or 'not there'}",
-        )
     if merged and not is_adapter(model):
         raise UserError(f"--merged: {checkpoint} holds a whole model, no adapter", hint="leave --merged out")
+    of_policy = changes_policy(model) if is_adapter(model) else not (model / CONFIG).is_file()
+    left_out: tuple[str, ...] = ()
     with writing_whole(folder) as partial:
-        if merged:
+        if of_policy and (merged or not is_adapter(model)):
+            from rlinf.playing.published import write_published
+
+            left_out = write_published(checkpoint, partial, dtype)
+        elif merged:
             write_merged(model, partial, dtype)
-        write = copy_plain if dtype is None else _in_dtype(dtype)
-        for file in checked_files(checkpoint, f"{MODEL}/") if not merged else ():
-            write(file, partial / file.name)
+        else:
+            write = copy_plain if dtype is None else _in_dtype(dtype)
+            for file in checked_files(checkpoint, f"{MODEL}/"):
+                write(file, partial / file.name)
     weights = list(folder.glob("*.safetensors"))
     state = read_state(checkpoint)
     score = state.get("own_score")
@@ -116,6 +120,7 @@ def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: 
         folder=folder,
         num_bytes=sum(file.stat().st_size for file in weights),
         num_files=len(weights),
+        left_out=left_out,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ from rlinf_workers.policies.openvla.pixels import center_cropped, normalized, re
 from rlinf_workers.policies.openvla.prompts import PromptTokens, file_ids, word_ids
 from rlinf_workers.policies.openvla.spec import SPEC
 from rlinf_workers.policies.options import check_choice
+from rlinf_workers.policies.published import checkpoint_of, write_weights
 
 DEFAULT_CONTEXT = 2048
 """Number of positions if `text_config` does not set it; the default of transformers' LlamaConfig."""
@@ -179,6 +181,7 @@ class PrismaticPolicy(Policy):
         """
         super().__init__()
         self._spec, self._cameras, self._crops = spec, tuple(cameras), crops
+        self._folder = options.folder
         self._temperature = options.temperature
         self._opens = options.opens
         self._detach_values = options.detach_values
@@ -198,6 +201,9 @@ class PrismaticPolicy(Policy):
         self._prompts = PromptTokens(file_ids(spec.tokenizer) if spec.tokenizer else word_ids)
         self.register_buffer("table", action_table(spec.statistics, spec.num_bins), persistent=False)
         self._num_dims = len(self.table)
+
+    def write_published(self, output: Path, dtype: torch.dtype | None = None) -> Sequence[str]:
+        return write_weights(checkpoint_of(self._folder), output, self, lambda name: name, dtype)
 
     def make_more(self) -> None:
         """Creates the additional modules of a policy."""

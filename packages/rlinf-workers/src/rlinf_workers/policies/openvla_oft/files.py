@@ -1,4 +1,4 @@
-"""Reads the files that fine-tuning writes next to a merged checkpoint, such as `action_head--150000_checkpoint.pt`.
+"""Reads and writes the files that fine-tuning adds to a merged checkpoint, such as `action_head--150000_checkpoint.pt`.
 
 They are state dicts of torch. If a module was trained under DistributedDataParallel, its names begin with `module.`.
 The vision backbone with FiLM is saved from within a LoRA model, so that its linear layers are saved as `base_layer`
@@ -8,6 +8,7 @@ with `lora_A` and `lora_B`; they are merged here with the scale of fine-tuning (
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.openvla.checkpoint import ModelSpec
 from rlinf_workers.policies.openvla.model import unused_tensors
+from rlinf_workers.policies.published import replaced
 
 LARGEST_ALPHA = 16
 
@@ -46,6 +48,28 @@ def read_part(path: Path, *, shapes_alone: bool = False) -> dict[str, Tensor]:
         raise PolicyError(f"{path} is not a state dict that torch.save wrote: {error}") from error
 
 
+def write_part(path: Path, output: Path, trained: Mapping[str, Tensor], dtype: torch.dtype | None) -> None:
+    """Writes a file like `path` with trained tensors. LoRA weights are merged into their base, and their update is 0.
+
+    Args:
+        trained: name, as read from the file -> tensor.
+        dtype: dtype of all floating-point tensors; None: as in the file.
+    """
+    tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    written = {
+        name: torch.zeros_like(tensor)
+        if ".lora_B." in name
+        else replaced(tensor, trained.get(_merged_name(name.removeprefix("module."))), dtype)
+        for name, tensor in tensors.items()
+    }
+    torch.save(written, output)
+
+
+def _merged_name(name: str) -> str:
+    """The name of a tensor of the vision backbone after LoRA weights are merged."""
+    return re.sub(r"(\.blocks\.\d+)\.block\.", r"\1.", name.replace(".base_layer.", "."))
+
+
 def read_vision_backbone(path: Path, spec: ModelSpec, *, shapes_alone: bool = False) -> dict[str, Tensor]:
     """The tensors of both towers with FiLM, by the model's names, with the LoRA weights merged."""
     tensors = read_part(path, shapes_alone=shapes_alone)
@@ -57,7 +81,7 @@ def read_vision_backbone(path: Path, spec: ModelSpec, *, shapes_alone: bool = Fa
             layer = name.removesuffix(".base_layer.weight")
             down, up = (tensors[f"{layer}.lora_{half}.default.weight"] for half in "AB")
             tensor = tensor + min(len(down), LARGEST_ALPHA) / len(down) * (up @ down)
-        merged[re.sub(r"(\.blocks\.\d+)\.block\.", r"\1.", name.replace(".base_layer.", "."))] = tensor
+        merged[_merged_name(name)] = tensor
     unused = unused_tensors(spec)
     return {name: tensor for name, tensor in merged.items() if not unused.match(name)}
 

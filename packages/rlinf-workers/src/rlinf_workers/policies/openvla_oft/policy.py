@@ -14,7 +14,7 @@ Legend: n rows, P positions, K actions of a chunk, A dimensions of an action, B 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from rlinf_workers.policies.openvla.base import (
 )
 from rlinf_workers.policies.openvla.checkpoint import ModelSpec
 from rlinf_workers.policies.openvla.model import shapes_of
-from rlinf_workers.policies.openvla_oft.files import check_part, read_part, read_vision_backbone
+from rlinf_workers.policies.openvla_oft.files import check_part, read_part, read_vision_backbone, write_part
 from rlinf_workers.policies.openvla_oft.heads import (
     ContinuousHead,
     ProprioProjector,
@@ -109,6 +109,14 @@ class OpenVLAOFT(PrismaticPolicy):
             mine = getattr(self, part).state_dict(prefix=_prefix_of(part))
             for name, tensor in _read(part, path, self._spec).items():
                 mine[name].copy_(tensor)
+
+    def write_published(self, output: Path, dtype: torch.dtype | None = None) -> Sequence[str]:
+        others = set(super().write_published(output, dtype))
+        for part, path in self._options.part_files().items():
+            mine = getattr(self, part).state_dict(prefix=_prefix_of(part))
+            write_part(path, output / path.name, mine, dtype)
+            others -= {f"{part}.{name}" for name in getattr(self, part).state_dict()}
+        return sorted(others)
 
     # -- answers ---------------------------------------------------------------------------------------------------
 

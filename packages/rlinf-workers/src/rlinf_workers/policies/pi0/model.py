@@ -9,14 +9,17 @@ Legend: n rows, P tokens of pictures and prompt, H predicted actions, D their di
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlinf_workers.models.cache_argument import as_cache
+from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.policies.pi0.openpi_files import is_openpi, loaded
 from rlinf_workers.policies.pi0.options import PATCH_SIZE, Pi0Options
 from rlinf_workers.policies.pi0.processor import IMAGE
@@ -39,6 +42,12 @@ def make_model(options: Pi0Options, state_size: int, action_size: int) -> nn.Mod
             options.folder, dtype=getattr(torch, options.dtype), local_files_only=True
         )
     return PI0ForConditionalGeneration(PI0Config(**small_config(options, state_size, action_size))).float()
+
+
+def write_model(model: Any, folder: Path, output: Path, dtype: torch.dtype | None) -> None:
+    """Writes transformers' pi0 with its config, in `dtype` or in that of the checkpoint in `folder`."""
+    dtype = dtype or getattr(torch, next(iter(WeightFiles(folder).specs.values())).dtype)
+    (model if model.dtype == dtype else copy.deepcopy(model).to(dtype)).save_pretrained(output)
 
 
 def new_openpi_model(config: Mapping[str, Any]) -> nn.Module:

@@ -11,8 +11,9 @@ Legend: as in model.py; K actions that are executed, A their dimensions, S denoi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -43,13 +44,15 @@ from rlinf_workers.policies.pi0.model import (
     make_model,
     new_openpi_model,
     read_prefix,
+    write_model,
 )
-from rlinf_workers.policies.pi0.openpi_files import checked_config, is_openpi
+from rlinf_workers.policies.pi0.openpi_files import checked_config, is_openpi, own_name
 from rlinf_workers.policies.pi0.options import Pi0Options, check_checkpoint, check_sizes, check_spaces
 from rlinf_workers.policies.pi0.processor import PromptTokenizer, make_prompts, prepare_pictures
-from rlinf_workers.policies.pi0.spec import SPEC
+from rlinf_workers.policies.pi0.spec import SPEC, Pi0Spec
 from rlinf_workers.policies.pi0.statistics import normalizers
 from rlinf_workers.policies.pictures import colour_cameras
+from rlinf_workers.policies.published import checkpoint_of, copy_others, write_weights
 from rlinf_workers.trainers.base import ModelOutputs
 
 NOISE_HEAD_WIDTHS = (128, 64)
@@ -59,6 +62,7 @@ NOISE_HEAD_WIDTHS = (128, 64)
 class Pi0(Policy):
     """transformers' pi0 with a value head, and with a noise head for Flow-Noise."""
 
+    spec: ClassVar[Pi0Spec] = SPEC
     backbone = SPEC.adapted_modules
     options_class = Pi0Options
 
@@ -111,6 +115,19 @@ class Pi0(Policy):
                 nn.Tanh(),
                 nn.Linear(second, config.max_action_dim),
             )
+
+    def write_published(self, output: Path, dtype: torch.dtype | None = None) -> Sequence[str]:
+        folder = checkpoint_of(self._options.folder)
+        if not is_openpi(str(folder)):
+            copy_others(folder, output)
+            write_model(self.model, folder, output, dtype)
+            return [name for name, _ in self.named_parameters() if not name.startswith("model.")]
+
+        def name_of(name: str) -> str | None:
+            mine = own_name(name, self.spec)
+            return None if mine is None else f"model.{mine}"
+
+        return write_weights(folder, output, self, name_of, dtype)
 
     # -- in which the models of the family differ ------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from rlinf_workers.policies.pi05.spec import SPEC
 class Pi05(Pi0):
     """The network of openpi's pi0.5 with a value head, and with a noise head for Flow-Noise."""
 
+    spec = SPEC
     options_class = Pi05Options
 
     @classmethod
