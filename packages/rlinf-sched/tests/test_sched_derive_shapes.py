@@ -9,7 +9,10 @@ from rlinf_sched.derive import GPUS, ModelShape, find_gpu, find_model, gpu_clust
 from rlinf_sched.derive.shapes import MODELS
 
 PUBLIC_PARAMETERS = {  # the sum over the tensors of the published checkpoints
+    "Qwen2.5-0.5B": 494_032_768,
+    "Qwen2.5-0.5B-Instruct": 494_032_768,
     "Qwen2.5-1.5B": 1_543_714_304,
+    "Qwen2.5-3B": 3_085_938_688,
     "Qwen2.5-7B": 7_615_616_512,
     "Qwen2.5-32B": 32_763_876_352,
     "Qwen3-30B-A3B": 30_532_122_624,

@@ -285,7 +285,7 @@ def test_simulators_have_the_cores_of_the_drivers_node_however_many_nodes_there_
         (["sort-grpo", "--rollout.engine", "vllm"], "rollout.engine=vllm: no generation engine is called 'vllm'"),
         (["sort-grpo", "--actor.backend", "fsdp"], "actor.backend=fsdp: no training backend is called 'fsdp'"),
         (["pushcube-ppo", "--cluster.launcher", "slurm"], "cluster.launcher: no launcher is called 'slurm'"),
-        ([*RECIPE, "--reference.path", "absent"], "reference.path: model='absent'; allowed: "),
+        ([*RECIPE, "--reference.path", "absent"], "reference.path: model='absent' is neither the folder of"),
         (["pushcube-ppo"], "cluster.num_devices=auto: a plan is made for a number of GPUs"),
         (["pushcube-ppo", *DEVICES], "policy.name=actor_critic: what it takes is not known before it is profiled"),
         ([*ROBOT, "--policy.options.folder", "null"], "policy.options.folder is not set: times are derived from"),
@@ -298,7 +298,11 @@ def test_simulators_have_the_cores_of_the_drivers_node_however_many_nodes_there_
         ([LAPTOP, "--env-step-s", "0.1"], f"--env-step-s 0.1: {LAPTOP} says itself what its stages take"),
         (["gsm8k-grpo"], "gsm8k-grpo.yaml:26: model.path is not set; give --model.path FOLDER"),
         (RECIPE[:3], "cluster.num_devices=auto: a plan is made for a number of GPUs"),
-        ([*RECIPE, "--model.path", "Qwen2.5-8B"], "model='Qwen2.5-8B'; did you mean 'Qwen2.5-"),
+        (
+            [*RECIPE, "--model.path", "Qwen2.5-8B"],
+            "model.path: model='Qwen2.5-8B' is neither the folder of a model nor a public model whose shape is known; "
+            "did you mean 'Qwen2.5-",
+        ),
         ([*RECIPE, "--gpu", "H10"], "gpu='H10'; did you mean 'H100'?"),
         (LARGE, "model.path: Qwen2.5-7B, 7.62 billion parameters, does not fit: a device needs about"),
         (["sort-grpo", *DEVICES], "model.path is not set: times are derived from the shape of a model"),

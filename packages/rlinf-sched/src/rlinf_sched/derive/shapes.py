@@ -173,16 +173,19 @@ class ModelShape:
 
 
 def find_model(name: str) -> ModelShape:
-    """The shape of that public model.
+    """The shape of that public model, also of its `-Instruct` variant, which has the same.
 
     Raises:
         ProfileError: there is none; says which there are.
     """
     by_name = {key.lower(): shape for key, shape in MODELS.items()}
     try:
-        return by_name[name.lower()]
+        return by_name[name.lower().removesuffix("-instruct")]
     except KeyError:
-        raise ProfileError(f"model={name!r}{did_you_mean(name, MODELS)}, or the folder of a model") from None
+        raise ProfileError(
+            f"model={name!r} is neither the folder of a model nor a public model whose shape is known"
+            f"{did_you_mean(name, MODELS)}"
+        ) from None
 
 
 def resolve_model(model: str | Path | ModelShape) -> ModelShape:
@@ -332,7 +335,9 @@ def _openvla_7b(name: str, repository: str) -> ModelShape:
 MODELS: Mapping[str, ModelShape] = {
     shape.name: shape
     for shape in (
+        _qwen25("0.5B", 896, 4864, 24, 14, 2, vocab_size=151936, tie_word_embeddings=True),
         _qwen25("1.5B", 1536, 8960, 28, 12, 2, vocab_size=151936, tie_word_embeddings=True),
+        _qwen25("3B", 2048, 11008, 36, 16, 2, vocab_size=151936, tie_word_embeddings=True),
         _qwen25("7B", 3584, 18944, 28, 28, 4),
         _qwen25("32B", 5120, 27648, 64, 40, 8),
         _distilled("1.5B", 1536, 8960, 12, 2, vocab_size=151936),

@@ -39,7 +39,8 @@ and the next."""
 NOTHING_FITS = (
     "no other number of groups, precision or backend fits: use a smaller model, shorter sequences "
     "(rollout.max_new_tokens, rollout.max_prompt_tokens), stages for more ranks "
-    "(actor.backend_options.pipeline_parallel of megatron), or devices with more memory"
+    "(actor.backend_options.pipeline_parallel of megatron), more devices (cluster.num_devices), or devices with more "
+    "memory"
 )
 
 

@@ -46,6 +46,9 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
     resolved = resolve_for_devices(config, num_devices)
     try:
         model = named_shape(config.model.path)
+    except SchedError as error:
+        raise UserError(f"model.path: {error}", hint="or give a name on the Hub: ORG/NAME") from error
+    try:
         if refusal := cut_refusal(config, model, num_devices):
             raise refusal
         sheet = find_gpu(gpu)
