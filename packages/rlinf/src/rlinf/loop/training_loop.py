@@ -19,6 +19,7 @@ from rlinf.loop.checkpoint_writer import CheckpointWriter
 from rlinf.loop.clock import RunClock
 from rlinf.loop.deadlines import Deadlines
 from rlinf.loop.ending import reasons_to_end
+from rlinf.loop.learning_signal import LearningSignal
 from rlinf.loop.plan_times import PlanHistory, busy_seconds
 from rlinf.loop.profiling import StepProfiles
 from rlinf.loop.recorder import RunRecorder
@@ -47,6 +48,7 @@ class TrainingLoop:
         self._clock = RunClock()
         self._history = PlanHistory(folder)
         self._deadlines = Deadlines(job.config.run.step_timeout_s, job.judging_s)
+        self._signal = LearningSignal()
         self._result = ""
         self._only_measures = False
         self._stop = StopRequest()
@@ -242,6 +244,8 @@ class TrainingLoop:
             self._checkpoints.check()
             self._recorder.step(flow_run, self._checkpoints.take_times(), self._clock)
             self._session.judge(flow_run.metrics, step)
+            if (note := self._signal.observe(flow_run.metrics)) is not None:
+                self._session.note(note)
             asks_for_plan = self._auto.observe(flow_run, busy_s)
             self._clock.step, self._clock.own_score = step + 1, None
             self._job.stepped(self._session, step + 1)
