@@ -47,7 +47,7 @@ def test_what_cannot_start_workers_is_refused(tmp_path):
     assert "is not a Python interpreter: it printed" in refusal(
         executable(tmp_path / "hello", "#!/bin/sh\necho hello\n")
     )
-    assert f"{bare} -m pip install rlinf-comm rlinf-workers rlinf-algos" in refusal(bare)
+    assert f"{bare} -m pip install --find-links wheels rlinf-comm rlinf-workers rlinf-algos" in refusal(bare)
     other = refusal(str(tmp_path / "other" / "bin" / "python"))
     versions = f"rlinf-workers: 987 against {PROTOCOL}"
     for part in (str(tmp_path / "other"), sys.executable, versions, "install the same versions"):

@@ -99,7 +99,7 @@ def test_missing_packages_come_with_the_command(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(doctor, "installed_packages", lambda: installed)
     present, missing = doctor._packages()
     assert "rlinf-workers 1.2" in present.text
-    assert (missing.verdict, missing.hint) == ("problem", "pip install rlinf-sched")
+    assert (missing.verdict, missing.hint) == ("problem", f"{doctor.FROM_WHEELS} rlinf-sched")
     assert doctor._video().verdict == "note"
     installed["ImageIO"] = "2.38.1"  # as imageio has called itself since 2.38
     assert doctor._video() == Finding("videos", "ok", "imageio 2.38.1, imageio-ffmpeg 1.2")

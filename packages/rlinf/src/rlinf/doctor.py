@@ -23,6 +23,8 @@ from rlinf.run_folder.manifest import installed_packages, processor_name
 from rlinf_envs import KINDS, KindSpec, kind_spec
 
 OWN_PACKAGES = ("rlinf", "rlinf-workers", "rlinf-comm", "rlinf-sched", "rlinf-algos", "rlinf-envs")
+FROM_WHEELS = "with the folder that tools/build-wheels.sh writes: pip install --find-links wheels"
+"""How to install one of them; none is on a public index."""
 MIN_OPEN_FILES = 1024
 """Minimum limit of open files: each channel, connection and log of a worker is an open file of the driver."""
 MIN_FREE_DISK_BYTES = 5 << 30
@@ -124,7 +126,8 @@ def _packages() -> Iterator[Finding]:
     present = ", ".join(f"{name} {installed[name]}" for name in OWN_PACKAGES if name in installed)
     yield Finding("packages", "ok", present or "none")
     if missing:
-        yield Finding("packages", "problem", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+        hint = f"{FROM_WHEELS} {' '.join(missing)}"
+        yield Finding("packages", "problem", f"not installed: {', '.join(missing)}", hint)
 
 
 def _video() -> Finding:
@@ -177,7 +180,7 @@ def _cuda_kernels() -> Finding:
 
     if rlinf_comm.has_cuda_kernels():
         return Finding("CUDA kernels", "ok", "rlinf-comm was built with them")
-    hint = "rebuild it where nvcc is: pip install --no-binary rlinf-comm rlinf-comm -C cmake.define.RLINF_CUDA=ON"
+    hint = "rebuild it where nvcc is, from a clone: RLINF_CUDA=ON pip install ./packages/rlinf-comm"
     return Finding("CUDA kernels", "note", "rlinf-comm was built without them", hint)
 
 

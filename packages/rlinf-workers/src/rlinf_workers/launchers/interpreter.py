@@ -78,8 +78,8 @@ def examine_interpreter(python: str | Path) -> Interpreter:
     missing = [name for name in PACKAGES if name not in answer["folders"]]
     if missing:
         raise InterpreterRefused(
-            f"{path}: {' and '.join(missing)} not found in its venv; install what the driver has: "
-            f"{path} -m pip install {' '.join(missing)}"
+            f"{path}: {' and '.join(missing)} not found in its venv; install what the driver has, from the folder that "
+            f"tools/build-wheels.sh writes: {path} -m pip install --find-links wheels {' '.join(missing)}"
         )
     why = disagreement(own, Hello(interpreter=path, python=answer["python"], protocols=answer["protocols"]))
     if why is not None:

@@ -18,7 +18,7 @@ from importlib.metadata import Distribution, PackagePath
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from rlinf.doctor import OWN_PACKAGES
+from rlinf.doctor import FROM_WHEELS, OWN_PACKAGES
 from rlinf.errors import UserError
 from rlinf.venvs import pip
 from rlinf.venvs.python_build import PythonBuild
@@ -63,7 +63,7 @@ def _distribution(name: str) -> Distribution:
         return importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError as error:
         raise UserError(
-            f"{name} is not installed here, so nothing of it can go elsewhere", hint=f"pip install {name}"
+            f"{name} is not installed here, so nothing of it can go elsewhere", hint=f"{FROM_WHEELS} {name}"
         ) from error
 
 
