@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
+from rlinf.jobs.spec import job_spec
 from rlinf.tasks.files import FileProblems
 
 SCREEN_LINES = 24
 GOOD = [{"question": "1+1", "answer": "2"}, {"question": "2+2", "answer": "4"}]
 PAIRS = [("1+1", "2"), ("2+2", "4")]
 SYSTEM, USER = {"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}
-ASSISTANT = {"role": "assistant", "content": "2"}
+ASSISTANT, OTHER = {"role": "assistant", "content": "2"}, {"role": "assistant", "content": "3"}
 TURNS = (("system", "be brief"), ("user", "1+1"))
 
 Content = bytes | Mapping[str, Any] | Callable[[], bytes]
@@ -80,6 +83,18 @@ def problems(top: Path, name: str, **options: Any) -> FileProblems:
         ),
         seed=0,
     )
+
+
+def load(top: Path, name: str, job: str, options: dict[str, Any]) -> None:
+    """Reads a file as a job does; `options` are of the task."""
+    if job == "rl":
+        problems(top, name, **options)
+        return
+    flags = [f"--model.path={top}", f"--task.train_files=['{top}/{name}']"]
+    flags += [f"--task.{key}={value}" for key, value in options.items()]
+    config = load_config(job, parse_overrides(flags))
+    source = job_spec(config).load().source_class(config)
+    source.load(top / name)
 
 
 # -- files that are read -------------------------------------------------------------------------------------------
@@ -169,13 +184,22 @@ class Mistake:
     options: dict[str, Any] = field(default_factory=dict)
     at: str | None = None
     """The path, where it is not the name."""
+    job: str = "rl"
+    """Or sft or dpo."""
 
 
 FIX = "fix the file, or leave bad rows out and count them with --task.on_bad_row skip"
+COLUMNS = "name its columns: --task.columns.messages NAME for chats, or --task.columns.prompt NAME --task.columns.comp"
+PAIR_COLUMNS = "name its columns: --task.columns.prompt NAME --task.columns.chosen NAME --task.columns.rejected NAME"
 AGAIN = "download or write it again"
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
 PAGE = b"<!DOCTYPE html>\n<html>\n"
 FIRST = lines(GOOD[0])
+
+
+def bad_example(job: str, values: Any, says: str, mend: str = FIX, **options: Any) -> Mistake:
+    """A JSON-lines file with one row, which a supervised job cannot use."""
+    return Mistake(name="a.jsonl", content=lines(values), says=f":1: {says}", mend=mend, job=job, options=options)
 
 
 def bad_line(values: Any, says: str, mend: str = FIX, **options: Any) -> Mistake:
@@ -420,6 +444,46 @@ MISTAKES = [
         mend=FIX,
     ),
     bad_line({"messages": json.dumps([USER, ASSISTANT])}, "field 'messages' holds a chat as text"),
+    # demonstrations
+    bad_example("sft", {"messages": [USER]}, "the chat has no turn of the assistant to learn from"),
+    bad_example("sft", {"messages": []}, "field 'messages': the chat has no turn"),
+    bad_example("sft", {"messages": "hi"}, "field 'messages' must be a list of turns, is a str"),
+    bad_example("sft", {"messages": json.dumps([USER, ASSISTANT])}, "field 'messages' holds a chat as text"),
+    bad_example(
+        "sft", {"messages": [USER, {"role": "assistant"}]}, "field 'messages': turn 2, of the assistant, has no"
+    ),
+    bad_example(
+        "sft", {"prompt": [ASSISTANT, USER], "completion": [USER]}, "the chat has no turn of the assistant to l"
+    ),
+    bad_example(
+        "sft", {"prompt": [USER, ASSISTANT], "completion": "2"}, "field 'prompt' ends with a turn of the assista"
+    ),
+    bad_example("sft", {"prompt": "a"}, "field 'prompt' has no completion beside it; the row has 'prompt'", COLUMNS),
+    bad_example("sft", {"prompt": "a", "completion": " "}, "field 'completion' is empty"),
+    bad_example(
+        "sft", {"title": "a", "id": 1}, "neither a chat (messages), nor a prompt with a completion, nor", COLUMNS
+    ),
+    bad_example("sft", {"prompt": "a"}, "no field 'b'; the row has 'prompt'", COLUMNS, **{"columns.completion": "b"}),
+    # preferences
+    bad_example("dpo", {"prompt": "a", "chosen": "b"}, "no field 'rejected' or another usual name of it", PAIR_COLUMNS),
+    bad_example(
+        "dpo", {"chosen": "a b", "rejected": "a c"}, "no prompt, and 'chosen' and 'rejected' are not both chats"
+    ),
+    bad_example(
+        "dpo", {"chosen": [ASSISTANT], "rejected": [OTHER]}, "the two chats have no common beginning, so there"
+    ),
+    bad_example("dpo", {"prompt": "a", "chosen": "b", "rejected": "b"}, "'chosen' and 'rejected' are equal"),
+    bad_example(
+        "dpo", {"prompt": "a", "chosen": ASSISTANT, "rejected": "b"}, "field 'chosen' must be text or a number"
+    ),
+    bad_example(
+        "dpo",
+        {"prompt": [USER], "chosen": [ASSISTANT, USER, OTHER], "rejected": [OTHER]},
+        "an answer must be one turn of the assistant behind the common prompt, is assistant, user, assistant",
+    ),
+    bad_example(
+        "dpo", {"prompt": [USER], "chosen": [USER], "rejected": [OTHER]}, "an answer must be one turn of the ass"
+    ),
 ]
 
 
@@ -428,7 +492,7 @@ def test_a_mistake_is_answered_with_file_row_and_mend(tmp_path: Path, mistake: M
     if mistake.content is not None:
         write(tmp_path / mistake.name, mistake.content)
     with pytest.raises(UserError) as caught:
-        problems(tmp_path, mistake.name, **mistake.options)
+        load(tmp_path, mistake.name, mistake.job, mistake.options)
     assert str(caught.value).startswith(f"{tmp_path / (mistake.at or mistake.name)}{mistake.says}")
     assert caught.value.hint is not None and caught.value.hint.startswith(mistake.mend)
     assert len(str(caught.value).splitlines()) < SCREEN_LINES

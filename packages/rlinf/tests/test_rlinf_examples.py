@@ -13,7 +13,6 @@ from rlinf.tasks.example_tokens import ExampleEncoder, fit_examples
 from rlinf.tasks.examples import ExampleColumns, ExampleRow
 from rlinf.tasks.language import character_tokenizer
 from rlinf.tasks.prompts import PromptEncoder
-from rlinf.tasks.questions import RowError
 from rlinf.tasks.rows import Row
 
 USER, ASSISTANT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
@@ -66,24 +65,6 @@ def read(values, **columns):
 )
 def test_rows_of_all_shapes(values, columns, expected):
     assert read(values, **columns) == ExampleRow(place="file.jsonl:1", **expected)
-
-
-@pytest.mark.parametrize(
-    ("values", "columns", "text"),
-    [
-        ({"messages": [USER]}, {}, "no turn of the assistant"),
-        ({"prompt": [ASSISTANT, USER], "completion": [USER]}, {}, "no turn of the assistant"),
-        ({"prompt": "a"}, {}, "no completion"),
-        ({"title": "a"}, {}, "neither a chat"),
-        ({"prompt": "a", "completion": " "}, {}, "'completion' is empty"),
-        ({"prompt": "a"}, {"completion": "b"}, "no field 'b'"),
-        ({"messages": "hi"}, {}, "must be a list of turns"),
-        ({"messages": [{"role": "user"}]}, {}, "turn 1, of the user, has no text"),
-    ],
-)
-def test_rows_that_are_no_examples(values, columns, text):
-    with pytest.raises(RowError, match=text):
-        read(values, **columns)
 
 
 def encoder(template=None, *, on_all=False, to_prompt="{}".format, **options):

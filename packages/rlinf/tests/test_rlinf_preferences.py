@@ -11,7 +11,6 @@ from rlinf.tasks.examples import ExampleRow
 from rlinf.tasks.language import character_tokenizer
 from rlinf.tasks.preferences import PreferenceColumns, fit_preferences, tokenized_preference
 from rlinf.tasks.prompts import PromptEncoder
-from rlinf.tasks.questions import RowError
 from rlinf.tasks.rows import Row
 
 USER = {"role": "user", "content": "hi"}
@@ -55,25 +54,6 @@ def test_pairs_of_texts():
     pair = read({"question": "2+2", "chosen": "4", "rejected": "5"})
     assert pair.chosen == ExampleRow(prompt="2+2", completion="4", place="x:1")
     assert pair.rejected == ExampleRow(prompt="2+2", completion="5", place="x:1")
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ({"prompt": "a", "chosen": "b"}, "no field 'rejected'"),
-        ({"chosen": "a b", "rejected": "a c"}, "not both chats that begin with one"),
-        ({"chosen": [YES], "rejected": [NO]}, "no common beginning"),
-        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "are equal"),
-        (
-            {"prompt": [USER], "chosen": [YES, USER, NO], "rejected": [NO]},
-            "one turn of the assistant .*, is assistant, user",
-        ),
-        ({"prompt": [USER], "chosen": [USER], "rejected": [NO]}, "is user"),
-    ],
-)
-def test_rows_that_are_no_pairs(values, text):
-    with pytest.raises(RowError, match=text):
-        read(values)
 
 
 def encoded(row, template: str | None = TEMPLATE):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -32,6 +33,22 @@ class TokenizedExample:
     has_loss: Tensor
     """[L] bool; False for the first token, which nothing predicts."""
     place: str
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_learned(self) -> int:
+        """Tokens with a loss."""
+        return int(self.has_loss.sum())
+
+    @property
+    def parts(self) -> list[tuple[str, Tensor]]:
+        """Runs of tokens with a loss, called `loss`, and of those without, for people to read."""
+        begins = [0, *(self.has_loss.diff().nonzero()[:, 0] + 1).tolist(), len(self.token_ids)]
+        runs = pairwise(begins)
+        return [("loss" if self.has_loss[begin] else "", self.token_ids[begin:end]) for begin, end in runs]
 
     def first(self, num_tokens: int) -> TokenizedExample:
         """The example without the tokens behind the first `num_tokens`."""
@@ -172,7 +189,7 @@ def fit_examples(
     Returns: the examples, and notes about them.
     Raises: UserError.
     """
-    lengths = [len(example.token_ids) for example in examples]
+    lengths = [example.num_tokens for example in examples]
     notes = long_notes(lengths, [example.place for example in examples], max_tokens, long_examples, what)
     fitting = [
         example if length <= max_tokens else example.first(max_tokens)

@@ -51,6 +51,15 @@ class ExampleRow:
         return len(self.prompt or "") + len(self.completion) + sum(len(content) for _, content in self.turns)
 
     @property
+    def parts(self) -> list[tuple[str, str]]:
+        """Role, `prompt`, `completion` or `text` -> text, for people to read."""
+        if self.turns:
+            return list(self.turns)
+        if self.prompt is None:
+            return [("text", self.completion)]
+        return [("prompt", self.prompt), ("completion", self.completion)]
+
+    @property
     def fingerprint(self) -> bytes:
         """Digest of all that is trained on."""
         parts = (self.turns, self.num_given, self.prompt, self.completion)
@@ -72,22 +81,38 @@ class ExampleColumns:
             raise RowError("the chat has no turn of the assistant to learn from")
         return example
 
-    def _read(self, row: Row) -> ExampleRow:
-        names, values = self.columns, row.values
+    def columns_of(self, values: Mapping[str, Any]) -> dict[str, str]:
+        """Returns what of a row is used -> its column: `chat`, or `prompt` and `completion`, or `text`.
+
+        Raises: RowError where the settings name a column that the row lacks.
+        """
+        names = self.columns
         is_text = names.text is not None and names.prompt is None and names.messages is None
         if not is_text and (chat := self._found(values, names.messages, CHAT_COLUMNS)) is not None:
-            return ExampleRow(turns=turns_at(values, chat), place=row.place)
+            return {"chat": chat}
         prompt = None if is_text else self._found(values, names.prompt, PROMPT_COLUMNS)
         completion = None if is_text else self._found(values, names.completion, COMPLETION_COLUMNS)
         if prompt is not None and completion is not None:
-            return self._pair(row, prompt, completion)
+            return {"prompt": prompt, "completion": completion}
         if prompt is not None and is_list(value_at(values, prompt)):
-            return ExampleRow(turns=turns_at(values, prompt), place=row.place)
+            return {"chat": prompt}
         if (text := self._found(values, names.text, TEXT_COLUMNS)) is not None:
-            return ExampleRow(completion=text_of(values, text), place=row.place)
+            return {"text": text}
+        return {} if prompt is None else {"prompt": prompt}
+
+    def _read(self, row: Row) -> ExampleRow:
+        values = row.values
+        match self.columns_of(values):
+            case {"chat": chat}:
+                return ExampleRow(turns=turns_at(values, chat), place=row.place)
+            case {"prompt": prompt, "completion": completion}:
+                return self._pair(row, prompt, completion)
+            case {"text": text}:
+                return ExampleRow(completion=text_of(values, text), place=row.place)
+            case {"prompt": prompt}:
+                has = listed(sorted(map(str, values)))
+                raise ColumnError(f"field {prompt!r} has no completion beside it; the row has {has}")
         has = listed(sorted(map(str, values)))
-        if prompt is not None:
-            raise ColumnError(f"field {prompt!r} has no completion beside it; the row has {has}")
         raise ColumnError(f"neither a chat (messages), nor a prompt with a completion, nor a text; the row has {has}")
 
     @staticmethod
@@ -113,6 +138,8 @@ def turns_at(values: Mapping[str, Any], name: str) -> Turns:
         if isinstance(value, str):
             prompt_of(values, name)
         raise RowError(f"field {name!r} must be a list of turns, is a {type(value).__name__}")
+    if not value:
+        raise RowError(f"field {name!r}: the chat has no turn")
     return all_turns_of(value, name)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,22 @@ class PreferenceRow:
     rejected: ExampleRow
 
     @property
+    def place(self) -> str:
+        """`file.jsonl:12`"""
+        return self.chosen.place
+
+    @property
+    def num_characters(self) -> int:
+        """Of the prompt with the longer answer."""
+        return max(self.chosen.num_characters, self.rejected.num_characters)
+
+    @property
+    def parts(self) -> list[tuple[str, str]]:
+        """Roles or `prompt`, then `chosen` and `rejected` -> text, for people to read."""
+        *prompt, (_, chosen) = self.chosen.parts
+        return [*prompt, ("chosen", chosen), ("rejected", self.rejected.parts[-1][1])]
+
+    @property
     def fingerprint(self) -> bytes:
         """Digest of all that is trained on."""
         return hashlib.sha256(self.chosen.fingerprint + self.rejected.fingerprint).digest()
@@ -40,11 +57,8 @@ class PreferenceColumns:
 
     def __call__(self, row: Row) -> PreferenceRow:
         """Raises: RowError."""
-        names, values = self.columns, row.values
-        chosen = column_of(values, names.chosen, ("chosen",))
-        rejected = column_of(values, names.rejected, ("rejected",))
-        assert chosen is not None and rejected is not None, "both are needed"
-        prompt = column_of(values, names.prompt, PROMPT_COLUMNS, is_needed=names.prompt is not None)
+        values, columns = row.values, self.columns_of(row.values)
+        prompt, chosen, rejected = columns.get("prompt"), columns["chosen"], columns["rejected"]
         answers = [value_at(values, chosen), value_at(values, rejected)]
         if prompt is None:
             pair = self._whole_chats(row, chosen, rejected)
@@ -57,11 +71,22 @@ class PreferenceColumns:
                 ExampleRow(prompt=text, completion=text_of(values, name), place=row.place)
                 for name in (chosen, rejected)
             ]
-        if (size := max(one.num_characters for one in pair)) > MAX_CHARACTERS:
-            raise RowError(f"an answer with its prompt has {size:,} characters; at most {MAX_CHARACTERS:,} are read")
         if pair[0].fingerprint == pair[1].fingerprint:
             raise RowError(f"{chosen!r} and {rejected!r} are equal, so neither is preferred")
-        return PreferenceRow(chosen=pair[0], rejected=pair[1])
+        preference = PreferenceRow(chosen=pair[0], rejected=pair[1])
+        if (size := preference.num_characters) > MAX_CHARACTERS:
+            raise RowError(f"an answer with its prompt has {size:,} characters; at most {MAX_CHARACTERS:,} are read")
+        return preference
+
+    def columns_of(self, values: Mapping[str, Any]) -> dict[str, str]:
+        """Returns what of a row is used -> its column: `chosen`, `rejected` and, unless the answers begin with it,
+        `prompt`. Raises: RowError."""
+        names = self.columns
+        chosen = column_of(values, names.chosen, ("chosen",))
+        rejected = column_of(values, names.rejected, ("rejected",))
+        prompt = column_of(values, names.prompt, PROMPT_COLUMNS, is_needed=names.prompt is not None)
+        columns = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+        return {use: column for use, column in columns.items() if column is not None}
 
     def _whole_chats(self, row: Row, chosen: str, rejected: str) -> list[ExampleRow]:
         """The prompt is what both chats begin with."""
@@ -100,6 +125,16 @@ class TokenizedPreference:
     def num_tokens(self) -> int:
         """Of the prompt with the longer answer."""
         return len(self.prompt_ids) + max(len(self.chosen_ids), len(self.rejected_ids))
+
+    @property
+    def num_learned(self) -> int:
+        """Of both answers."""
+        return len(self.chosen_ids) + len(self.rejected_ids)
+
+    @property
+    def parts(self) -> list[tuple[str, Tensor]]:
+        """What the tokens are, for people to read."""
+        return [("prompt", self.prompt_ids), ("chosen", self.chosen_ids), ("rejected", self.rejected_ids)]
 
     def cut(self, max_tokens: int) -> TokenizedPreference:
         """The pair without the ends of its answers."""

@@ -198,6 +198,8 @@ class LoadedRows(Generic[T]):
     """What was read of the rows of a file."""
 
     items: list[T]
+    first: Mapping[str, Any]
+    """All columns of the first of them."""
     num_bad: int
     """Bad rows that were skipped."""
     notes: tuple[str, ...]
@@ -223,6 +225,7 @@ def load_rows(
     Raises: UserError.
     """
     items: list[T] = []
+    first: Row | None = None
     bad: list[BadRow] = []
     without_columns: Row | None = None
     for row in read_rows(path):
@@ -231,12 +234,13 @@ def load_rows(
             continue
         try:
             items.append(read(row))
+            first = first or row
         except RowError as error:
             bad.append(BadRow(number=row.number, place=row.place, what=str(error)))
             if isinstance(error, ColumnError):
                 without_columns = without_columns or row
     hint = None
-    if without_columns is not None and not items:
+    if without_columns is not None and first is None:
         hint = _columns_hint(path, without_columns.values, hint_of, is_only_row=len(bad) == 1)
     if bad and on_bad_row == "stop":
         more = [f"and {len(bad) - MAX_SHOWN} more bad rows in that file"] if len(bad) > MAX_SHOWN else []
@@ -244,11 +248,11 @@ def load_rows(
             "\n".join([*map(str, bad[:MAX_SHOWN]), *more]),
             hint=hint or f"fix the file, or leave bad rows out and count them with --{bad_row_key} skip",
         )
-    if not items:
+    if first is None:
         why = f"all {len(bad)} rows are bad, the first: {bad[0]}" if bad else "it has no row"
         raise UserError(f"{path}: holds no {what}; {why}", hint=hint or "is it the right file?")
     notes = (f"{path}: {len(bad)} bad rows were skipped, the first is {bad[0]}",) if bad else ()
-    return LoadedRows(items=items, num_bad=len(bad), notes=notes)
+    return LoadedRows(items=items, first=first.values, num_bad=len(bad), notes=notes)
 
 
 def _columns_hint(

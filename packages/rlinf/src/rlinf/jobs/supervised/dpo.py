@@ -52,11 +52,11 @@ class DpoJob(PairJob):
 
     config: DpoConfig
     source: DpoSource
+    source_class = DpoSource
     trainer_class = PREFERENCE_TRAINER
 
     def __init__(self, config: DpoConfig, machine: Machine) -> None:
         super().__init__(config, machine)
-        self.source = DpoSource(config)
         self._scoring: Flow | None = None
 
     def trainer_arguments(self, folder: Path) -> tuple[Any, ...]:

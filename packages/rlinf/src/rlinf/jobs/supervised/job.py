@@ -7,7 +7,7 @@ examples -> actor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,14 @@ from rlinf_workers.trainers import BackendSettings
 
 class SupervisedJob(Job):
     """The flows of a supervised recipe and their inputs. Its parts are created when they are first read; `checks` reads
-    all of them. A subclass sets `source` and the scores, and defines the evaluation's metrics."""
+    all of them. A subclass names the source and the scores, and defines the evaluation's metrics."""
 
     config: Any
     checks = CHECKS
     source: ItemSource[Any, Any]
     """The rows, as items of steps and evaluations."""
+    source_class: Callable[[Any], ItemSource[Any, Any]]
+    """Creates the source from the config."""
     trainer_class = TRAINER
     """Import path of what trains; its arguments are `trainer_arguments`."""
     pads_prompts = False
@@ -43,6 +45,7 @@ class SupervisedJob(Job):
 
     def __init__(self, config: SupervisedConfig, machine: Machine) -> None:
         self.config, self.machine = config, machine
+        self.source = type(self).source_class(config)
         self.num_items = config.actor.batch_size
 
     # -- parts -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,15 +48,17 @@ class PreferenceSource(ItemSource[PreferenceRow, TokenizedPreference]):
     def read(self, row: Row) -> PreferenceRow:
         return self._columns(row)
 
-    def tokenized(
-        self, encoder: ExampleEncoder, rows: Sequence[PreferenceRow], what: str
-    ) -> tuple[list[TokenizedPreference], list[str]]:
-        task = self._config.task
-        pairs = [tokenized_preference(encoder, row, is_whole=self._scores_whole) for row in rows]
-        return fit_preferences(pairs, task.max_tokens, task.long_examples, what)
+    def columns_of(self, values: Mapping[str, Any]) -> Mapping[str, str]:
+        return self._columns.columns_of(values)
+
+    def encoded(self, encoder: ExampleEncoder, row: PreferenceRow) -> TokenizedPreference:
+        return tokenized_preference(encoder, row, is_whole=self._scores_whole)
+
+    def fitted(self, examples: Sequence[TokenizedPreference], what: str) -> tuple[list[TokenizedPreference], list[str]]:
+        return fit_preferences(examples, self._config.task.max_tokens, self._config.task.long_examples, what)
 
     def num_tokens(self, one: TokenizedPreference) -> int:
-        return len(one.prompt_ids) + len(one.chosen_ids) + len(one.rejected_ids)
+        return len(one.prompt_ids) + one.num_learned
 
     def item(self, index: int, one: TokenizedPreference, place: int, *, is_held_out: bool) -> Preference:
         return self.pair(index, one)

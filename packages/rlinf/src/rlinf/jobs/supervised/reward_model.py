@@ -13,7 +13,6 @@ import torch
 from rlinf.config.supervised import RewardModelConfig
 from rlinf.jobs.supervised.flow import REWARD_MODEL_TRAINER
 from rlinf.jobs.supervised.pairs import PairJob, PreferenceSource
-from rlinf.machine import Machine
 from rlinf.tasks.preferences import TokenizedPreference
 from rlinf_workers.roles import Preference
 
@@ -36,8 +35,5 @@ class RewardModelJob(PairJob):
     """Minimizes the loss of Bradley and Terry."""
 
     config: RewardModelConfig
+    source_class = ScoredTexts
     trainer_class = REWARD_MODEL_TRAINER
-
-    def __init__(self, config: RewardModelConfig, machine: Machine) -> None:
-        super().__init__(config, machine)
-        self.source = ScoredTexts(config)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -37,11 +38,15 @@ class DemonstrationSource(ItemSource[ExampleRow, TokenizedExample]):
     def read(self, row: Row) -> ExampleRow:
         return self._columns(row)
 
-    def tokenized(
-        self, encoder: ExampleEncoder, rows: Sequence[ExampleRow], what: str
-    ) -> tuple[list[TokenizedExample], list[str]]:
+    def columns_of(self, values: Mapping[str, Any]) -> Mapping[str, str]:
+        return self._columns.columns_of(values)
+
+    def encoded(self, encoder: ExampleEncoder, row: ExampleRow) -> TokenizedExample:
+        return encoder.encode(row)
+
+    def fitted(self, examples: Sequence[TokenizedExample], what: str) -> tuple[list[TokenizedExample], list[str]]:
         task, path = self._config.task, self._config.model.path
-        examples, notes = fit_examples([encoder.encode(row) for row in rows], task.max_tokens, task.long_examples, what)
+        examples, notes = fit_examples(examples, task.max_tokens, task.long_examples, what)
         ends = torch.tensor([one for ids in end_tokens(str(path), self.tokenizer).values() for one in ids])
         if not any(bool(torch.isin(one.token_ids[one.has_loss], ends).any()) for one in examples):
             notes.append(
@@ -51,7 +56,7 @@ class DemonstrationSource(ItemSource[ExampleRow, TokenizedExample]):
         return examples, notes
 
     def num_tokens(self, one: TokenizedExample) -> int:
-        return len(one.token_ids)
+        return one.num_tokens
 
     def item(self, index: int, one: TokenizedExample, place: int, *, is_held_out: bool) -> Example:
         return Example(index=index, token_ids=one.token_ids.long(), loss_mask=one.has_loss.to(torch.float32))
@@ -61,11 +66,11 @@ class SftJob(SupervisedJob):
     """Minimizes the negative log-likelihood of demonstrations."""
 
     config: SftConfig
+    source_class = DemonstrationSource
     score = LOSS
 
     def __init__(self, config: SftConfig, machine: Machine) -> None:
         super().__init__(config, machine)
-        self.source = DemonstrationSource(config)
         self.other_scores = (ACCURACY,) if config.actor.trainer_spec.exposes_logits else ()
 
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,7 +17,7 @@ from rlinf.tasks.base import EpochOrder, HasFingerprint, digest_of
 from rlinf.tasks.example_tokens import ExampleEncoder
 from rlinf.tasks.language import load_checkpoint_tokenizer
 from rlinf.tasks.prompts import PromptEncoder, template_of
-from rlinf.tasks.questions import load_rows
+from rlinf.tasks.questions import LoadedRows, load_rows
 from rlinf.tasks.rows import Row
 
 R = TypeVar("R", bound=HasFingerprint)
@@ -42,8 +42,16 @@ class ItemSource(ABC, Generic[R, T]):
         """Raises: RowError."""
 
     @abstractmethod
-    def tokenized(self, encoder: ExampleEncoder, rows: Sequence[R], what: str) -> tuple[list[T], list[str]]:
-        """The tokens of the rows that fit, and notes about the others. Raises: UserError."""
+    def columns_of(self, values: Mapping[str, Any]) -> Mapping[str, str]:
+        """Returns what of a row is used -> its column."""
+
+    @abstractmethod
+    def encoded(self, encoder: ExampleEncoder, row: R) -> T:
+        """The tokens of a row. Raises: UserError."""
+
+    @abstractmethod
+    def fitted(self, examples: Sequence[T], what: str) -> tuple[list[T], list[str]]:
+        """The examples that fit, and notes about the others. Raises: UserError."""
 
     @abstractmethod
     def num_tokens(self, one: T) -> int:
@@ -83,17 +91,21 @@ class ItemSource(ABC, Generic[R, T]):
     def _load(self, paths: Sequence[Path]) -> list[R]:
         rows: list[R] = []
         for path in paths:
-            loaded = load_rows(
-                path,
-                self.read,
-                on_bad_row=self._config.task.on_bad_row,
-                bad_row_key="task.on_bad_row",
-                what="example",
-                hint_of=lambda values: self.columns_hint,
-            )
+            loaded = self.load(path)
             rows += loaded.items
             self.notes += loaded.notes
         return rows
+
+    def load(self, path: Path) -> LoadedRows[R]:
+        """Reads a file, a folder or what else a path stands for. Raises: UserError."""
+        return load_rows(
+            path,
+            self.read,
+            on_bad_row=self._config.task.on_bad_row,
+            bad_row_key="task.on_bad_row",
+            what="example",
+            hint_of=lambda values: self.columns_hint,
+        )
 
     def fingerprints(self) -> dict[str, str]:
         """Config key and files of each set -> digest of its rows in order."""
@@ -123,6 +135,17 @@ class ItemSource(ABC, Generic[R, T]):
         return self._encoded(self._rows[1], "task.eval_files" if self._config.task.eval_files else "held-out rows")
 
     def _encoded(self, rows: Sequence[R], what: str) -> list[T]:
+        examples, notes = self.fitted(self.tokenize(rows, what), what)
+        self.notes += notes
+        return examples
+
+    def tokenize(self, rows: Sequence[R], what: str) -> list[T]:
+        """The tokens of all rows, however long.
+
+        Args:
+            what: name of the set, for notes.
+        Raises: UserError.
+        """
         task = self._config.task
         encoder = ExampleEncoder(
             self.encoder,
@@ -132,8 +155,7 @@ class ItemSource(ABC, Generic[R, T]):
             adds_end=self._adds_end,
             folder=self._config.model.path,
         )
-        examples, notes = self.tokenized(encoder, rows, what)
-        self.notes += notes
+        examples = [self.encoded(encoder, row) for row in rows]
         if encoder.num_apart:
             self.notes.append(
                 f"{what}: in {encoder.num_apart} chats a token would reach across the beginning or the end of an "
