@@ -52,7 +52,7 @@ def test_the_plans_that_lost_come_with_their_timelines():
         assert simulate(problem, other.plan).step_s == other.step_s >= prediction.step_s
 
 
-@pytest.mark.parametrize("span", [1, 2, 4])
+@pytest.mark.parametrize("span", [2, *(pytest.param(span, marks=pytest.mark.slow) for span in (1, 4))])
 def test_a_stage_gets_the_devices_per_rank_that_it_asks_for(span: int):
     """As if nothing else had been profiled for it, also where another stage of its worker group asks."""
     one_by_one = [profile(1.0 / width**0.8, num_devices=width, state_bytes=15 * GIB) for width in (1, 2, 4)]
@@ -210,7 +210,7 @@ def test_plans_of_any_size_are_valid_and_say_what_the_search_thought(num_devices
         assert stage.peak_bytes <= 80 * GIB
 
 
-@pytest.mark.parametrize("num_devices", [8, 64])
+@pytest.mark.parametrize("num_devices", [8, pytest.param(64, marks=pytest.mark.slow)])
 def test_the_same_problem_gives_the_same_plan(num_devices: int):
     problem = ppo(num_devices, num_items=128)
     assert best_plan(problem).to_json() == best_plan(type(problem).from_json(problem.to_json())).to_json()

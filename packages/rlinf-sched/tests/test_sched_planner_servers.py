@@ -47,6 +47,7 @@ def step_s(plan: Plan) -> float:
     return plan.prediction.step_s
 
 
+@pytest.mark.slow
 def test_with_several_servers_a_stage_no_plan_can_be_better():
     """Every device is busy all the time, and used as well as it can be. Asked were 289.1 s."""
     least_s = SECONDS["rollout"] + (SECONDS["inference"] + SECONDS["actor"]) / MOST_GAINED

@@ -7,6 +7,8 @@ import pytest
 from rlinf_sched.derive import workload
 from rlinf_sched.planner import best_plan
 
+NUM_DEVICES = [8, *(pytest.param(num, marks=pytest.mark.slow) for num in (16, 32))]
+
 
 @cache
 def steps(name: str) -> dict[str, float]:
@@ -31,7 +33,7 @@ def test_qwen3_30b_on_128_is_faster_collocated():
     assert min(modes, key=lambda mode: modes[mode]) == "collocated"
 
 
-@pytest.mark.parametrize("num_devices", [8, 16, 32])
+@pytest.mark.parametrize("num_devices", NUM_DEVICES)
 def test_libero_is_faster_collocated(num_devices: int):
     modes = steps(f"libero-openvla-oft-{num_devices}")
     assert min(modes, key=lambda mode: modes[mode]) == "collocated"
@@ -47,7 +49,7 @@ def test_qwen3_30b_on_32_is_faster_pipelined():
     assert min(modes, key=lambda mode: modes[mode]) != "collocated"
 
 
-@pytest.mark.parametrize("num_devices", [8, 16, 32])
+@pytest.mark.parametrize("num_devices", NUM_DEVICES)
 def test_maniskill_is_faster_hybrid(num_devices: int):
     modes = steps(f"maniskill-openvla-{num_devices}")
     assert min(modes, key=lambda mode: modes[mode]) == "hybrid"

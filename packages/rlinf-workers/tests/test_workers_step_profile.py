@@ -18,7 +18,7 @@ def names_in(trace: Path) -> set[str]:
     return {event.get("name", "") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
 
 
-@pytest.mark.parametrize("forks", [True, False])
+@pytest.mark.parametrize("forks", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_each_rank_writes_a_trace_that_names_its_stages(tmp_path: Path, forks: bool, request: pytest.FixtureRequest):
     if forks:
         request.getfixturevalue("forked_workers")
