@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,6 +93,30 @@ def test_a_worker_whose_heartbeat_cannot_run_is_not_lost(tmp_path, caplog):
         with pytest.raises(WorkerLost, match="silent after 2 s; killed"):
             launcher.lost.result(timeout=600)
         assert_gone([pid])
+
+
+def test_a_second_ctrl_c_kills_workers_that_were_given_time_to_end():
+    """A reward that hangs does not end when it is told to; a reader presses Ctrl-C twice."""
+    killed = []
+
+    def join(timeout: float | None = None) -> None:
+        if timeout is not None:
+            raise KeyboardInterrupt
+
+    worker: Any = SimpleNamespace(
+        name="reward/0",
+        process=SimpleNamespace(is_alive=lambda: True, join=join, kill=lambda: killed.append("reward/0")),
+        send=lambda _: None,
+        fail=lambda _: None,
+        watcher=threading.current_thread(),
+    )
+    launcher = LocalLauncher()
+    launcher._workers.append(worker)
+    with pytest.raises(KeyboardInterrupt):
+        launcher.shutdown()
+    launcher._workers.clear()
+    launcher.shutdown()
+    assert killed == ["reward/0"]
 
 
 def test_a_class_inside_a_function_is_refused(tmp_path):

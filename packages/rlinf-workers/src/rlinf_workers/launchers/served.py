@@ -189,20 +189,23 @@ class ServingLauncher:
             self._workers.remove(worker)
 
     def shutdown(self) -> None:
-        atexit.unregister(self.shutdown)
         self._closing = True
         running = [worker for worker in self._workers if worker.process.is_alive()]
-        for worker in running:
-            worker.send(messages.encode(messages.Stop()))
-        deadline = time.monotonic() + STOP_GRACE_S
-        for worker in running:
-            worker.process.join(max(0.0, deadline - time.monotonic()))
-        for worker in self._workers:
-            worker.process.kill()  # also the children of a worker that is already gone
-            worker.process.join()
-            worker.fail(WorkersError(f"worker {worker.name} was shut down"))
-            if threading.current_thread() is not worker.watcher:
-                worker.watcher.join(timeout=WATCHER_END_S)
+        try:
+            for worker in running:
+                worker.send(messages.encode(messages.Stop()))
+            deadline = time.monotonic() + STOP_GRACE_S
+            for worker in running:
+                worker.process.join(max(0.0, deadline - time.monotonic()))
+        finally:  # a second Ctrl-C ends the waiting only
+            for worker in self._workers:
+                worker.process.kill()  # also the children of a worker that is already gone
+            for worker in self._workers:
+                worker.process.join()
+                worker.fail(WorkersError(f"worker {worker.name} was shut down"))
+                if threading.current_thread() is not worker.watcher:
+                    worker.watcher.join(timeout=WATCHER_END_S)
+        atexit.unregister(self.shutdown)
 
     # -- for those who make the process ----------------------------------------------------------------------------
 
