@@ -155,7 +155,7 @@ class Reader:
                 process.send_signal(signal.SIGINT)
                 time.sleep(0.5)
         try:
-            process.wait(60)
+            process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
