@@ -11,7 +11,7 @@ import torch
 from rlinf.config.inputs import check_model_folder
 from rlinf.errors import UserError
 from rlinf.evaluation.model import load_model
-from rlinf.jobs.reasoning.memory import named_shape
+from rlinf.jobs.trainer_memory import named_shape
 from rlinf.jobs.training import with_base
 from rlinf.run_folder.adapters import base_digest
 from rlinf.run_folder.checksums import write_checksums

@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from rlinf.config.reasoning import ReasoningConfig
-from rlinf_sched.derive import MEAN_SHARE_OF_LIMIT, Adapter, JobShape, Lengths
+from rlinf.jobs.trainer_memory import adapter_of
+from rlinf_sched.derive import MEAN_SHARE_OF_LIMIT, JobShape, Lengths
 from rlinf_workers import Flow
 from rlinf_workers.trainers import DTYPE_BYTES
 
@@ -118,10 +119,10 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int
     Args:
         device_bytes: memory of a device, for an engine that takes a share of it.
     """
-    rollout, algorithm, lora = config.rollout, config.algorithm, config.actor.lora
+    rollout, algorithm = config.rollout, config.algorithm
     return JobShape(
         on_gpu=on_gpu,
-        adapter=lora and Adapter(rank=lora.rank, targets=None if lora.targets == "all-linear" else lora.targets),
+        adapter=adapter_of(config.actor.lora),
         trainer_options=config.actor.backend_options,
         lengths=Lengths(
             mean_tokens=max(1.0, rollout.max_new_tokens * MEAN_SHARE_OF_LIMIT),

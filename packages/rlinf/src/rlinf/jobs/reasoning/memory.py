@@ -7,18 +7,24 @@ settings would fit, before any process starts.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
-from rlinf.hub import fetch_model, hub_name
 from rlinf.jobs.reasoning.flow import job_shape
-from rlinf.planning.fitting import Key, KeyChange, fitting_changes
+from rlinf.jobs.trainer_memory import (
+    does_not_fit,
+    hint_of,
+    most_ranks,
+    named_shape,
+    option_axes,
+    precision_axes,
+    trainer_axes,
+    trainer_stage,
+)
+from rlinf.planning.fitting import KeyChange, fitting_changes
 from rlinf.planning.memory import ALLOCATED_SHARE, CONTEXT_BYTES, Load, MemoryPool, PlanMemory, device_place
 from rlinf.plugin_checks import spec_of
 from rlinf_sched import Cluster, Plan, ProfileError, StagePlan
@@ -27,9 +33,8 @@ from rlinf_sched.derive import (
     ModelShape,
     RankMemory,
     forward_memory,
-    resolve_model,
 )
-from rlinf_workers.plugins import TRAINERS, WEIGHT_SYNCS
+from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.trainers import DTYPE_BYTES
 from rlinf_workers.weight_sync import EdgeEnds, suitable_weight_syncs
 
@@ -63,20 +68,6 @@ def shape_of(config: ReasoningConfig, num_words: int) -> ModelShape | None:
         return named_shape(config.model.path)
     except ProfileError:
         return None
-
-
-def named_shape(path: Path) -> ModelShape:
-    """The shape of the model in a folder or on the Hub; a few public models are known without a network.
-
-    Raises: ProfileError, and UserError for a name on the Hub that cannot be read.
-    """
-    name = hub_name(path)
-    if name is None:
-        return resolve_model(path if path.is_dir() else path.name)
-    try:
-        return resolve_model(name.repo.partition("/")[2])
-    except ProfileError:
-        return resolve_model(fetch_model(name, "model.path", config_only=True))
 
 
 def reference_shape(config: ReasoningConfig, shape: ModelShape) -> ModelShape | None:
@@ -185,16 +176,9 @@ class ReasoningMemory(PlanMemory):
         Raises: UserError with what each needs, what there is, and which settings would fit.
         """
         config, actor, rollout = self.config, plan.stage("actor"), plan.stage("rollout")
-        room = min(len(actor.devices), config.rollout.num_prompts // config.algorithm.num_minibatches)
-        most_ranks = max((count for count in range(1, room + 1) if len(actor.devices) % count == 0), default=1)
 
         def place_of(changed: ReasoningConfig) -> MemoryPool:
-            num_ranks, size = actor.num_ranks, changed.replica_sizes.get("actor", 1)
-            if size != config.replica_sizes.get("actor", 1):
-                num_ranks = ranks_in_replicas(changed, size, len(actor.devices))
-            elif changed.actor.resolved_shards > config.actor.resolved_shards:
-                num_ranks = changed.actor.resolved_shards
-            trains = replace(actor, num_ranks=num_ranks, num_ranks_per_replica=size)
+            trains = trainer_stage(config, changed, actor)
             span, before = changed.rollout.tensor_parallel_size, config.rollout.tensor_parallel_size
             generates = rollout if span == before else replace(rollout, num_ranks=len(rollout.devices) // span)
             stages = (trains if stage is actor else generates if stage is rollout else stage for stage in plan.stages)
@@ -206,7 +190,7 @@ class ReasoningMemory(PlanMemory):
             place_of,
             partial(job_shape, on_gpu=self.is_on_gpu, device_bytes=self.cluster.devices[0].memory_bytes),
             num_ranks=actor.num_ranks,
-            most_ranks=max(actor.num_ranks, most_ranks),
+            most_ranks=most_ranks(actor, config.rollout.num_prompts // config.algorithm.num_minibatches),
             num_devices=len(actor.devices),
             num_engine_devices=len(rollout.devices),
         )
@@ -269,11 +253,6 @@ class ReasoningMemory(PlanMemory):
         )
 
 
-def ranks_in_replicas(config: ReasoningConfig, size: int, num_devices: int) -> int:
-    """Ranks of an actor whose replicas have so many: as many replicas as devices and shards allow."""
-    return math.gcd(config.actor.resolved_shards, max(1, num_devices // size)) * size
-
-
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
     """Bytes of the store of weights between trainer and engines, which the processes share."""
     return NUM_STORED * DTYPE_BYTES[config.served_dtype] * shape.num_parameters
@@ -321,16 +300,8 @@ def check_fits(
     if place is not None and place.missing_bytes <= 0:
         return
     fits = fitting_changes(config, list(_axes(config, num_ranks, most_ranks, num_devices)), fitting)
-    hint = "any of these fits:\n" + "\n".join(f"  {fit.text}" for fit in fits) if fits else NOTHING_FITS
-    if place is None:
-        raise UserError(shortage or "", hint=hint)
-    lines = {f"{load.group} {load.peak / 2**30:.2f} ({load.memory.describe(load.num_items)})" for load in place.loads}
-    raise UserError(
-        f"model.path: {shape.name}, {shape.num_parameters / 1e9:.2f} billion parameters, does not fit: {place.needs} "
-        f"about {place.needed_bytes / 2**30:.1f} GiB, and {place.name} has {place.has_bytes / 2**30:.1f}\n  - "
-        + "\n  - ".join(sorted(lines)),
-        hint=hint,
-    )
+    hint = hint_of(fits, NOTHING_FITS)
+    raise UserError(shortage or "", hint=hint) if place is None else does_not_fit(shape, place, hint)
 
 
 def cut_refusal(config: ReasoningConfig, shape: ModelShape, num_devices: int | None = None) -> UserError | None:
@@ -357,41 +328,18 @@ def cut_refusal(config: ReasoningConfig, shape: ModelShape, num_devices: int | N
 
 def _axes(config: ReasoningConfig, num_ranks: int, most_ranks: int, num_devices: int) -> Iterator[list[KeyChange]]:
     """Values of a key to try, mild ones first; the keys in the order of what they cost."""
-    actor, spec = config.actor, config.actor.trainer_spec
-    budget = actor.max_tokens_per_micro_batch  # costs time alone
-    key = ("actor", "micro_batch_groups" if budget is None else "max_tokens_per_micro_batch")
-    size = actor.micro_batch_groups if budget is None else budget
-    if size > 1:
-        yield [KeyChange(key=key, value=size >> halvings) for halvings in range(1, size.bit_length())]
-    if most_ranks > num_ranks:  # the last bits of the numbers
-        yield [KeyChange(key=("actor", "num_shards"), value=most_ranks)]
-    elif spec.sums_shards_apart and actor.resolved_shards > num_ranks:
-        yield [KeyChange(key=("actor", "num_shards"), value=num_ranks)]
-    yield from _option_axes(
-        ("actor", "backend_options"), spec.smaller(actor.backend_options, config.model.dtype, num_devices)
-    )
-    if spec.sums_shards_apart and most_ranks > 1:  # whole copies
-        sharded = next(other.name for other in TRAINERS.specs() if other.shards_state)
-        yield [KeyChange(key=("actor", "backend"), value=sharded)]
+    yield from trainer_axes(config, "micro_batch_groups", num_ranks, most_ranks, num_devices)
     yield from _engine_axes(config, job_shape(config))
-    if config.model.dtype == "float32":  # precision
-        yield [KeyChange(key=("model", "dtype"), value="bfloat16")]
+    yield from precision_axes(config)
 
 
 def _engine_axes(config: ReasoningConfig, job: JobShape) -> Iterator[list[KeyChange]]:
     """What an engine may have otherwise."""
     rollout, spec = config.rollout, config.rollout.engine_spec
-    yield from _option_axes(("rollout", "engine_options"), spec.smaller(rollout.engine_options, job))
+    yield from option_axes(("rollout", "engine_options"), spec.smaller(rollout.engine_options, job))
     if not spec.cuts_models:
         return
     size = rollout.tensor_parallel_size  # what its devices send each other
     yield [KeyChange(key=("rollout", "tensor_parallel_size"), value=size << doublings) for doublings in (1, 2, 3)]
     if config.served_dtype == "float32":  # precision
         yield [KeyChange(key=("rollout", "dtype"), value="bfloat16")]
-
-
-def _option_axes(section: Key, axes: Iterable[tuple[str, Sequence[Any]]]) -> Iterator[list[KeyChange]]:
-    """Values of a plug-in's options."""
-    for option, values in axes:
-        if values:
-            yield [KeyChange(key=(*section, option), value=value) for value in values]

@@ -18,11 +18,10 @@ from rlinf.jobs.reasoning.memory import (
     check_fits,
     cut_refusal,
     loads_of,
-    named_shape,
     rank_memory,
-    ranks_in_replicas,
     reference_shape,
 )
+from rlinf.jobs.trainer_memory import named_shape, ranks_in_replicas
 from rlinf.planning.memory import Load, MemoryPool, device_place
 from rlinf_sched import Cluster, FlowGraph, Plan, Problem, Profiles, SchedError, Stage, StageProfile
 from rlinf_sched.derive import Gpu, JobShape, ModelShape, find_gpu, gpu_cluster, rule_profile

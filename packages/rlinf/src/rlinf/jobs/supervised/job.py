@@ -14,14 +14,18 @@ from typing import Any
 
 import torch
 
+from rlinf.config.devices import make_cluster
 from rlinf.config.supervised import SupervisedConfig
 from rlinf.jobs.base import Flows, Job
 from rlinf.jobs.supervised.checks import CHECKS
 from rlinf.jobs.supervised.flow import TRAINER, evaluation_flow, training_flow
+from rlinf.jobs.supervised.memory import SupervisedMemory
 from rlinf.jobs.supervised.source import ItemSource
+from rlinf.jobs.trainer_memory import named_shape
 from rlinf.jobs.training import backend_settings, lora_settings, optimizer_settings, with_base
 from rlinf.machine import Machine
 from rlinf.run_folder.fingerprints import model_fingerprint
+from rlinf_sched import ProfileError
 from rlinf_workers import FlowRun
 from rlinf_workers.models import LoraSettings, ModelSettings
 from rlinf_workers.roles import SupervisedSettings
@@ -76,6 +80,19 @@ class SupervisedJob(Job):
         return (
             f"run.num_epochs={run.num_epochs:g}: {num_steps} steps of {self.num_items} of the "
             f"{len(self.source.training_set):,} training examples"
+        )
+
+    @cached_property
+    def memory(self) -> SupervisedMemory | None:
+        """None: the parts of the architecture are not counted."""
+        try:
+            shape = named_shape(self.config.model.path)
+        except ProfileError:
+            return None
+        cluster = make_cluster(self.config.cluster, self.machine)
+        num_tokens = self.source.longest_row()
+        return SupervisedMemory(
+            self.config, shape, cluster, self.machine.memory_bytes, num_tokens, self.source.rows_of_item
         )
 
     # -- flows -----------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class PreferenceSource(ItemSource[PreferenceRow, TokenizedPreference]):
             their own.
     """
 
+    rows_of_item = 2
     columns_hint = (
         "name its columns: --task.columns.prompt NAME --task.columns.chosen NAME --task.columns.rejected NAME"
     )
@@ -59,6 +60,9 @@ class PreferenceSource(ItemSource[PreferenceRow, TokenizedPreference]):
 
     def num_tokens(self, one: TokenizedPreference) -> int:
         return len(one.prompt_ids) + one.num_learned
+
+    def row_tokens(self, one: TokenizedPreference) -> int:
+        return len(one.prompt_ids) + max(len(one.chosen_ids), len(one.rejected_ids))
 
     def item(self, index: int, one: TokenizedPreference, place: int, *, is_held_out: bool) -> Preference:
         return self.pair(index, one)

@@ -28,6 +28,8 @@ class ItemSource(ABC, Generic[R, T]):
     """The items of a run: rows R, which become tokens T. Each part is created when it is first read, and raises
     UserError if that fails. A subclass defines how a row is read, and what its tokens and items are."""
 
+    rows_of_item = 1
+    """Rows of a batch that an item takes."""
     columns_hint: str
     """What to do if no row of a file can be used."""
 
@@ -56,6 +58,14 @@ class ItemSource(ABC, Generic[R, T]):
     @abstractmethod
     def num_tokens(self, one: T) -> int:
         """Its length, by which shards are balanced."""
+
+    def row_tokens(self, one: T) -> int:
+        """The length of its longest row."""
+        return self.num_tokens(one)
+
+    def longest_row(self) -> int:
+        """The length of the longest row of all examples."""
+        return max(map(self.row_tokens, (*self.training_set, *self.held_out)))
 
     @abstractmethod
     def item(self, index: int, one: T, place: int, *, is_held_out: bool) -> Any:
