@@ -1,11 +1,13 @@
 """A small Hugging Face Hub on loopback, which serves folders; for tests of names on the Hub.
 
 It has the three requests that a download sends: what commit a name has, which files are there, and each file (with
-ranges, so that a cut download can go on). Faults are switched on by attributes.
+ranges, so that a cut download can go on). An upload sends more: who the user is, a new repository, how each file goes,
+large files by the protocol of Git LFS, and a commit. Faults are switched on by attributes.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -15,9 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 API = re.compile(r"/api/(?P<kind>models|datasets)/(?P<repo>[^/]+/[^/]+)(/(?P<what>revision|tree)/(?P<revision>[^/]+))?")
+UPLOAD = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<what>preupload|commit)/main")
+BATCH = re.compile(r"/(?P<repo>[^/]+/[^/]+)\.git/info/lfs/objects/batch")
 FILE = re.compile(r"/(?P<kind>datasets/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 
 
@@ -36,6 +41,14 @@ class HubServer:
     cut_after: int | None = None
     """Closes the connection after this many bytes of the next large file, once."""
     requests: list[str] = field(default_factory=list)
+    writers: dict[str, str] = field(default_factory=dict)
+    """Token -> owner whose models it may write."""
+    uploads: Path = Path()
+    """Folder for the repositories that are created."""
+    private: set[str] = field(default_factory=set)
+    """Names of the repositories that were created as private ones."""
+    large_files: dict[str, bytes] = field(default_factory=dict)
+    """SHA-256 -> content, until a commit takes it."""
 
     def add(self, name: str, folder: Path, kind: str = "models") -> str:
         """Serves a folder; returns its commit."""
@@ -65,7 +78,91 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(sends_body=False)
 
     def do_GET(self) -> None:
+        if urlsplit(self.path).path == "/api/whoami-v2":
+            owner = self._owner()
+            return self._refuse(401, "") if owner is None else self._send_json({"type": "user", "name": owner})
         self._answer(sends_body=True)
+
+    # -- uploads ---------------------------------------------------------------------------------------------------
+
+    def do_POST(self) -> None:
+        path, body = unquote(urlsplit(self.path).path), self._body()
+        self.hub.requests.append(f"POST {path}")
+        upload, batch = UPLOAD.fullmatch(path), BATCH.fullmatch(path)
+        match = upload or batch
+        owner = self._owner()
+        if owner is None:
+            return self._refuse(401, "")
+        if path == "/api/validate-yaml":
+            return self._send_json({"warnings": [], "errors": []})
+        if path == "/api/repos/create":
+            return self._create(owner, json.loads(body))
+        if match is None or ("models", match["repo"]) not in self.hub.repos:
+            return self._refuse(404, "RepoNotFound")
+        if match["repo"] in self.hub.statuses or not match["repo"].startswith(f"{owner}/"):
+            return self._refuse(self.hub.statuses.get(match["repo"], 403), "")
+        if batch is not None:
+            return self._send_json({"transfer": "basic", "objects": [*map(self._target, json.loads(body)["objects"])]})
+        if upload is not None and upload["what"] == "preupload":
+            return self._send_json({"files": [*map(self._mode, json.loads(body)["files"])]})
+        self._commit(match["repo"], [json.loads(line) for line in body.splitlines()])
+
+    def do_PUT(self) -> None:
+        content = self._body()
+        oid = self.path.rpartition("/")[2]
+        assert hashlib.sha256(content).hexdigest() == oid, "an upload is whole"
+        self.hub.large_files[oid] = content
+        self._send(200, b"", {})
+
+    def _owner(self) -> str | None:
+        return self.hub.writers.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def _create(self, owner: str, values: dict[str, str]) -> None:
+        name = f"{values.get('organization') or owner}/{values['name']}"
+        if ("models", name) in self.hub.repos:
+            return self._send_json({"error": "it exists", "url": f"{self.hub.url}/{name}"}, status=409)
+        if not name.startswith(f"{owner}/"):
+            return self._refuse(403, "")
+        folder = self.hub.uploads / name
+        folder.mkdir(parents=True)
+        self.hub.add(name, folder)
+        if values.get("private") or values.get("visibility") == "private":
+            self.hub.private.add(name)
+        self._send_json({"url": f"{self.hub.url}/{name}"})
+
+    @staticmethod
+    def _mode(file: dict[str, str]) -> dict[str, object]:
+        mode = "lfs" if file["path"].endswith(".safetensors") else "regular"
+        return {"path": file["path"], "uploadMode": mode, "shouldIgnore": False}
+
+    def _target(self, entry: dict[str, Any]) -> dict[str, Any]:
+        return entry | {"actions": {"upload": {"href": f"{self.hub.url}/large/{entry['oid']}"}}}
+
+    def _commit(self, repo: str, lines: list[dict[str, Any]]) -> None:
+        folder = self.hub.repos["models", repo]
+        for line in lines:
+            value, is_large = line["value"], line["key"] == "lfsFile"
+            if line["key"] == "header":
+                continue
+            content = self.hub.large_files.pop(value["oid"]) if is_large else base64.b64decode(value["content"])
+            (folder / value["path"]).write_bytes(content)
+        commit = commit_of(folder)
+        self._send_json({"commitUrl": f"{self.hub.url}/{repo}/commit/{commit}", "commitOid": commit})
+
+    def _send_json(self, values: object, status: int = 200) -> None:
+        self._send(status, json.dumps(values).encode(), {"Content-Type": "application/json"})
+
+    # -- downloads -------------------------------------------------------------------------------------------------
 
     def _answer(self, *, sends_body: bool) -> None:
         hub, path = self.hub, unquote(urlsplit(self.path).path)
@@ -94,6 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
         files = _files(folder)
         tree = [{"type": "file", "path": path, "size": (folder / path).stat().st_size, "oid": path} for path in files]
         info = {"id": repo, "sha": commit, "siblings": [{"rfilename": path} for path in files], "tags": []}
+        info["private"] = repo in self.hub.private
         body = json.dumps(tree if is_tree else info).encode()
         self._send(200, body, {"Content-Type": "application/json"})
 

@@ -115,7 +115,8 @@ def test_the_checkpoint_that_is_meant_loads_bit_equal(run: Path, capsys: pytest.
     assert main(["export", str(run), *which, "--output", str(output)]) == 0
     checkpoint = run / "checkpoints" / f"step-{step:06d}"
     check_equal(output, checkpoint)
-    assert {file.name for file in output.iterdir()} == {file.name for file in (checkpoint / "model").iterdir()}
+    copied = {file.name for file in (checkpoint / "model").iterdir()}
+    assert {file.name for file in output.iterdir()} == {*copied, "README.md"}
     assert not list(run.parent.glob(".model*"))
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith(f"{checkpoint}, score 0.")
@@ -177,7 +178,11 @@ MISTAKES = {
     "lost --output out": r"step-000010 is damaged: model/model\.safetensors: No such file.*" + BEFORE,
     "robot --output out": r"robot/checkpoints/step-000005: ActorCritic has no published format\nhint: its weights, ",
     "run --dtype int8 --output out": r"argument --dtype: invalid choice: 'int8'",
-    "run": r"the following arguments are required: --output",
+    "run": r"no place to write to\nhint: give --output FOLDER, --push USER/NAME, or both",
+    "run --output out --private": r"--private applies to an upload\nhint: add --push",
+    "run --push name": r"--push name: not a name on the Hub: it has no owner before the name\nhint: write USER/NAME",
+    "run --push a/b--c": r"--push a/b--c: not a name on the Hub: .*\nhint: write USER/NAME",
+    "run --push a/b": r"--push a/b: HF_HUB_OFFLINE is set\nhint: unset it to upload, or leave --push out",
 }
 
 

@@ -37,7 +37,7 @@ TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.md")
 """What a language model's folder holds besides its weights."""
 UNUSED = ("*.msgpack", "*.h5", "*.onnx", "*.gguf", "*.py")
 CARD = "README.md"
-"""Describes a data set; its head may state subsets and their files."""
+"""Describes a model or a data set; the head of a data set's may state subsets and their files."""
 DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.arrow", "*.txt", "*.gz", "*.zst", "*.zip")
 ROW_FORMATS = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
 """Endings of the data files that are read row by row (`rlinf.tasks.row_files`)."""
@@ -55,6 +55,7 @@ KNOWN_DATASETS = {
     "gpqa_diamond": "Idavidrein/gpqa:gpqa_diamond[train]",
 }
 """Short name of a data set -> its name on the Hub; `gsm8k[train]` names a split of one that has several."""
+WRITE_LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
 TIMEOUT_S = 15
 """How long the Hub may take to say what commit a name has."""
 
@@ -225,6 +226,82 @@ def _files_of_subset(card: Path, name: HubName, key: str) -> tuple[str, ...]:
     return tuple(path for one in paths for path in ([one] if isinstance(one, str) else one)) or DATA_FILES
 
 
+# -- uploads -------------------------------------------------------------------------------------------------------
+
+
+def check_push(repo: str) -> None:
+    """Checks the name of a model to upload, and that the Hub knows the user's token. Raises: UserError."""
+    from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        if repo.count("/") != 1:
+            raise HFValidationError("it has no owner before the name")
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise UserError(
+            f"--push {repo}: not a name on the Hub: {str(error).splitlines()[0]}",
+            hint="write USER/NAME or ORGANIZATION/NAME, with letters, digits, '-', '_' and '.'",
+        ) from error
+    if constants.HF_HUB_OFFLINE:
+        raise UserError(f"--push {repo}: HF_HUB_OFFLINE is set", hint="unset it to upload, or leave --push out")
+    if get_token() is None:
+        raise UserError(f"--push {repo}: you are not logged in to {constants.ENDPOINT}", hint=WRITE_LOGIN)
+    with _push_refusals(repo):
+        HfApi().whoami()
+
+
+def push_model(folder: Path, repo: str, *, private: bool, message: str) -> str:
+    """Uploads a folder as a model, in one commit; creates the model if there is none of the name.
+
+    Args:
+        private: a new model is private. A public one of the name is not uploaded to.
+        message: of the commit.
+    Returns: the address of the commit.
+    Raises: UserError.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    with _push_refusals(repo):
+        api.create_repo(repo, private=private or None, exist_ok=True)
+        if private and not api.repo_info(repo).private:
+            raise UserError(
+                f"--push {repo} --private: this model exists and is public",
+                hint="choose another name, or make it private in its settings on the Hub",
+            )
+        return api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message).commit_url
+
+
+@contextmanager
+def _push_refusals(repo: str) -> Iterator[None]:
+    """Turns errors of the Hub's client in uploads into a UserError of one screen."""
+    from huggingface_hub import constants, errors
+
+    hub = constants.ENDPOINT
+    try:
+        yield
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        what = {
+            401: f"{hub} does not accept your token",
+            403: f"your token may not write models of {repo.partition('/')[0]}",
+        }
+        hints = {401: WRITE_LOGIN, 403: f"check the name of the owner; {WRITE_LOGIN}"}
+        raise UserError(
+            f"--push {repo}: {what.get(status, f'{hub} answers {status}: {str(error).splitlines()[0]}')}",
+            hint=hints.get(status, "try again"),
+        ) from error
+    except Exception as error:
+        if not _is_unreachable(error):
+            raise
+        raise UserError(
+            f"--push {repo}: {hub} cannot be reached ({type(error).__name__}: {str(error)[:200]})",
+            hint="check the network, and HF_ENDPOINT",
+        ) from error
+
+
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
@@ -285,8 +362,13 @@ def _refusals(name: HubName, kind: Kind, key: str) -> Iterator[None]:
             hint=hints.get(status, "try again; what was downloaded is kept"),
         ) from error
     except Exception as error:
-        kinds = {one.__name__ for one in type(error).__mro__}
-        if not kinds & {"TransportError", "ConnectionError", "TimeoutException", "Timeout"}:
+        if not _is_unreachable(error):
             raise
         reason = f"{hub} cannot be reached ({type(error).__name__}: {str(error)[:200]})"
         raise Unreachable(f"{at}: {reason}", reason=reason, hint="check the network, and HF_ENDPOINT") from error
+
+
+def _is_unreachable(error: Exception) -> bool:
+    """Whether an error of the client's library, which differs between its releases, is one of the connection."""
+    kinds = {one.__name__ for one in type(error).__mro__}
+    return bool(kinds & {"TransportError", "ConnectionError", "TimeoutException", "Timeout"})

@@ -21,6 +21,7 @@ from rlinf.run_folder.checkpoints import (
     writing_whole,
 )
 from rlinf.run_folder.checksums import checked_files, damage
+from rlinf.run_folder.model_card import write_card
 from rlinf.run_folder.plain_files import copy_plain
 
 CONFIG = "config.json"
@@ -81,13 +82,17 @@ def find_checkpoint(path: Path, which: str | None) -> Path:
     return checkpoint
 
 
-def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: bool = False) -> Exported:
-    """Writes the model of a checkpoint after checking its digests; the folder appears only when it is complete. For a
-    run with LoRA, writes the adapter in peft's format, or with `merged` the base model merged with it.
+def export(
+    checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: bool = False, name: str | None = None
+) -> Exported:
+    """Writes the model of a checkpoint with a model card, after checking the digests; the folder appears only when it
+    is complete. For a run with LoRA, writes the adapter in peft's format, or with `merged` the base model merged with
+    it.
 
     Args:
         folder: must not exist, or be empty.
         dtype: dtype of the floating-point tensors; None copies them unchanged.
+        name: of the model, for its card; None: the folder's name.
 
     Raises: UserError.
     """
@@ -110,6 +115,7 @@ def export(checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: 
             write = copy_plain if dtype is None else _in_dtype(dtype)
             for file in checked_files(checkpoint, f"{MODEL}/"):
                 write(file, partial / file.name)
+        write_card(partial, checkpoint, name=name or folder.name)
     weights = list(folder.glob("*.safetensors"))
     state = read_state(checkpoint)
     score = state.get("own_score")
