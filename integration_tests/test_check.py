@@ -4,6 +4,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from command_line import RLINF, SHORT_SORT, environment
 
 FOLDER = Path(__file__).parent
@@ -41,6 +43,7 @@ def test_an_engine_that_keeps_its_first_weights_is_found_by_the_second_round():
     assert "1. version: " in done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_stops_after_its_first_step_if_it_is_to(tmp_path):
     lie = {"rollout.engine": "extensions.liars:OtherTemperature", "rollout.stop_on_mismatch": "true"}
     lie |= {"reward.kind": "random", "run.num_steps": 2}  # so that there is a gradient without an SFT warm-up

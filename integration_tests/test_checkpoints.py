@@ -48,6 +48,7 @@ def resumed(first, folder, others):
         yield train(None, folder / str(number), other | {"run.num_steps": 3})
 
 
+@pytest.mark.slow
 def test_replicated_ranks_and_modes_go_on_to_the_bit(tmp_path):
     first = train("sort-grpo", tmp_path / "first", SHORT | {"actor.num_shards": 2} | TWO)
     assert len(list((last_checkpoint(first) / "model").glob("model-0000?-of-00002.safetensors"))) == 2

@@ -119,6 +119,7 @@ def test_the_folder_and_the_table(whole):
         assert sum(result[name]["outcomes"].values()) == len(mine)
 
 
+@pytest.mark.slow
 def test_a_kill_other_devices_and_environments_change_no_sample(inputs, whole, tmp_path, capsys):
     output, python = tmp_path / "eval", second_venv(tmp_path / "environment")
     venvs = [part for role in ("rollout", "reward") for part in (f"--venvs.{role}", python)]

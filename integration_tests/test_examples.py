@@ -53,7 +53,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("recipe", OWN)
+@pytest.mark.parametrize("recipe", ["sort-grpo", pytest.param("pushcube-ppo", marks=pytest.mark.slow)])
 def test_an_algorithm_of_ones_own_takes_one_file(tmp_path, recipe):
     """Found in the current folder by `rlinf train` and by the processes that it starts; the same for robots."""
     overrides = OWN[recipe] | {

@@ -23,6 +23,7 @@ REPLICA = ONE | {
 }
 
 
+@pytest.mark.slow
 def test_the_backend_of_the_docs_conforms(tmp_path):
     """Two replicas of two ranks."""
     from integration_tests.extensions.backend import SplitOptimizer

@@ -24,14 +24,12 @@ def tensors(folder):
     return {name: part for file in sorted(folder.glob("*.safetensors")) for name, part in load_file(file).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
         {"mode": "collocated", "cluster.num_devices": 1, "reference.sync_weight": 1.0},
-        pytest.param(
-            {"actor.backend": "fsdp2", "actor.num_shards": 2, "mode": "collocated", "reference.sync_weight": 0.25},
-            marks=pytest.mark.slow,
-        ),
+        {"actor.backend": "fsdp2", "actor.num_shards": 2, "mode": "collocated", "reference.sync_weight": 0.25},
     ],
     ids=["replicated", "fsdp2"],
 )

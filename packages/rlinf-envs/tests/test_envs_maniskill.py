@@ -90,6 +90,7 @@ def _digests_in_new_process(connection, seeds: list[int], actions: Tensor) -> No
     connection.send([digests(push_cube(1), [seed], actions[i : i + 1])[0] for i, seed in enumerate(seeds)])
 
 
+@pytest.mark.slow
 def test_episode_is_a_function_of_seed_and_actions() -> None:
     """A new environment in a new process, and three in one process that have lived, give the same bits."""
     seeds = [4, 7, 9, 10, 11, 12]  # of 0..15, those whose push differs after a plain ManiSkill reset

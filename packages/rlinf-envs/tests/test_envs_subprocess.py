@@ -227,6 +227,7 @@ def test_a_process_that_dies_again_and_again_ends_it_with_its_signal(folder: Pat
         env.reset([0, 0])
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_again_and_again_ends_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlinf_envs.core.simulator_process._CLOSE_PATIENCE_S", 0.2)
     messages: list[str] = []

@@ -194,6 +194,7 @@ def _with_a_faster_stage(problem, name):
     return replace(problem, profiles=replace(problem.profiles, stages=stages))
 
 
+@pytest.mark.slow
 @settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(problems())
 def test_what_is_named_saves_most_by_the_reference(case):

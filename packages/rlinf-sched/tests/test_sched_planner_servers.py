@@ -54,6 +54,7 @@ def test_with_several_servers_a_stage_no_plan_can_be_better():
     assert step_s(best_plan(problem(0))) == pytest.approx(least_s, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_with_one_server_a_stage_the_devices_are_shared_out_best():
     """Against all ways to share them out among the three, and rollout on all of them before the other two share. Asked
     were 321.0 s of one replica."""

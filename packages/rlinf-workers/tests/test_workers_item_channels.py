@@ -38,7 +38,11 @@ def context(step: int) -> StepContext:
         ("disaggregated", {"granularity": {"scale": 1, "shift": 2, "learn": 3}}),
         pytest.param("hybrid", {"num_ranks": {"learn": 2}}, marks=pytest.mark.slow),
         pytest.param("collocated", {"num_ranks": {"learn": 2, "scale": 2}}, marks=pytest.mark.slow),
-        ("collocated", {"num_ranks": {"scale": 2, "learn": 2}, "num_ranks_per_replica": {"scale": 2, "learn": 2}}),
+        pytest.param(
+            "collocated",
+            {"num_ranks": {"scale": 2, "learn": 2}, "num_ranks_per_replica": {"scale": 2, "learn": 2}},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_two_nodes_give_the_reference_numbers(tmp_path, mode, choices):

@@ -42,7 +42,11 @@ def start(launcher, folder, rendezvous, environment):
 
 
 @pytest.mark.parametrize(
-    ("rendezvous", "environment"), [("", {ADDRESS_VARIABLE: "127.0.0.2"}), (LOOPBACK, {ADDRESS_VARIABLE: "192.0.2.1"})]
+    ("rendezvous", "environment"),
+    [
+        pytest.param("", {ADDRESS_VARIABLE: "127.0.0.2"}, marks=pytest.mark.slow),
+        (LOOPBACK, {ADDRESS_VARIABLE: "192.0.2.1"}),
+    ],
 )
 def test_ranks_meet_where_the_first_one_listens(rendezvous, environment, tmp_path):
     meetings = Meetings()

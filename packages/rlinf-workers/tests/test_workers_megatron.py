@@ -130,7 +130,11 @@ def test_ranks_compute_and_learn_what_one_does(case, ranks, models, references, 
     check_case(case, NUM_STEPS, ranks, models, references, tmp_path)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if name == "TP2 SP" else pytest.mark.slow) for name, case in CASES.items()],
+    ids=CASES,
+)
 def test_a_critic_does_too(case, ranks, models, critics, references, tmp_path):
     check_case(case, NUM_STEPS, ranks, models, references, tmp_path, critics[case[0]])
 
@@ -172,7 +176,7 @@ def test_replicated_megatron_and_replicated_go_on_from_each_others_files(ranks, 
         assert norm == pytest.approx(expected_norm, rel=1e-6)
 
 
-@pytest.mark.parametrize("subject", [LanguageSubject, ValueSubject])
+@pytest.mark.parametrize("subject", [LanguageSubject, pytest.param(ValueSubject, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("make", "per_replica"), [(across_put_aside, 2), (sharing_put_aside, 1), (pipeline, 2)], ids=["TP2", "DP2", "PP2"]
 )

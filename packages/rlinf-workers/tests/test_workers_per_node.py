@@ -67,6 +67,7 @@ def counted(sender, sent_reports):
         way._sender.publish = published
 
 
+@pytest.mark.slow
 def test_each_byte_crosses_once_and_deaths_are_noticed(tmp_path):
     reshard = reshard_plan(ROWS, EACH)
     sync = PerNodeWeightSync("edge", reshard, nodes=[1] * NUM_RANKS)

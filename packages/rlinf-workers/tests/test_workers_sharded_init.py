@@ -112,6 +112,7 @@ for has_weights in (True, False):
 """
 
 
+@pytest.mark.slow
 def test_a_rank_never_has_the_memory_of_the_whole_model(tmp_path):
     """From a folder and from a seed, and while a checkpoint is read: one of 4 ranks has its quarter, the largest
     tensor, what is mapped of the files, and little more."""

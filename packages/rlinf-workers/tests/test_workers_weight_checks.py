@@ -87,7 +87,7 @@ def run(tmp_path, mode, environment, notes=None, **options):
         return executor.run(flow, context=context, feeds={"numbers": NUMBERS}, timeout_s=600)
 
 
-@pytest.mark.parametrize("mode", ["collocated", "disaggregated"])
+@pytest.mark.parametrize("mode", ["collocated", pytest.param("disaggregated", marks=pytest.mark.slow)])
 def test_a_stage_computes_while_its_weights_are_checked(tmp_path, mode):
     expected = reference_run([number.value for number in NUMBERS], 1)
     assert [run(tmp_path, mode, {}).metrics["learn/weight"]] == expected
@@ -100,6 +100,7 @@ def test_nothing_made_with_a_flipped_bit_leaves_and_the_tensor_is_named(tmp_path
     assert (tmp_path / "computed").exists() and not (tmp_path / "left").exists()
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_attested_are_served_as_they_came_and_noted(tmp_path):
     notes = []
     run(tmp_path, "disaggregated", {FLIPS: "1"}, notes, attest_weights=False)

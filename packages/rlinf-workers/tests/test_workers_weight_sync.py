@@ -53,6 +53,7 @@ class OnDevice(StreamsWeightSync):
         return HostDevice()
 
 
+@pytest.mark.slow
 def test_streams_between_devices_conform():
     check_versions(OnDevice)
 
@@ -66,6 +67,7 @@ def test_once_for_each_node_conforms(check):
     check(PerNodeWeightSync)
 
 
+@pytest.mark.slow
 def test_a_node_for_each_rank_conforms():
     check_versions(OfTwoNodes)
 
