@@ -1,12 +1,16 @@
 """RLinf from Python: configs, plans and refusals. integration_tests/test_api.py trains."""
 
+import importlib
 import json
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
 import pytest
 
 import rlinf
+from rlinf.api import _current_modules
 from rlinf.config.load import load_config as load_from_text
 from rlinf.config.overrides import parse_overrides
 
@@ -51,3 +55,46 @@ def test_a_plan_needs_no_gpu():
     explanation = rlinf.plan("math-grpo-1.5b", num_devices=8, model={"path": "Qwen2.5-1.5B"}, task=files)
     assert explanation.plan.to_json()
     assert len(explanation.problem.cluster.compute_devices) == 8
+
+
+def test_a_module_that_a_cell_wrote_anew_is_imported_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    config = rlinf.load_config("sort-grpo", reward={"kind": "function", "path": "reward_of_a_cell:score"})
+    for value in (1, 22, 333):
+        (tmp_path / "reward_of_a_cell.py").write_text(f"def score(completion, answer):\n    return {value}\n")
+        with _current_modules(config):  # around each training
+            module = importlib.import_module("reward_of_a_cell")
+            assert module.score("", "") == value
+    first = module.score
+    (tmp_path / "reward_of_a_cell.py").write_text("def score(completion, answer):\n    return 4444\n")
+    with _current_modules(config):
+        edited = rlinf.load_config("sort-grpo", reward={"kind": "function", "path": first})
+    assert edited.model_dump()["reward"]["path"] == "reward_of_a_cell:score"
+
+
+def test_a_notebook_shows_the_message_of_an_error_without_a_traceback():
+    error = rlinf.UserError("seed=x: not a number", hint="give a number")
+    assert error._render_traceback_() == ["UserError: seed=x: not a number\nhint: give a number"]
+
+
+def test_an_interrupt_does_not_cut_the_import_of_torch(tmp_path: Path):
+    (tmp_path / "torch.py").write_text("""
+import os, signal, __main__
+os.kill(os.getpid(), signal.SIGINT)
+__main__.interrupted.wait()
+__main__.imports.append("complete")
+""")
+    program = """
+import threading
+from rlinf.torch_import import import_torch
+interrupted, imports = threading.Event(), []
+try:
+    import_torch()
+except KeyboardInterrupt:
+    imports.append("interrupted")
+    interrupted.set()
+import_torch()
+print(imports)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert (done.stdout, done.stderr) == ("['interrupted', 'complete']\n", "")

@@ -15,13 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from rlinf.cli.output_folder import new_folder
 from rlinf.config import load
 from rlinf.config.common import JobConfig
 from rlinf.config.overrides import Override
 from rlinf.errors import UserError
+from rlinf.loop.ending import how_to_go_on
+from rlinf.run_folder.fingerprints import code_fingerprints
+from rlinf.run_folder.lock import check_empty, check_free
 from rlinf.run_folder.plain_files import read_plain_json
 from rlinf.run_folder.rows import read_rows
+from rlinf.torch_import import import_torch
 from rlinf.training import OnStep, run_training
 
 if TYPE_CHECKING:
@@ -85,8 +91,11 @@ class Run:
         Raises: UserError for a key that would change what the run has computed so far.
         """
         config = load.load_for_resume(self.folder, _overrides(overrides, keys))
-        with _main_hidden():
-            run_training(config, self.folder, command=["rlinf.Run.resume"], resume=True, on_step=on_step)
+        check_free(self.folder)
+        if ended := how_to_go_on(config.run, self.folder):
+            print(ended)
+        else:
+            _train(config, self.folder, "rlinf.Run.resume", resume=True, on_step=on_step)
         return self
 
     def evaluate(
@@ -102,6 +111,7 @@ class Run:
         Returns: what `result.json` of the evaluation holds.
         Raises: UserError.
         """
+        import_torch()
         from rlinf import evaluation
         from rlinf.config.downloads import with_downloads
         from rlinf.console.eval_progress import EvalProgress
@@ -114,7 +124,7 @@ class Run:
         config = with_downloads(load.load_eval(None, overrides))
         check_eval_references(config)
         path = new_folder(f"eval-{self.folder.name}") if output is None else Path(output)
-        with _main_hidden():
+        with _current_modules(config), _main_hidden():
             prepared = evaluation.prepare(config)
             prepared.run(path, resume=False, command=["rlinf.Run.evaluate"], progress=EvalProgress())
         return dict(read_plain_json(path / "result.json"))
@@ -172,10 +182,11 @@ def train(
     Raises: UserError for wrong inputs, before anything was written; RunFailed.
     """
     config = load_config(recipe, overrides, **keys)
-    folder = Path(output) if output is not None else new_folder(config.name)
-    with _main_hidden():
-        run_training(config, folder, command=["rlinf.train", str(recipe)], on_step=on_step)
-    return Run(folder)
+    run = Run(output if output is not None else new_folder(config.name))
+    check_free(run.folder)
+    check_empty(run.folder)
+    _train(config, run.folder, "rlinf.train", str(recipe), on_step=on_step)
+    return run
 
 
 def plan(
@@ -218,9 +229,60 @@ def load_policy(path: str | Path, checkpoint: str | None = None) -> LoadedPolicy
 
     Raises: UserError.
     """
+    import_torch()
     from rlinf.playing.loaded import load_policy
 
     return load_policy(path, checkpoint)
+
+
+# -- training --------------------------------------------------------------------------------------------------------
+
+
+def _train(config: JobConfig, folder: Path, *command: str, resume: bool = False, on_step: OnStep | None = None) -> None:
+    """Trains, and prints the scores. Raises: as `train`."""
+    resume_with = f"rlinf.Run({str(folder)!r}).resume()"
+    with _current_modules(config), _main_hidden():
+        result = run_training(config, folder, command=command, resume=resume, on_step=on_step, resume_with=resume_with)
+    print(f"\n{result}")
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Processes that are started meanwhile do not run the caller's program a second time, so that it needs no
+    `if __name__ == "__main__"`."""
+    main = sys.modules["__main__"]
+    names = [name for name in ("__file__", "__spec__") if getattr(main, name, None) is not None]
+    before = {name: getattr(main, name) for name in names}
+    for name in names:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(main, name, value)
+
+
+_DIGESTS: dict[str, str] = {}
+"""Custom module -> digest of its file when a call first used it."""
+
+
+@contextmanager
+def _current_modules(config: BaseModel) -> Iterator[None]:
+    """Imports custom modules anew whose file has changed since an earlier call, as when a notebook's cell writes it
+    again: workers read the new file, and so must the checks in this process."""
+    _forget_changed_modules(config)
+    try:
+        yield
+    finally:
+        _forget_changed_modules(config)  # knows the modules that the checks have imported
+
+
+def _forget_changed_modules(config: BaseModel) -> None:
+    for name, digest in code_fingerprints(config.model_dump(mode="json")).items():
+        module = name.rpartition("=")[2].partition(":")[0]
+        if _DIGESTS.setdefault(module, digest) != digest:
+            _DIGESTS[module] = digest
+            sys.modules.pop(module, None)
 
 
 # -- values --------------------------------------------------------------------------------------------------------
@@ -263,27 +325,12 @@ def _import_path(value: Any, key: str) -> str:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", repr(value))
     if module == "__main__":
         raise UserError(f"{key}={name} is defined in the program or notebook itself", hint=MAIN_HINT.format(name=name))
-    if module is None or "<" in name or getattr(importlib.import_module(module), name, None) is not value:
+    member = None if module is None else getattr(importlib.import_module(module), name, None)
+    if "<" in name or getattr(member, "__qualname__", None) != name:  # the same one, or that of an edited module
         raise UserError(
             f"{key}={name}: it has no name in a module", hint="give a function or class at the top level of a module"
         )
     return f"{module}:{name}"
-
-
-@contextmanager
-def _main_hidden() -> Iterator[None]:
-    """Processes that are started meanwhile do not run the caller's program a second time, so that it needs no
-    `if __name__ == "__main__"`."""
-    main = sys.modules["__main__"]
-    names = [name for name in ("__file__", "__spec__") if getattr(main, name, None) is not None]
-    before = {name: getattr(main, name) for name in names}
-    for name in names:
-        setattr(main, name, None)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(main, name, value)
 
 
 def _table(file: Path) -> list[dict[str, Any]]:

@@ -9,6 +9,10 @@ INTERRUPTED = "interrupted"
 class RlinfError(Exception):
     """Base class of this package's errors."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What notebooks show in place of a traceback: the message alone, as the command does."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class UserError(RlinfError, ValueError):
     """An error that the user can fix: a key, a value, a file, a folder. `rlinf` prints it and exits with 2.

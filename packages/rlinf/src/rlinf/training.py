@@ -14,6 +14,7 @@ from rlinf.console.live_line import LiveLine
 from rlinf.errors import RunFailed, UserError
 from rlinf.jobs.checks import run_checks
 from rlinf.run_folder.folder import resume_command
+from rlinf.torch_import import import_torch
 
 OnStep = Callable[[int, Mapping[str, float]], None]
 """Called with a step's number, from 0, and its metrics."""
@@ -27,6 +28,7 @@ def run_training(
     resume: bool = False,
     accept_changed_inputs: bool = False,
     on_step: OnStep | None = None,
+    resume_with: str | None = None,
 ) -> str:
     """Checks a config, creates the run folder and trains; returns what to tell of the result.
 
@@ -36,6 +38,7 @@ def run_training(
         resume: continue the run in the folder.
         accept_changed_inputs: continue although data or a model has changed.
         on_step: called after each step, in this process.
+        resume_with: what to type to resume the run, printed if it is interrupted; None: the command.
     Raises: UserError before anything was written, RunFailed, OSError, KeyboardInterrupt.
     """
     run_checks("train", config)
@@ -45,7 +48,8 @@ def run_training(
 
     fork_server.start(config)
     with LiveLine().doing("loading torch, then checking the model, the data and the devices"):
-        from rlinf import jobs  # imports torch
+        import_torch()
+        from rlinf import jobs
         from rlinf.log_writers.delivery import LogWriters
         from rlinf.run_folder import RunFolder
 
@@ -63,6 +67,7 @@ def run_training(
         )
     except OSError as error:
         raise cannot_write(path, error) from error
+    go_on = resume_with or resume_command(path)
     try:
         with folder:
             run = folder.logged_run(job.config.model_dump(mode="json"))
@@ -75,9 +80,9 @@ def run_training(
         folder.discard()
         raise
     except KeyboardInterrupt:
-        print(f"go on with: {resume_command(path)}", file=sys.stderr)
+        print(f"go on with: {go_on}", file=sys.stderr)
         raise
     except (OSError, RunFailed):
         if folder.latest_checkpoint() is not None:
-            print(f"go on with, once it is mended: {resume_command(path)}", file=sys.stderr)
+            print(f"go on with, once it is mended: {go_on}", file=sys.stderr)
         raise
