@@ -48,6 +48,14 @@ def test_roles_with_and_without_an_environment_of_their_own_run_beside_each_othe
         assert_gone(pids)
 
 
+def test_a_class_from_a_notebook_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(Fault, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", None, raising=False)
+    refusal = r"Fault is defined in the program.*`%%writefile my_module\.py`"
+    with launched(LocalLauncher) as launcher, pytest.raises(FlowDefinitionError, match=refusal):
+        start(launcher, tmp_path)
+
+
 def test_a_group_calls_all_ranks_or_some(tmp_path):
     with launched(LocalLauncher) as launcher:
         group = start(launcher, tmp_path, num_ranks=2)

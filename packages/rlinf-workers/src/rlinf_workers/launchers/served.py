@@ -343,7 +343,7 @@ def check_outside_main(spec: WorkerSpec, where: str) -> None:
     if spec.worker_class.__module__ == "__main__":
         raise FlowDefinitionError(
             f"worker class {spec.worker_class.__qualname__} is defined in the program that was started, which {where} "
-            "does not import; define it in a module"
+            "does not import; define it in a module (in a notebook, `%%writefile my_module.py` on top of its cell does)"
         )
 
 

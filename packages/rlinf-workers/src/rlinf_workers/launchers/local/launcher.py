@@ -12,6 +12,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import sys
 import threading
 from typing import Any
 
@@ -79,6 +80,8 @@ class LocalLauncher(ServingLauncher):
         self._check(spec)
         if spec.python is not None:
             check_outside_main(spec, f"the worker's own venv ({spec.python})")
+        elif getattr(sys.modules["__main__"], "__file__", None) is None:  # a notebook or an interpreter's prompt
+            check_outside_main(spec, "a worker process")
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         is_forked = self._forks and spec.python is None
         birth = birth_of(
