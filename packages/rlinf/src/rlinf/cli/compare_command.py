@@ -24,15 +24,15 @@ def add_parser(subparsers: Any) -> None:
         "configs that differ, and mean and interval over runs that differ in the seed alone.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write a page with the curves, FILE.html")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the curves: FILE.html or FILE.png")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from rlinf.report.compare import COLUMNS, compare, write_comparison
 
-    if args.output is not None and args.output.suffix != ".html":
-        raise UserError(f"--output={args.output}: the page is an HTML file; let its name end in .html")
+    if args.output is not None and args.output.suffix not in (".html", ".png"):
+        raise UserError(f"--output={args.output}: its name has to end in .html (a page) or .png (a picture)")
     comparison = compare(args.runs)
     print(aligned([COLUMNS, *(run.row() for run in comparison.runs)]))
     for group in comparison.groups:
@@ -42,11 +42,11 @@ def run(args: argparse.Namespace) -> int:
         if len(rows) > MAX_DIFFERENCES:
             print(f"and {len(rows) - MAX_DIFFERENCES} more keys that differ")
     if args.output is None:
-        print("\nfor a page with the curves, add --output compare.html")
+        print("\nfor a page with the curves, add --output compare.html; for a picture, compare.png")
         return 0
     try:
         write_comparison(comparison, args.output)
     except OSError as error:
         raise cannot_write(args.output, error) from error
-    print(f"\npage: {args.output}")
+    print(f"\ncurves: {args.output}")
     return 0

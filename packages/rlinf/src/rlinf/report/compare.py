@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.config.load import differences
+from rlinf.errors import UserError
 from rlinf.glossary import SHARE
 from rlinf.report import html
 from rlinf.report.axes import number, percent
 from rlinf.report.curves import Curve, Line, draw
 from rlinf.report.metric_names import EVALUATION, SCORES, panels_of, score_name, unit_of
 from rlinf.report.page import NUM_COLORS
+from rlinf.report.picture import write_picture
 from rlinf.report.records import RunRecords, read_run
 from rlinf.run_folder.rows import write_file
 
@@ -122,9 +124,16 @@ def compare(paths: Sequence[Path]) -> ComparedRuns:
 
 
 def write_comparison(comparison: ComparedRuns, path: Path) -> None:
-    """Writes the page. Raises: OSError."""
+    """Writes the page, or the picture of the curves if the name ends in .png. Raises: UserError, OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, render(comparison))
+    if path.suffix != ".png":
+        write_file(path, render(comparison))
+        return
+    runs = comparison.runs
+    curves = _curves(runs, [f"C{i}" for i in range(len(runs))])
+    if not curves:
+        raise UserError(f"--output={path}: no run has a metric yet", hint="compare them after their first steps")
+    write_picture(curves, path)
 
 
 def render(comparison: ComparedRuns) -> str:

@@ -24,7 +24,7 @@ class Line:
     label: str
     series: Series
     color: str
-    """A CSS colour."""
+    """A CSS colour; of matplotlib in a picture."""
     has_marks: bool = False
     """Whether to mark the points; for evaluations, which are few."""
 
