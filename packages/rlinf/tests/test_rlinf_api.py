@@ -7,6 +7,7 @@ import sys
 from collections import OrderedDict
 from pathlib import Path
 
+import pandas
 import pytest
 
 import rlinf
@@ -50,11 +51,25 @@ def test_mistakes_are_errors_with_a_hint():
         rlinf.Run(Path("absent")).resume()
 
 
+@pytest.mark.usefixtures("brief_search")
 def test_a_plan_needs_no_gpu():
-    files = {"train_files": "unread.jsonl", "eval_files": "unread.jsonl"}
-    explanation = rlinf.plan("math-grpo-1.5b", num_devices=8, model={"path": "Qwen2.5-1.5B"}, task=files)
+    explanation = rlinf.plan("math-grpo-1.5b", {"model.path": "Qwen2.5-1.5B"}, num_devices=8, gpu="H200")
     assert explanation.plan.to_json()
-    assert len(explanation.problem.cluster.compute_devices) == 8
+    assert [device.name for device in explanation.problem.cluster.devices] == ["NVIDIA H200 SXM"] * 8
+    with pytest.raises(rlinf.UserError, match=r"cluster\.num_devices=auto"):
+        rlinf.plan("math-grpo-1.5b", {"model.path": "Qwen2.5-1.5B"})
+
+
+@pytest.mark.usefixtures("brief_search")
+def test_a_plan_of_a_problem_file_shows_its_tables_and_what_if_answers():
+    problem = Path(__file__).parents[2] / "rlinf-sched" / "examples" / "laptop.json"
+    explanation = rlinf.plan(problem, what_if=True)
+    text = str(explanation)
+    assert text.startswith("One step of laptop takes 16 items") and "critical path" in text
+    assert "twice the devices" in {answer.question for answer in explanation.answers} and "twice the devices" in text
+    assert pandas.DataFrame(explanation.modes)["is_chosen"].sum() == 1
+    with pytest.raises(rlinf.UserError, match="only a recipe takes overrides"):
+        rlinf.plan(problem, num_devices=8)
 
 
 def test_a_module_that_a_cell_wrote_anew_is_imported_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -190,34 +190,31 @@ def train(
 
 
 def plan(
-    recipe: str | Path,
+    problem: str | Path,
     overrides: Mapping[str, Any] | None = None,
     /,
     *,
-    num_devices: int,
-    gpu: str = "H100",
+    num_devices: int | None = None,
+    gpu: str | None = None,
+    what_if: bool = False,
     **keys: Any,
 ) -> PlanExplanation:
-    """Plans a recipe for GPUs that need not be there, and returns the plan with its reasons.
+    """Plans a job for GPUs that need not be there, and returns the plan with its reasons; `print` shows it.
 
     Args:
-        recipe, overrides, keys: as of `load_config`.
-        num_devices: number of GPUs.
-        gpu: a product that `rlinf plan --gpu` knows.
+        problem: a recipe, or a workload or problem file of `rlinf plan`, which says itself what GPUs it has.
+        overrides, keys: of a recipe, as of `load_config`.
+        num_devices: of a recipe: number of GPUs.
+        gpu: of a recipe: a product that `rlinf plan --gpu` knows; None: H100.
+        what_if: also plan changed problems, such as twice the GPUs; takes several times as long.
 
     Raises: UserError.
     """
-    from rlinf.jobs.checks import check_names
-    from rlinf.planning.problems import problem_of_recipe
-    from rlinf_sched import SchedError
-    from rlinf_sched.explain import explain_problem
+    from rlinf.planning.named import explain_named
 
-    config = load_config(recipe, {**(overrides or {}), "cluster.num_devices": num_devices}, **keys)
-    check_names(config)
-    try:
-        return explain_problem(problem_of_recipe(config, gpu=gpu))
-    except SchedError as error:
-        raise UserError(str(error)) from error
+    devices = {} if num_devices is None else {"cluster.num_devices": num_devices}
+    values = _overrides({**(overrides or {}), **devices}, keys)
+    return explain_named(str(problem), values, gpu=gpu, what_if=what_if)[0]
 
 
 def load_policy(path: str | Path, checkpoint: str | None = None) -> LoadedPolicy:

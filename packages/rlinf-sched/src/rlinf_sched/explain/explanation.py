@@ -83,6 +83,16 @@ class PlanExplanation:
         """The plan in sentences."""
         return sentences(self)
 
+    def __str__(self) -> str:
+        """Tables and sentences, as `rlinf plan` prints them."""
+        from rlinf_sched.explain.text import explanation_text  # which imports this module
+
+        return explanation_text(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What a notebook shows."""
+        printer.text(str(self))
+
     def to_json(self) -> str:
         """The explanation as JSON text: the plan, and everything the page shows except the timeline."""
         return json.dumps(_tree(self), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
