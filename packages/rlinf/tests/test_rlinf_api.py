@@ -22,6 +22,12 @@ def test_a_run_is_named_by_text_or_path(tmp_path: Path):
     assert rlinf.Run(str(tmp_path)) == rlinf.Run(tmp_path)
 
 
+def test_samples_are_completions_alone(tmp_path: Path):
+    rows = [{"step": 0, "prompt": "21=", "completion": "12"}, {"step": 0, "worst_token": "1", "before": "21="}]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert rlinf.Run(tmp_path).samples == rows[:1]
+
+
 def test_values_mean_what_they_mean_on_the_command_line():
     flags = ["--seed=3", "--run.num_steps=5", "--sft_warm_up=null", "--rollout.stop=['null', 'a: b']", "--name='true'"]
     config = rlinf.load_config(

@@ -65,7 +65,9 @@ class Run:
     @property
     def samples(self) -> list[dict[str, Any]]:
         """Completions that were kept for inspection; empty for robots."""
-        return read_rows(self.folder / "samples.jsonl")
+        from rlinf.report.records import WORST
+
+        return [row for row in read_rows(self.folder / "samples.jsonl") if WORST not in row]
 
     @property
     def config(self) -> JobConfig:
