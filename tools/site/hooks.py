@@ -13,6 +13,7 @@ from key_pages import key_pages
 from latex2mathml.converter import convert  # pyright: ignore[reportMissingImports]
 from linked_files import LinkedFiles
 from mkdocs.structure.files import File, Files, InclusionLevel  # pyright: ignore[reportMissingImports]
+from notebook_pages import linked_to_pages, notebook_pages
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[\[(](.*?)\\[\])]</\1>', re.DOTALL)
 _LINKED = LinkedFiles()
@@ -26,8 +27,9 @@ Reference: the keys of a recipe for [language models](reference/keys-reasoning.m
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Adds the reference pages and the linked files, and replaces the patterns of the navigation by their pages."""
-    for uri, text in {**key_pages(), **command_page(), **api_pages()}.items():
+    """Adds the reference pages, the notebooks and the linked files, and replaces the patterns of the navigation by
+    their pages."""
+    for uri, text in {**key_pages(), **command_page(), **api_pages(), **notebook_pages()}.items():
         files.append(File.generated(config, uri, content=text))
     pages = {file.src_uri: file.content_string for file in files.documentation_pages()}
     for uri, content in _LINKED.collect(pages).items():
@@ -42,7 +44,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
     """Redirects links to files of the repository to their copies in the site. The landing page links to the reference,
     which a code host does not have."""
     markdown = markdown.replace("<!-- reference -->", REFERENCE)
-    return _LINKED.redirected(page.file.src_uri, markdown)
+    return _LINKED.redirected(page.file.src_uri, linked_to_pages(markdown))
 
 
 def on_page_content(content: str, *, page: Any, config: Any, files: Files) -> str:
