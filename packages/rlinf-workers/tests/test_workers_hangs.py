@@ -186,7 +186,8 @@ def test_a_lost_worker_and_a_deadline_leave_an_explanation(tmp_path):
     context = StepContext(step=0, phase="train", seed=0, num_items=len(NUMBERS))
     with Executor(cluster=CLUSTER, log_folder=tmp_path / "a") as executor:
         executor.start(flow, plan)
-        executor.group("taker").call("current_waits")
+        for name in ("taker", "stuck"):  # so that both have started, however busy the machine is
+            executor.group(name).call("current_waits")
         with pytest.raises(StepTimeout, match=r"root cause: stuck/0 stuck \(process \d+\) waits for nobody"):
             executor.run(flow, context=context, feeds={"numbers": NUMBERS}, timeout_s=5)
         assert executor.explanation is not None
