@@ -1,4 +1,4 @@
-"""Draws curves as a PNG picture. matplotlib is imported only here and is not a requirement of the package."""
+"""Draws curves as a PNG picture. matplotlib is imported only here and is the extra `plots`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_picture(curves: Sequence[Curve], path: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import PercentFormatter
     except ImportError as error:
-        hint = "pip install matplotlib, or let the name end in .html"
+        hint = "pip install 'rlinf[plots]', or let the name end in .html"
         raise UserError(f"--output={path}: a picture needs matplotlib", hint=hint) from error
     num_columns = min(MAX_COLUMNS, len(curves))
     num_rows = math.ceil(len(curves) / num_columns)
