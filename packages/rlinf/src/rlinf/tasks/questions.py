@@ -38,6 +38,8 @@ ROLES = {"human": "user", "gpt": "assistant"}
 TOOL_ROLES = ("tool", "function", "observation", "ipython", "environment", "context", "documents")
 KNOWN_ROLES = (*SYSTEM_ROLES, "user", "assistant", *TOOL_ROLES, *ROLES)
 """Roles that published chat templates have; one that is misspelt would be rendered as it is."""
+_MARKED_NUMBER, MAX_MARKED = re.compile(r"####\s*-?[0-9]+\s*\Z"), 40
+"""The usual end of an answer of GSM8K, and the characters in which it is looked for."""
 _CHAT_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:""")
 
 
@@ -379,7 +381,7 @@ def check_number(answer: str, name: str) -> None:
         raise RowError(
             f"the {name} has {len(answer):,} characters; a number is looked for in at most {MAX_CHARACTERS:,}"
         )
-    if final_number(answer) is None:
+    if not _MARKED_NUMBER.search(answer[-MAX_MARKED:]) and final_number(answer) is None:
         raise RowError(f"the {name} holds no number: {answer[-80:]!r}; it should end like `#### 42`")
 
 
