@@ -23,9 +23,18 @@ def command_page() -> dict[str, str]:
     parts = [INTRODUCTION, *_options("Options of every command", parser)]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for name, command in action.choices.items():
+            for name, command in _commands(action):
                 parts += _command(name, command, "##")
     return {"reference/commands.md": "\n\n".join([*parts, ""])}
+
+
+def _commands(action: argparse._SubParsersAction) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yields each command once, under its first name: an older name of it has the same parser."""
+    parsers: list[argparse.ArgumentParser] = []
+    for name, parser in action.choices.items():
+        if parser not in parsers:
+            parsers.append(parser)
+            yield name, parser
 
 
 def _command(name: str, parser: argparse.ArgumentParser, heading: str) -> Iterator[str]:
@@ -35,7 +44,7 @@ def _command(name: str, parser: argparse.ArgumentParser, heading: str) -> Iterat
         yield _escaped(parser.description)
     if inner:
         for action in inner:
-            for below, command in action.choices.items():
+            for below, command in _commands(action):
                 yield from _command(below, command, heading + "#")
         return
     yield f"```text\n{parser.format_usage().removeprefix('usage: ').rstrip()}\n```"

@@ -14,22 +14,26 @@ from latex2mathml.converter import convert  # pyright: ignore[reportMissingImpor
 from linked_files import LinkedFiles
 from mkdocs.structure.files import File, Files, InclusionLevel  # pyright: ignore[reportMissingImports]
 from notebook_pages import linked_to_pages, notebook_pages
+from recipe_pages import recipe_pages
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[\[(](.*?)\\[\])]</\1>', re.DOTALL)
 _LINKED = LinkedFiles()
 REFERENCE = """
-Reference: the keys of a recipe for [language models](reference/keys-reasoning.md) and for
-[robots](reference/keys-embodied.md), the [commands](reference/commands.md), and the Python packages
-([rlinf](reference/api/rlinf.md), [algorithms](reference/api/rlinf_algos.md),
-[environments](reference/api/rlinf_envs.md), [workers](reference/api/rlinf_workers.md),
-[planner](reference/api/rlinf_sched.md), [communication](reference/api/rlinf_comm.md)).
+Reference: the [recipes](reference/recipes.md), the keys of a recipe for [language
+models](reference/keys-reasoning.md) and for [robots](reference/keys-embodied.md), the
+[commands](reference/commands.md), and the Python packages ([rlinf](reference/api/rlinf.md),
+[algorithms](reference/api/rlinf_algos.md), [environments](reference/api/rlinf_envs.md),
+[workers](reference/api/rlinf_workers.md), [planner](reference/api/rlinf_sched.md),
+[communication](reference/api/rlinf_comm.md)).
 """
+RECIPES = "The reference has [a page for each recipe](reference/recipes.md) with the keys that it sets."
 
 
 def on_files(files: Files, *, config: Any) -> Files:
     """Adds the reference pages, the notebooks and the linked files, and replaces the patterns of the navigation by
     their pages."""
-    for uri, text in {**key_pages(), **command_page(), **api_pages(), **notebook_pages()}.items():
+    generated = {**key_pages(), **command_page(), **recipe_pages(), **api_pages(), **notebook_pages()}
+    for uri, text in generated.items():
         files.append(File.generated(config, uri, content=text))
     pages = {file.src_uri: file.content_string for file in files.documentation_pages()}
     for uri, content in _LINKED.collect(pages).items():
@@ -41,9 +45,9 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
-    """Redirects links to files of the repository to their copies in the site. The landing page links to the reference,
-    which a code host does not have."""
-    markdown = markdown.replace("<!-- reference -->", REFERENCE)
+    """Redirects links to files of the repository to their copies in the site. Two pages link to the reference, which a
+    code host does not have."""
+    markdown = markdown.replace("<!-- reference -->", REFERENCE).replace("<!-- recipes -->", RECIPES)
     return _LINKED.redirected(page.file.src_uri, linked_to_pages(markdown))
 
 

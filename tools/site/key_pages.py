@@ -99,17 +99,34 @@ def _page(
     samples: str = "",
 ) -> str:
     entries = [*entries, *options]
-    keys = {key.key: _anchor(section, key.key) for section in entries for key in section.keys}
+    alternatives: dict[str, list[SectionEntry]] = {}
+    for section in entries:
+        if section.kinds and section not in options:
+            alternatives.setdefault(section.key, []).append(section)
+    selectors = {f"{key}.kind": ones for key, ones in alternatives.items() if len(ones) > 1}
+    keys = {key.key: key.key.replace("<name>", "name") for section in entries for key in section.keys}
+    keys |= {key: key.replace("<name>", "name") for key in selectors}
     places = {section.key: _heading_anchor(section) for section in reversed(entries)}
+    places |= {key.removesuffix(".kind"): _kinds_anchor(key) for key in selectors}
     defaults = _preset_defaults(presets, samples) if presets else {}
     parts = [f"# {title}", introduction]
+    described: set[str] = set()
     for section in entries:
+        selector = f"{section.key}.kind"
+        if selector in selectors and selector not in described:
+            described.add(selector)
+            parts += _selector(selector, keys[selector], selectors[selector])
         parts += [_heading(section), _text(section.meaning, section.key, keys)]
         for entry in section.keys:
+            if entry.key in selectors:
+                continue
             name = entry.key.removeprefix("algorithm.")
             if section.key == "algorithm" and (name == "samples" or name in _fields_of_others(samples)):
                 continue
-            parts += _key(entry, section, keys, places, defaults.get(name, "") if section.key == "algorithm" else "")
+            anchor = _anchor(section, entry.key) if entry.key in described else keys[entry.key]
+            described.add(entry.key)
+            by_preset = defaults.get(name, "") if section.key == "algorithm" else ""
+            parts += _key(entry, section, anchor, keys, places, by_preset)
     return "\n\n".join([*parts, ""])
 
 
@@ -117,10 +134,36 @@ def _fields_of_others(samples: str) -> set[str]:
     return {name for kind, names in FIELDS_OF_SAMPLES.items() if kind != samples for name in names}
 
 
+def _selector(key: str, anchor: str, alternatives: Sequence[SectionEntry]) -> Iterator[str]:
+    """Yields the key that selects one of several kinds of a section, with a link to the keys of each."""
+    section = key.removesuffix(".kind")
+    yield f"## `{section}`: the kinds {{ #{_kinds_anchor(key)} }}"
+    yield f"#### `{key}` {{ #{anchor} }}"
+    page = page_of(section)
+    yield f"one of the kinds below, which decides about the other keys · see [{_title(page)}](../{page})\n{{ .facts }}"
+    rows = []
+    for one in alternatives:
+        links = ", ".join(f"[`{kind}`](#{_heading_anchor(one)})" for kind in one.kinds)
+        rows.append(f"- {links}: {_text(one.meaning, section, {})}")
+    yield "\n".join(rows)
+
+
 def _key(
-    entry: KeyEntry, section: SectionEntry, keys: Mapping[str, str], places: Mapping[str, str], by_preset: str
+    entry: KeyEntry,
+    section: SectionEntry,
+    anchor: str,
+    keys: Mapping[str, str],
+    places: Mapping[str, str],
+    by_preset: str,
 ) -> Iterator[str]:
-    yield f"#### `{entry.key}` {{ #{_anchor(section, entry.key)} }}"
+    """Yields heading, facts and meaning of a key.
+
+    Args:
+        keys: key -> its anchor.
+        places: section -> the anchor of its heading.
+        by_preset: its defaults where they depend on `algorithm.name`.
+    """
+    yield f"#### `{entry.key}` {{ #{anchor} }}"
     default = by_preset or (f"default {_value(entry.default)}" if entry.default not in ("", REQUIRED) else "")
     kind = re.sub(r'"[^"]*"', lambda text: _value(text[0]), entry.type)
     kind = re.sub(r"section, as ([\w.<>]+)", lambda place: f"section, as [{place[1]}](#{places[place[1]]})", kind)
@@ -153,6 +196,10 @@ def _heading(section: SectionEntry) -> str:
 
 def _heading_anchor(section: SectionEntry) -> str:
     return "-".join([section.key.replace("<name>", "name") or "top", "section", *section.kinds])
+
+
+def _kinds_anchor(selector: str) -> str:
+    return f"{selector.removesuffix('.kind').replace('<name>', 'name')}-kinds"
 
 
 def _anchor(section: SectionEntry, key: str) -> str:

@@ -1,6 +1,7 @@
 """The reference pages of the site: every key has a meaning, a type and a page, every public name a docstring."""
 
 import importlib
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field
 
+from rlinf.config.catalog import read_recipe, shipped_recipes
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.messages import all_keys, dotted
 from rlinf.config.playing import TrainedConfig
 from rlinf.config.reference import KeyEntry, option_entries, sections
 from rlinf.config.schema import SHIPPED
 from rlinf.config.suites import SuiteConfig
+from rlinf.config.yaml_source import parse_file
 from rlinf_workers.plugins import ENGINES, LAUNCHERS, POLICIES, TRAINERS, WEIGHT_SYNCS
 
 REPOSITORY = Path(__file__).parents[3]
@@ -140,13 +143,35 @@ def test_every_heading_of_a_key_page_has_its_own_anchor(site):
         assert {link[1:] for link in _links(text) if link.startswith("#")} <= set(anchors), name
 
 
-def test_every_command_is_on_the_page(site):
+def test_a_key_has_its_own_name_as_anchor(site):
+    text = site("key_pages").key_pages()["reference/keys-reasoning.md"]
+    for key in ("reward.kind", "task.kind", "task.answer_format", "reward.path", "algorithm.clip_high"):
+        assert f"`{key}` {{ #{key} }}" in text, key
+    assert "- [`math`](#reward-section-math): " in text
+
+
+def test_every_command_is_on_the_page_once(site):
     from rlinf.cli.main import COMMANDS
 
     text = site("command_page").command_page()["reference/commands.md"]
-    assert [command for command in COMMANDS if f"\n## rlinf {command}\n" not in text] == []
+    assert [command for command in COMMANDS if text.count(f"\n## rlinf {command}\n") != 1] == []
     assert "\n### rlinf config show\n" in text
     assert "- **`--checkpoint WHICH`**: checkpoint of a run" in text
+
+
+def test_a_page_of_a_recipe_has_inherited_values_with_their_comments(site):
+    pages = site("recipe_pages").recipe_pages()
+    page = pages["reference/recipes/gsm8k-grpo-fsdp2.md"]
+    assert "It extends [gsm8k-grpo](gsm8k-grpo.md)" in page and "rlinf train gsm8k-grpo-fsdp2 --model.path" in page
+    assert "  learning_rate: 1e-6\n" in page, "from gsm8k-grpo"
+    assert "    compute_dtype: bfloat16 # beside float32 weights, gradients and moments\n" in page
+
+
+@pytest.mark.parametrize("recipe", shipped_recipes())
+def test_a_page_of_a_recipe_has_all_that_it_sets(site, recipe: str):
+    page = site("recipe_pages").recipe_pages()[f"reference/recipes/{recipe}.md"]
+    (yaml,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    assert parse_file(yaml, "page").values == read_recipe(recipe).values
 
 
 def test_every_public_name_has_a_docstring(site):
