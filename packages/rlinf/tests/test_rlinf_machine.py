@@ -70,6 +70,26 @@ def test_state_leaves_a_gpu_only_where_it_has_to(memory_bytes: int, leaves: bool
     assert any("none of it goes to the host" in note for note in run_plans.notes) != leaves
 
 
+@pytest.mark.parametrize(
+    ("mode", "num_devices", "num_ranks", "note"),
+    [
+        ("collocated", 2, 2, None),
+        ("collocated", 3, 1, " and the number of devices; --cluster.num_devices 2 gives it 2"),
+        ("collocated", 8, 4, ""),
+        ("hybrid", 3, 2, ""),
+        ("hybrid", 6, 4, ""),
+        ("auto", 3, 1, ""),
+    ],
+)
+def test_ranks_divide_the_shards_that_a_resumed_run_keeps(mode: str, num_devices: int, num_ranks: int, note):
+    """As when a run on four devices is resumed on three, or on six."""
+    run_plans = planned("sort-grpo", f"--mode={mode}", "--actor.num_shards=4", f"--cluster.num_devices={num_devices}")
+    ranks = f"{num_ranks} rank{'' if num_ranks == 1 else 's'}"
+    expected = f"actor: {ranks} for {num_devices} devices, because the ranks must divide actor.num_shards=4{note}"
+    assert run_plans.plans["grpo"].stage("actor").num_ranks == num_ranks
+    assert [text for text in run_plans.notes if text.startswith("actor: ")] == ([] if note is None else [expected])
+
+
 def test_simulators_run_on_the_cores_beside_the_gpus() -> None:
     env = ["--env.kind=gymnasium", "--env.id=Pendulum-v1", "--env.options={}"]
     sizes = ["--env.num_envs=32", "--env.num_groups=16", "--run.stop_at_score=null", "--algorithm.name=ppo"]

@@ -143,9 +143,17 @@ def _training_plan(job: Job, graph: FlowGraph, cluster: Cluster, mode: Mode) -> 
             most = max(1, min(parts, job.machine.num_cpus // size))
             choices["num_ranks"][group] = max(count for count in range(1, most + 1) if parts % count == 0) * size
         elif placed.num_ranks < len(placed.devices):
+            trains, num_ranks = group in graph.training_groups, placed.num_ranks
+            most = max(count for count in range(1, len(placed.devices) + 1) if parts % count == 0)
+            advice = ""
+            if trains and most > num_ranks and group not in chosen.devices and placed.num_replicas == num_ranks:
+                if mode != "collocated":
+                    num_ranks, choices["devices"][group] = most, placed.devices[:most]
+                elif job.config.mode == mode:  # all groups have the same devices
+                    advice = f" and the number of devices; --cluster.num_devices {most} gives it {most}"
             notes.append(
-                f"{group} runs in {placed.num_ranks} ranks on {len(placed.devices)} devices: its work comes in "
-                f"{parts} part{'' if parts == 1 else 's'} (actor.num_shards or env.num_groups)"
+                f"{group}: {num_ranks} rank{'' if num_ranks == 1 else 's'} for {len(placed.devices)} devices, because "
+                f"the ranks must divide {'actor.num_shards' if trains else 'env.num_groups'}={parts}{advice}"
             )
     ranked = plan_for_mode(graph, cluster, mode, **choices)
     chunks = {**job.chunks(ranked), **chosen.granularity}
