@@ -112,8 +112,9 @@ class Algorithm:
     """The probability ratio is clipped below at 1 - clip_low. gmpo: the logarithm of the ratio is clipped at -clip_low.
     dppo: maximum divergence of a token that became less likely."""
     clip_high: float | None = None
-    """The probability ratio is clipped above at 1 + clip_high. gmpo: the logarithm of the ratio is clipped at
-    clip_high. dppo: maximum divergence of a token that became more likely."""
+    """The probability ratio is clipped above at 1 + clip_high. Policy loss gmpo: the logarithm of the ratio is clipped
+    at clip_high. Policy loss dppo: tokens whose probability has grown are left out if the two policies' distributions
+    differ by more than this. null: the policy loss does not clip."""
     dual_clip: float | None = None
     """Ratio, above 1, beyond which the loss of a negative advantage no longer grows; null: no such bound."""
     weight_cap: float | None = None

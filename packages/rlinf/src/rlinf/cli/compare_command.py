@@ -20,11 +20,14 @@ def add_parser(subparsers: Any) -> None:
         "compare",
         aliases=[OLD_NAMES["compare"]],
         help="compare runs, finished or under way",
-        description="Shows the score of each run before and after training, its steps and times, the keys of their "
-        "configs that differ, and mean and interval over runs that differ in the seed alone.",
+        description="Shows the score of each run before and after training, its steps and times, and the keys of their "
+        "configs that differ. For runs whose configs differ in the seed alone it shows the mean of their last scores "
+        "with the 95 %% interval of Student's t.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the curves: FILE.html or FILE.png")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="also write the curves into FILE, whose name ends in .html or .png"
+    )
     parser.set_defaults(run=run)
 
 

@@ -80,7 +80,10 @@ class ExamplesConfig(Section):
         "which are not trained on.",
     )
     num_held_out: int = Field(
-        default=100, ge=1, description="Examples kept out of training for evaluation, or used of eval_files."
+        default=100,
+        ge=1,
+        description="Examples that an evaluation uses: the first of eval_files, or without such files random rows of "
+        "train_files, which are then not trained on.",
     )
     columns: PromptColumnConfig = Field(default=PromptColumnConfig(), description="Where a row has what.")
     prompt_template: str = Field(

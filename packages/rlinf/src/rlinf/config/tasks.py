@@ -22,7 +22,12 @@ Files = Annotated[tuple[DataPath, ...], BeforeValidator(_one_or_several)]
 
 
 class _Task(Section):
-    num_held_out: int = Field(default=500, ge=1, description="Problems kept out of training, for evaluation.")
+    num_held_out: int = Field(
+        default=500,
+        ge=1,
+        description="Maximum number of problems that an evaluation uses. Generated tasks make this many, which are "
+        "never trained on; of task.eval_files the first ones are used.",
+    )
 
 
 class SortTask(_Task):
@@ -98,7 +103,8 @@ class FilesTask(_Task):
         "row gets its source's name as data_source, unless it has one; reward.kind by_source reads it.",
     )
     eval_files: Files = Field(
-        min_length=1, description="Problems to evaluate on, named the same way; num_held_out limits them."
+        min_length=1,
+        description="Problems to evaluate on, named the same way. At most num_held_out are used, the first ones.",
     )
     eval_source: str | None = Field(
         default=None,
@@ -127,7 +133,10 @@ class FilesTask(_Task):
         default={}, description="Arguments of the chat template, for example {enable_thinking: false}."
     )
     answer_format: Literal["gsm8k", "exact"] = Field(
-        default="exact", description="gsm8k: the answer ends in `#### number`. exact: the answer is the whole text."
+        default="exact",
+        description="What the answer column holds. gsm8k: a text with a number, usually a solution that ends in "
+        "`#### number`; a row without a number is an error. exact: the answer alone, any text. A reward gets the text "
+        "unchanged either way.",
     )
     long_prompts: Literal["stop", "keep_end", "drop"] = Field(
         default="stop",
