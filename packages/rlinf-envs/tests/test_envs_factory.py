@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlinf_envs import EnvError, EnvSpec, make_env
+from rlinf_envs.testing import check_env
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 
@@ -42,6 +43,15 @@ def test_the_documented_example_passes_the_suite(folder: Path) -> None:
     exec(example("check.py"), scope)
     assert scope["env"].num_envs == 4
     assert scope["env"].max_episode_steps == 30
+
+
+def test_the_documented_example_with_pictures_passes_the_suite(folder: Path) -> None:
+    for name in ("point_reach.py", "picture_reach.py"):
+        (folder / name).write_text(example(name))
+    spec = imported("picture_reach:PictureReach", max_episode_steps=30)
+    check_env(lambda: make_env(spec))
+    observation = make_env(spec).reset(seeds=range(2))
+    assert (observation["image.front"].shape, observation["state"].shape) == ((2, 64, 64, 3), (2, 2))
 
 
 def test_the_first_documented_lines_run() -> None:

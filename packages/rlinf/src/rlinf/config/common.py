@@ -108,10 +108,10 @@ class TrainerConfig(OptimizerConfig):
 
 NumShards = Annotated[int, Field(ge=1)] | Literal["auto"]
 NUM_SHARDS = (
-    "Number of shards into which a batch is divided. Each has its own sum of gradients, so the numbers do not depend on "
-    "how many ranks compute the shards; each costs one gradient's memory. The number of ranks must divide the number of "
-    "shards: 4 shards run on 1, 2 or 4 ranks. auto: one per device of the machine where the run starts, or one per "
-    "replica that fits on them. A resumed run keeps the number (docs/checkpoints.md)."
+    "Number of shards into which a batch is divided. Each has its own sum of gradients, so the numbers do not depend "
+    "on how many ranks compute the shards; each costs one gradient's memory. The number of ranks must divide the "
+    "number of shards: 4 shards run on 1, 2 or 4 ranks. auto: one per device of the machine where the run starts, or "
+    "one per replica that fits on them. A resumed run keeps the number (docs/checkpoints.md)."
 )
 
 

@@ -237,9 +237,9 @@ class PolicyActorConfig(TrainerConfig):
     num_shards: int = Field(
         default=2,
         ge=1,
-        description="Number of shards into which a batch is divided. Each has its own sum of gradients, so the numbers do "
-        "not depend on how many ranks compute the shards. The number of ranks must divide it: 4 shards run on 1, 2 or 4 "
-        "ranks. A resumed run keeps it (docs/checkpoints.md).",
+        description="Number of shards into which a batch is divided. Each has its own sum of gradients, so the numbers "
+        "do not depend on how many ranks compute the shards. The number of ranks must divide it: 4 shards run on 1, 2 "
+        "or 4 ranks. A resumed run keeps it (docs/checkpoints.md).",
     )
     micro_batch_size: int | None = Field(
         default=None,
