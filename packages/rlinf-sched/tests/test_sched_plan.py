@@ -106,6 +106,16 @@ def test_ranks_may_share_devices_or_span_them(grpo):
         )
 
 
+def test_suggested_numbers_of_ranks_divide_the_parts_of_a_stage(grpo):
+    stages = tuple(replace(stage, num_parts=6, dispatch="key") if stage.trains else stage for stage in grpo.stages)
+    in_parts = replace(grpo, stages=stages)
+    plan = plan_for_mode(in_parts, FOUR, "collocated")
+    assert mistake(change(plan, "actor", num_ranks=3), in_parts, FOUR) == (
+        "plan.actor.num_ranks=3 is neither a multiple nor a divisor of its 4 devices; use 2 or 1, because the ranks "
+        "also have to divide its 6 parts"
+    )
+
+
 def test_replicas_are_consecutive_ranks_each_on_its_devices(grpo):
     plan = plan_for_mode(grpo, FOUR, "collocated", num_ranks_per_replica={"actor": 2, "reward": 3})
     assert [plan.stage(name).num_replicas for name in ("rollout", "actor", "reward")] == [4, 2, 1]

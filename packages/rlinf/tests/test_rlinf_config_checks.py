@@ -113,7 +113,7 @@ def message(recipe: str, line: str) -> str:
         (
             "--mode=hybrid --plan.num_ranks.actor=4",
             "--plan.num_ranks.actor=4 does not divide actor.num_shards=2; use a divisor of 2, "
-            "or 4 or a multiple of it as actor.num_shards",
+            "or 4 or a multiple of it as actor.num_shards, which a resumed run keeps",
         ),
         (
             "--evaluation.top_p=0.9",

@@ -181,7 +181,7 @@ def _coverage_problems(plan: Plan, graph: FlowGraph) -> Iterator[str]:
 def _placement_problems(plan: Plan, graph: FlowGraph, cluster: Cluster) -> Iterator[str]:
     for stage_plan in plan.stages:
         yield from _device_problems(stage_plan, graph, cluster)
-        yield from _rank_problems(stage_plan)
+        yield from _rank_problems(stage_plan, graph.stage(stage_plan.stage))
         yield from _span_problems(stage_plan, graph.stage(stage_plan.stage))
         yield from _replica_problems(stage_plan, graph.stage(stage_plan.stage))
         yield from _granularity_problems(stage_plan, graph)
@@ -232,15 +232,18 @@ def _device_list(cluster: Cluster) -> str:
     return f"{n} device{'s' if n > 1 else ''} ({indices})"
 
 
-def _rank_problems(stage_plan: StagePlan) -> Iterator[str]:
+def _rank_problems(stage_plan: StagePlan, stage: Stage) -> Iterator[str]:
     num_ranks, num_devices = stage_plan.num_ranks, len(stage_plan.devices)
+    num_parts = stage.num_parts if stage_plan.num_ranks_per_replica == 1 else 0
     where = f"plan.{stage_plan.stage}.num_ranks={num_ranks}"
     if num_ranks < 1:
         yield f"{where} must be at least 1"
     elif num_devices and num_ranks % num_devices and num_devices % num_ranks:
+        first = [f"{num_devices} (one rank per device)"] if num_parts % num_devices == 0 else []
+        parts = f", because the ranks also have to divide its {num_parts} parts" if num_parts else ""
         yield (
             f"{where} is neither a multiple nor a divisor of its {num_devices} devices; "
-            f"use {num_devices} (one rank per device) or {_neighbours(num_ranks, num_devices)}"
+            f"use {' or '.join([*first, *_neighbours(num_ranks, num_devices, num_parts)])}{parts}"
         )
 
 
@@ -278,11 +281,12 @@ def _replica_problems(stage_plan: StagePlan, stage: Stage) -> Iterator[str]:
         )
 
 
-def _neighbours(num_ranks: int, num_devices: int) -> str:
+def _neighbours(num_ranks: int, num_devices: int, num_parts: int) -> list[str]:
     """The allowed numbers of ranks nearest below and above."""
     allowed = [n for n in range(1, num_devices) if num_devices % n == 0]
     allowed += [num_devices * k for k in range(2, num_ranks // num_devices + 2)]
-    return " or ".join(str(n) for n in sorted(allowed, key=lambda n: (abs(n - num_ranks), n))[:2])
+    allowed = [n for n in allowed if num_parts % n == 0]
+    return [str(n) for n in sorted(allowed, key=lambda n: (abs(n - num_ranks), n))[:2]]
 
 
 def _granularity_problems(stage_plan: StagePlan, graph: FlowGraph) -> Iterator[str]:

@@ -415,5 +415,5 @@ class JobConfig(Section):
             yield Conflict(
                 keys=("plan.num_ranks.actor", "actor.num_shards"),
                 text=f"={num_ranks} does not divide actor.num_shards={num_shards}; use a divisor of {num_shards}, "
-                f"or {num_ranks} or a multiple of it as actor.num_shards",
+                f"or {num_ranks} or a multiple of it as actor.num_shards, which a resumed run keeps",
             )
