@@ -15,4 +15,5 @@ def api_pages() -> dict[str, str]:
 def _page(module: str) -> str:
     about = ast.get_docstring(ast.parse(module_file(module).read_text(encoding="utf-8"))) or ""
     directives = [f"::: {name.defined_in}.{name.name}" for name in public_names(module)]
-    return "\n\n".join([f"# {module}", about, *directives, ""])
+    behind_guides = "---\nsearch: {boost: 0.5}\n---"  # a key or a guide is what most queries look for
+    return "\n\n".join([behind_guides, f"# {module}", about, *directives, ""])
