@@ -1,9 +1,9 @@
 """Memory and time of reading a large data file: benchmarks/results/row-memory.json.
 
-    python -m benchmarks.throughput.row_memory [--megabytes 64]
+    python -m benchmarks.throughput.row_memory [--megabytes 256]
 
 One file of JSON lines like those of GSM8K is read as the problems of a run, in this process, and its fingerprint is
-computed. All rows are held in memory.
+computed. More than `rlinf.tasks.spooled.MOST_IN_MEMORY` rows are kept in a temporary file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def resident_bytes() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=64, help="size of the file (default: 64)")
+    parser.add_argument("--megabytes", type=int, default=256, help="size of the file (default: 256)")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -82,7 +82,7 @@ def test_long_pairs():
     with pytest.raises(UserError, match=r"2 of 3 examples are longer than 5 tokens \(up to 9\)"):
         fit_preferences(pairs, 5, "stop", "rows")
     dropped, _ = fit_preferences(pairs, 5, "drop", "rows")
-    assert dropped == pairs[:1]
+    assert list(dropped) == pairs[:1]
     cut, notes = fit_preferences(pairs, 5, "cut", "rows")
     assert [len(pair.chosen_ids) for pair in cut] == [2, 3], "the second is abc twice, cut"
     assert notes[1] == "rows: 1 pairs have equal answers in tokens and were left out"

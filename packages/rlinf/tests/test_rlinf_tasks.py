@@ -14,6 +14,7 @@ from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import END, character_tokenizer
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.questions import MAX_CHARACTERS, Columns, load_problems
+from rlinf.tasks.spooled import SpooledRows
 
 GOOD = [{"question": f"{i} + 1?", "answer": f"so #### {i + 1}"} for i in range(12)]
 BAD = [
@@ -342,7 +343,9 @@ def fitted(long_prompts: Any, limit: int = 4):
         TaskProblem(prompt="x" * length, answer="1", place=f"f:{length}", number=length) for length in (3, 5, 4, 6)
     ]
     encoder = PromptEncoder(tokenizer())
-    return fit_prompts(problems, encoder, max_prompt_tokens=limit, long_prompts=long_prompts, what="the set")
+    return fit_prompts(
+        SpooledRows(problems), encoder, max_prompt_tokens=limit, long_prompts=long_prompts, what="the set"
+    )
 
 
 def test_long_prompts_are_kept_dropped_or_an_error():

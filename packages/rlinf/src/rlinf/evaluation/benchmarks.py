@@ -33,7 +33,7 @@ class Benchmark:
     title: str
     file: str
     reward: RewardSpec
-    problems: list[TaskProblem]
+    problems: Sequence[TaskProblem]
     num_bad_rows: int
     num_long_prompts: int
     notes: tuple[str, ...]

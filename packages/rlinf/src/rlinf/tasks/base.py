@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rlinf.tasks.spooled import SpooledRows
+
 Turns = tuple[tuple[str, str], ...]
 """Role and text of each turn of a chat, the last of which is not the assistant's."""
 SYSTEM_ROLES = ("system", "developer")
@@ -52,7 +54,7 @@ class TaskProblem:
 class Sifted:
     """The problems of a set, after bad rows or long prompts were handled."""
 
-    problems: list[TaskProblem]
+    problems: SpooledRows[TaskProblem]
     num_found: int
     """Bad rows that were skipped, or long prompts that were dropped or cut."""
     notes: tuple[str, ...]
@@ -92,7 +94,10 @@ class HasFingerprint(Protocol):
 
 def digest_of(rows: Iterable[HasFingerprint]) -> str:
     """Returns the digest of a set, in its order."""
-    return hashlib.sha256(b"".join(row.fingerprint for row in rows)).hexdigest()
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(row.fingerprint)
+    return digest.hexdigest()
 
 
 class Task(Protocol):
@@ -113,7 +118,7 @@ class Task(Protocol):
         """Returns problem `index` of the training stream, a pure function of the run's seed and the index."""
         ...
 
-    def held_out(self) -> Mapping[str, list[TaskProblem]]:
+    def held_out(self) -> Mapping[str, Sequence[TaskProblem]]:
         """Sets of problems for evaluation, not in the training stream; the set that the score is computed on has the
         name ""."""
         ...

@@ -20,6 +20,7 @@ from rlinf.errors import UserError
 from rlinf.tasks.base import Turns
 from rlinf.tasks.examples import ASSISTANT, ExampleRow
 from rlinf.tasks.prompts import PromptEncoder, first_tokens
+from rlinf.tasks.spooled import SpooledRows
 
 _GENERATION = re.compile(r"\{%-?\s*generation\b")
 
@@ -180,7 +181,7 @@ class ExampleEncoder:
 
 def fit_examples(
     examples: Sequence[TokenizedExample], max_tokens: int, long_examples: str, what: str
-) -> tuple[list[TokenizedExample], list[str]]:
+) -> tuple[SpooledRows[TokenizedExample], list[str]]:
     """Applies the rule for long examples, and leaves out those without any token that has a loss.
 
     Args:
@@ -190,32 +191,40 @@ def fit_examples(
     Raises: UserError.
     """
     lengths = [example.num_tokens for example in examples]
-    notes = long_notes(lengths, [example.place for example in examples], max_tokens, long_examples, what)
-    fitting = [
-        example if length <= max_tokens else example.first(max_tokens)
-        for example, length in zip(examples, lengths, strict=True)
-        if length <= max_tokens or long_examples == "cut"
-    ]
-    learned = [example for example in fitting if bool(example.has_loss.any())]
-    if len(learned) < len(fitting):
-        notes.append(f"{what}: {len(fitting) - len(learned)} examples have no token with a loss and were left out")
+    notes = long_notes(lengths, lambda place: examples[place].place, max_tokens, long_examples, what)
+    learned: SpooledRows[TokenizedExample] = SpooledRows()
+    num_without = 0
+    for example, length in zip(examples, lengths, strict=True):
+        if length > max_tokens and long_examples != "cut":
+            continue
+        fitting = example if length <= max_tokens else example.first(max_tokens)
+        if bool(fitting.has_loss.any()):
+            learned.append(fitting)
+        else:
+            num_without += 1
+    if num_without:
+        notes.append(f"{what}: {num_without} examples have no token with a loss and were left out")
     check_any_left(learned, lengths, what)
     return learned, notes
 
 
 def long_notes(
-    lengths: Sequence[int], places: Sequence[str], max_tokens: int, long_examples: str, what: str
+    lengths: Sequence[int], place_of: Callable[[int], str], max_tokens: int, long_examples: str, what: str
 ) -> list[str]:
-    """Returns the notes about examples that are too long; other arguments as in `fit_examples`. Raises: UserError where
-    they end the run."""
-    long = [place for length, place in zip(lengths, places, strict=True) if length > max_tokens]
+    """Returns the notes about examples that are too long.
+
+    Args:
+        place_of: number of an example -> its place in a file; other arguments as in `fit_examples`.
+    Raises: UserError where they end the run.
+    """
+    long = [number for number, length in enumerate(lengths) if length > max_tokens]
     if not long:
         return []
     longest = max(lengths)
     text = f"{what}: {len(long)} of {len(lengths)} examples are longer than {max_tokens} tokens (up to {longest})"
     if long_examples == "stop":
         raise UserError(
-            f"{text}, the first at {long[0]}",
+            f"{text}, the first at {place_of(long[0])}",
             hint=f"allow them with --task.max_tokens {longest}, or use --task.long_examples cut (without the tokens at "
             "the end) or drop (without these examples); either is counted",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from rlinf.tasks.base import EpochOrder, TaskProblem, digest_of
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.published import published_set
 from rlinf.tasks.questions import Columns, load_problems
+from rlinf.tasks.spooled import SpooledRows
 
 BLOCK = 1000
 """Problems of a mixture in which each source has exactly its share."""
@@ -51,10 +53,11 @@ class FileProblems:
             "eval_files": self._load(config.eval_files, config.eval_source or "")[: config.num_held_out],
             **{f"eval_sets.{name}": self._load([path], name, name) for name, path in config.eval_sets.items()},
         }
-        training = {problem.prompt for problems in self._training.values() for problem in problems}
-        for name, problems in self._evaluation.items():
-            both = training & {problem.prompt for problem in problems}
-            if both:
+        evaluated = {name: {problem.prompt for problem in rows} for name, rows in self._evaluation.items()}
+        everywhere = set().union(*evaluated.values())
+        trained = {p.prompt for problems in self._training.values() for p in problems if p.prompt in everywhere}
+        for name, prompts in evaluated.items():
+            if both := trained & prompts:
                 raise UserError(
                     f"task.{name}: of its evaluation problems {len(both)} are in the training files too, for example "
                     f"{min(both)[:80]!r}",
@@ -91,7 +94,7 @@ class FileProblems:
         problems = self._training[name]
         return problems[self._orders[name].place(index, len(problems))]
 
-    def held_out(self) -> Mapping[str, list[TaskProblem]]:
+    def held_out(self) -> Mapping[str, Sequence[TaskProblem]]:
         more = {name: self._evaluation[f"eval_sets.{name}"] for name in self._config.eval_sets}
         return {"": self._evaluation["eval_files"], **more}
 
@@ -103,7 +106,7 @@ class FileProblems:
     def fingerprints(self) -> dict[str, str]:
         """Returns config key and files of each set -> digest of its problems in order."""
         config = self._config
-        sets: dict[str, tuple[Sequence[Path], list[TaskProblem]]] = {
+        sets: dict[str, tuple[Sequence[Path], Sequence[TaskProblem]]] = {
             f"mixture.{name}.files" if name else "train_files": (source.files, self._training[name])
             for name, source in config.sources.items()
         }
@@ -128,19 +131,22 @@ class FileProblems:
         name = self._names[position]
         return name, block * self._counts[name] + self._names[:position].count(name)
 
-    def _load_source(self, name: str, source: MixtureSource) -> list[TaskProblem]:
+    def _load_source(self, name: str, source: MixtureSource) -> SpooledRows[TaskProblem]:
         problems = self._load(source.files, name, settings=self._config.row_settings(source))
         if not self._config.drop_duplicates:
             return problems
-        unique = {(problem.content, problem.answer): problem for problem in reversed(problems)}
+        unique: dict[bytes, int] = {}
+        for place in reversed(range(len(problems))):
+            problem = problems[place]
+            unique[hashlib.sha256(repr((problem.content, problem.answer)).encode()).digest()] = place
         if len(unique) < len(problems):
             num_dropped = len(problems) - len(unique)
             self.notes.append(f"{num_dropped:,} of {len(problems):,} problems occur again and were dropped")
-        return list(unique.values())[::-1]
+        return problems.subset(list(unique.values())[::-1])
 
     def _load(
         self, paths: Sequence[Path], source: str, published_name: str = "", settings: RowSettings | None = None
-    ) -> list[TaskProblem]:
+    ) -> SpooledRows[TaskProblem]:
         """The problems of files.
 
         Args:
@@ -152,14 +158,13 @@ class FileProblems:
         published = published_set(published_name)
         read = published.read if published else column_reader(settings, needs_answer=self._needs_answer)
         to_prompt = template_of(settings.prompt_template, settings.placeholder)
-        problems: list[TaskProblem] = []
+        parts: list[SpooledRows[TaskProblem]] = []
         for path in paths:
             loaded = load_problems(path, read, to_prompt, on_bad_row=self._config.on_bad_row)
-            problems += loaded.problems
+            named = (replace(one, row={SOURCE_COLUMN: source, **one.row}) for one in loaded.problems)
+            parts.append(SpooledRows(named) if source else loaded.problems)
             self.notes += loaded.notes
-        if not source:
-            return problems
-        return [replace(problem, row={SOURCE_COLUMN: source, **problem.row}) for problem in problems]
+        return SpooledRows.joined(parts)
 
 
 def _shares(weights: Mapping[str, float]) -> dict[str, int]:

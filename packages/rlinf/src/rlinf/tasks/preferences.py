@@ -16,6 +16,7 @@ from rlinf.tasks.example_tokens import ExampleEncoder, TokenizedExample, check_a
 from rlinf.tasks.examples import ASSISTANT, PROMPT_COLUMNS, ExampleRow, prompt_turns, turns_at, turns_or_text
 from rlinf.tasks.questions import MAX_CHARACTERS, RowError, column_of, is_list, prompt_of, text_of, value_at
 from rlinf.tasks.rows import Row
+from rlinf.tasks.spooled import SpooledRows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,20 +175,25 @@ def _answer_of(example: TokenizedExample) -> tuple[int, int]:
 
 def fit_preferences(
     pairs: Sequence[TokenizedPreference], max_tokens: int, long_examples: str, what: str
-) -> tuple[list[TokenizedPreference], list[str]]:
+) -> tuple[SpooledRows[TokenizedPreference], list[str]]:
     """`fit_examples` for pairs; one whose answers have no token left, or the same ones, is left out."""
     lengths = [pair.num_tokens for pair in pairs]
-    notes = long_notes(lengths, [pair.place for pair in pairs], max_tokens, long_examples, what)
-    fitting = [
-        pair if length <= max_tokens else pair.cut(max_tokens)
-        for pair, length in zip(pairs, lengths, strict=True)
-        if length <= max_tokens or long_examples == "cut"
-    ]
-    different = [
-        pair for pair in fitting if len(pair.chosen_ids) and not torch.equal(pair.chosen_ids, pair.rejected_ids)
-    ]
-    different = [pair for pair in different if len(pair.rejected_ids)]
-    if len(different) < len(fitting):
-        notes.append(f"{what}: {len(fitting) - len(different)} pairs have equal answers in tokens and were left out")
+    notes = long_notes(lengths, lambda place: pairs[place].place, max_tokens, long_examples, what)
+    different: SpooledRows[TokenizedPreference] = SpooledRows()
+    num_equal = 0
+    for pair, length in zip(pairs, lengths, strict=True):
+        if length > max_tokens and long_examples != "cut":
+            continue
+        fitting = pair if length <= max_tokens else pair.cut(max_tokens)
+        if (
+            len(fitting.chosen_ids)
+            and len(fitting.rejected_ids)
+            and not torch.equal(fitting.chosen_ids, fitting.rejected_ids)
+        ):
+            different.append(fitting)
+        else:
+            num_equal += 1
+    if num_equal:
+        notes.append(f"{what}: {num_equal} pairs have equal answers in tokens and were left out")
     check_any_left(different, lengths, what)
     return different, notes

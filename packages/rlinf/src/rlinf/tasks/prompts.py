@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NoReturn
 
 from rlinf.errors import UserError
 from rlinf.tasks.base import SYSTEM_ROLES, Sifted, TaskProblem, Turns
+from rlinf.tasks.spooled import SpooledRows
 
 LongPrompts = Literal["stop", "keep_end", "drop"]
 
@@ -163,16 +164,16 @@ class PromptEncoder:
         first = self._first if max_tokens > len(self._first) else []
         return [*first, *token_ids[len(token_ids) - max_tokens + len(first) :]]
 
-    def num_tokens(self, prompts: Sequence[str | Turns]) -> list[int]:
+    def num_tokens(self, prompts: Iterable[str | Turns]) -> list[int]:
         """Returns the length of each prompt in tokens."""
         return [len(token_ids) for token_ids in self._encode_all(prompts)]
 
-    def num_with_unknown(self, prompts: Sequence[str | Turns]) -> int:
+    def num_with_unknown(self, prompts: Iterable[str | Turns]) -> int:
         """Counts the prompts with text that the tokenizer has no token for."""
         unknown = self._tokenizer.unk_token_id
         return 0 if unknown is None else sum(unknown in token_ids for token_ids in self._encode_all(prompts))
 
-    def _encode_all(self, prompts: Sequence[str | Turns]) -> Iterator[list[int]]:
+    def _encode_all(self, prompts: Iterable[str | Turns]) -> Iterator[list[int]]:
         for texts in _batches(map(self.text, prompts)):
             for token_ids in self._tokenizer(texts, add_special_tokens=False)["input_ids"]:
                 has_first = token_ids[: len(self._first)] == self._first  # the text itself may contain them
@@ -194,7 +195,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def fit_prompts(
-    problems: Sequence[TaskProblem],
+    problems: SpooledRows[TaskProblem],
     encoder: PromptEncoder,
     *,
     max_prompt_tokens: int,
@@ -213,23 +214,23 @@ def fit_prompts(
         reason: where the limit comes from.
     Raises: UserError.
     """
-    lengths = encoder.num_tokens([problem.content for problem in problems])
-    fitting = [problem for problem, length in zip(problems, lengths, strict=True) if length <= max_prompt_tokens]
-    num_long = len(problems) - len(fitting)
+    lengths = encoder.num_tokens(problem.content for problem in problems)
+    places = [place for place, length in enumerate(lengths) if length <= max_prompt_tokens]
+    num_long = len(problems) - len(places)
     if not num_long:
-        return Sifted(problems=fitting, num_found=0, notes=())
+        return Sifted(problems=problems, num_found=0, notes=())
     counts = f"{num_long} of {len(problems)} prompts are longer than {max_prompt_tokens} tokens (up to {max(lengths)})"
     text = f"{what}: {counts}{reason}"
     allow = "use fewer new tokens" if reason else f"allow them with --{limit_key} {max(lengths)}"
     if long_prompts == "stop":
-        first = next(problem for problem, length in zip(problems, lengths, strict=True) if length > max_prompt_tokens)
+        first = problems[next(place for place, length in enumerate(lengths) if length > max_prompt_tokens)]
         raise UserError(
             f"{text}, the first at {first.place or 'number 1'}",
             hint=f"{allow}, or use --{key} drop (without these problems) or "
             "keep_end (the beginning of the prompt is cut off); either is counted",
         )
     if long_prompts == "keep_end":
-        return Sifted(problems=list(problems), num_found=num_long, notes=(f"{text}; their beginnings were cut off",))
-    if not fitting:
+        return Sifted(problems=problems, num_found=num_long, notes=(f"{text}; their beginnings were cut off",))
+    if not places:
         raise UserError(f"{text}, so none is left with {key}=drop", hint=allow)
-    return Sifted(problems=fitting, num_found=num_long, notes=(f"{text}; these problems were dropped",))
+    return Sifted(problems=problems.subset(places), num_found=num_long, notes=(f"{text}; these problems were dropped",))

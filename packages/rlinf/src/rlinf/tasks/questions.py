@@ -20,6 +20,7 @@ from rlinf.tasks.base import SYSTEM_ROLES, Sifted, TaskProblem, Turns
 from rlinf.tasks.file_content import lines_command, rows_within
 from rlinf.tasks.row_files import read_rows
 from rlinf.tasks.rows import BadRow, Row, listed
+from rlinf.tasks.spooled import SpooledRows
 
 T = TypeVar("T")
 
@@ -199,7 +200,7 @@ def load_problems(
 class LoadedRows(Generic[T]):
     """What was read of the rows of a file."""
 
-    items: list[T]
+    items: SpooledRows[T]
     first: Mapping[str, Any]
     """All columns of the first of them."""
     num_bad: int
@@ -226,7 +227,7 @@ def load_rows(
         hint_of: what to do if no row has the columns that are needed, by the values of one; None: nothing.
     Raises: UserError.
     """
-    items: list[T] = []
+    items: SpooledRows[T] = SpooledRows()
     first: Row | None = None
     bad: list[BadRow] = []
     without_columns: Row | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -64,7 +64,7 @@ class PromptSource:
         return self.unfitted_task
 
     @cached_property
-    def held_out(self) -> Mapping[str, list[TaskProblem]]:
+    def held_out(self) -> Mapping[str, Sequence[TaskProblem]]:
         """Sets of problems for evaluation; the one that the score is about comes first, under no name."""
         return self.task.held_out()
 

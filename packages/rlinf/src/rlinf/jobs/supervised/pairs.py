@@ -22,6 +22,7 @@ from rlinf.tasks.preferences import (
     tokenized_preference,
 )
 from rlinf.tasks.rows import Row
+from rlinf.tasks.spooled import SpooledRows
 from rlinf_workers import FlowRun
 from rlinf_workers.roles import Preference
 
@@ -55,7 +56,9 @@ class PreferenceSource(ItemSource[PreferenceRow, TokenizedPreference]):
     def encoded(self, encoder: ExampleEncoder, row: PreferenceRow) -> TokenizedPreference:
         return tokenized_preference(encoder, row, is_whole=self._scores_whole)
 
-    def fitted(self, examples: Sequence[TokenizedPreference], what: str) -> tuple[list[TokenizedPreference], list[str]]:
+    def fitted(
+        self, examples: Sequence[TokenizedPreference], what: str
+    ) -> tuple[SpooledRows[TokenizedPreference], list[str]]:
         return fit_preferences(examples, self._config.task.max_tokens, self._config.task.long_examples, what)
 
     def num_tokens(self, one: TokenizedPreference) -> int:

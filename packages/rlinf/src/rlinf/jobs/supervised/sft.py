@@ -15,6 +15,7 @@ from rlinf.machine import Machine
 from rlinf.tasks.example_tokens import ExampleEncoder, TokenizedExample, fit_examples
 from rlinf.tasks.examples import ExampleColumns, ExampleRow
 from rlinf.tasks.rows import Row
+from rlinf.tasks.spooled import SpooledRows
 from rlinf_workers import FlowRun
 from rlinf_workers.models import end_tokens
 from rlinf_workers.roles import Example
@@ -44,7 +45,9 @@ class DemonstrationSource(ItemSource[ExampleRow, TokenizedExample]):
     def encoded(self, encoder: ExampleEncoder, row: ExampleRow) -> TokenizedExample:
         return encoder.encode(row)
 
-    def fitted(self, examples: Sequence[TokenizedExample], what: str) -> tuple[list[TokenizedExample], list[str]]:
+    def fitted(
+        self, examples: Sequence[TokenizedExample], what: str
+    ) -> tuple[SpooledRows[TokenizedExample], list[str]]:
         task, path = self._config.task, self._config.model.path
         examples, notes = fit_examples(examples, task.max_tokens, task.long_examples, what)
         ends = torch.tensor([one for ids in end_tokens(str(path), self.tokenizer).values() for one in ids])

@@ -7,6 +7,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +20,7 @@ from rlinf.tasks.language import load_checkpoint_tokenizer
 from rlinf.tasks.prompts import PromptEncoder, template_of
 from rlinf.tasks.questions import LoadedRows, load_rows
 from rlinf.tasks.rows import Row
+from rlinf.tasks.spooled import SpooledRows
 
 R = TypeVar("R", bound=HasFingerprint)
 T = TypeVar("T")
@@ -52,7 +54,7 @@ class ItemSource(ABC, Generic[R, T]):
         """The tokens of a row. Raises: UserError."""
 
     @abstractmethod
-    def fitted(self, examples: Sequence[T], what: str) -> tuple[list[T], list[str]]:
+    def fitted(self, examples: Sequence[T], what: str) -> tuple[SpooledRows[T], list[str]]:
         """The examples that fit, and notes about the others. Raises: UserError."""
 
     @abstractmethod
@@ -65,7 +67,7 @@ class ItemSource(ABC, Generic[R, T]):
 
     def longest_row(self) -> int:
         """The length of the longest row of all examples."""
-        return max(map(self.row_tokens, (*self.training_set, *self.held_out)))
+        return max(map(self.row_tokens, chain(self.training_set, self.held_out)))
 
     @abstractmethod
     def item(self, index: int, one: T, place: int, *, is_held_out: bool) -> Any:
@@ -78,7 +80,7 @@ class ItemSource(ABC, Generic[R, T]):
     # -- rows ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _rows(self) -> tuple[list[R], list[R]]:
+    def _rows(self) -> tuple[SpooledRows[R], SpooledRows[R]]:
         """Those to train on, and those held out of training."""
         task = self._config.task
         train, count = self._load(task.train_files), task.num_held_out
@@ -94,17 +96,17 @@ class ItemSource(ABC, Generic[R, T]):
         held_out = set(order[:count])
         self.notes.append(f"task.eval_files is empty: {count} of {len(train)} rows are held out of training")
         return (
-            [row for index, row in enumerate(train) if index not in held_out],
-            [row for index, row in enumerate(train) if index in held_out],
+            train.subset(index for index in range(len(train)) if index not in held_out),
+            train.subset(index for index in range(len(train)) if index in held_out),
         )
 
-    def _load(self, paths: Sequence[Path]) -> list[R]:
-        rows: list[R] = []
+    def _load(self, paths: Sequence[Path]) -> SpooledRows[R]:
+        parts: list[SpooledRows[R]] = []
         for path in paths:
             loaded = self.load(path)
-            rows += loaded.items
+            parts.append(loaded.items)
             self.notes += loaded.notes
-        return rows
+        return SpooledRows.joined(parts)
 
     def load(self, path: Path) -> LoadedRows[R]:
         """Reads a file, a folder or what else a path stands for. Raises: UserError."""
@@ -137,19 +139,19 @@ class ItemSource(ABC, Generic[R, T]):
         return make_encoder(self._config.task, self.tokenizer, self._config.model.path, "task.")
 
     @cached_property
-    def training_set(self) -> list[T]:
+    def training_set(self) -> SpooledRows[T]:
         return self._encoded(self._rows[0], "task.train_files")
 
     @cached_property
-    def held_out(self) -> list[T]:
+    def held_out(self) -> SpooledRows[T]:
         return self._encoded(self._rows[1], "task.eval_files" if self._config.task.eval_files else "held-out rows")
 
-    def _encoded(self, rows: Sequence[R], what: str) -> list[T]:
+    def _encoded(self, rows: Sequence[R], what: str) -> SpooledRows[T]:
         examples, notes = self.fitted(self.tokenize(rows, what), what)
         self.notes += notes
         return examples
 
-    def tokenize(self, rows: Sequence[R], what: str) -> list[T]:
+    def tokenize(self, rows: Sequence[R], what: str) -> SpooledRows[T]:
         """The tokens of all rows, however long.
 
         Args:
@@ -165,7 +167,7 @@ class ItemSource(ABC, Generic[R, T]):
             adds_end=self._adds_end,
             folder=self._config.model.path,
         )
-        examples = [self.encoded(encoder, row) for row in rows]
+        examples = SpooledRows(self.encoded(encoder, row) for row in rows)
         if encoder.num_apart:
             self.notes.append(
                 f"{what}: in {encoder.num_apart} chats a token would reach across the beginning or the end of an "
