@@ -48,7 +48,17 @@ def test_the_public_command_line_is_this():
             *("-h", "--help", "path", "--checkpoint", "--episodes", "--seed", "--no-video", "--output"),
         ],
         "rlinf explain": ["-h", "--help", "run_folder", "--all", "--json"],
-        "rlinf export": ["-h", "--help", "path", "--output", "--checkpoint", "--dtype", "--merged"],
+        "rlinf export": [
+            "-h",
+            "--help",
+            "path",
+            "--output",
+            "--push",
+            "--private",
+            "--checkpoint",
+            "--dtype",
+            "--merged",
+        ],
         "rlinf profile": ["-h", "--help", "recipe", "--output"],
         "rlinf data": ["-h", "--help", "sources", "--recipe", "--examples"],
         "rlinf plan": [

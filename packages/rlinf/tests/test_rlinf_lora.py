@@ -102,8 +102,10 @@ def test_an_adapter_stands_for_the_model_that_it_makes(run, tmp_path):
 def test_an_export_leaves_the_adapter_as_it_is_and_merges_nothing_else(run, tmp_path, base):
     checkpoint = run[0] / "checkpoints" / "step-000001"
     export(checkpoint, tmp_path / "adapter")
-    names = {path.name: path.read_bytes() for path in (checkpoint / "model").iterdir()}
-    assert {path.name: path.read_bytes() for path in (tmp_path / "adapter").iterdir()} == names
+    files = {path.name: path.read_bytes() for path in (checkpoint / "model").iterdir()}
+    exported = {path.name: path.read_bytes() for path in (tmp_path / "adapter").iterdir()}
+    assert exported.pop("README.md").startswith(b"---\nlibrary_name: peft\n")
+    assert exported == files
     shutil.rmtree(checkpoint / "model")
     shutil.copytree(base.folder, checkpoint / "model")
     write_checksums(checkpoint, {})

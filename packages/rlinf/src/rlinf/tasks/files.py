@@ -50,7 +50,7 @@ class FileProblems:
         self.notes: list[str] = []
         self._training = {name: self._load_source(name, source) for name, source in config.sources.items()}
         self._evaluation = {
-            "eval_files": self._load(config.eval_files, config.eval_source or "")[: config.num_held_out],
+            "eval_files": self._load_evaluation(config),
             **{f"eval_sets.{name}": self._load([path], name, name) for name, path in config.eval_sets.items()},
         }
         evaluated = {name: {problem.prompt for problem in rows} for name, rows in self._evaluation.items()}
@@ -143,6 +143,14 @@ class FileProblems:
             num_dropped = len(problems) - len(unique)
             self.notes.append(f"{num_dropped:,} of {len(problems):,} problems occur again and were dropped")
         return problems.subset(list(unique.values())[::-1])
+
+    def _load_evaluation(self, config: FilesTask) -> SpooledRows[TaskProblem]:
+        problems, count = self._load(config.eval_files, config.eval_source or ""), config.num_held_out
+        if len(problems) > count:
+            self.notes.append(
+                f"task.eval_files: the first {count:,} of {len(problems):,} problems are used (task.num_held_out)"
+            )
+        return problems[:count]
 
     def _load(
         self, paths: Sequence[Path], source: str, published_name: str = "", settings: RowSettings | None = None
