@@ -11,11 +11,13 @@ import torch
 
 from rlinf.config.devices import device_kind
 from rlinf.config.downloads import with_downloads
+from rlinf.config.playing import TrainedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.acting import env_spec, policy_settings
 from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.machine import machine_of
-from rlinf.playing.checkpoint import TrainedPolicy, find_policy
+from rlinf.playing.checkpoint import find_policy
+from rlinf.run_folder.checkpoints import MODEL
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers import WeightFilesError
 from rlinf_workers.policies import Policy, PolicySettings
@@ -91,15 +93,16 @@ def load_policy(path: str | Path, checkpoint: str | None = None) -> LoadedPolicy
     """
     trained = find_policy(Path(path), checkpoint, ())
     cluster = trained.config.cluster
-    policy, settings = policy_of(trained, torch.device(device_kind(cluster, machine_of(cluster))))
+    device = torch.device(device_kind(cluster, machine_of(cluster)))
+    policy, settings = policy_of(trained.config, trained.checkpoint, device)
     return LoadedPolicy(policy, settings.fields, settings.actions, needs_of(settings, trained.config.env.id))
 
 
-def policy_of(trained: TrainedPolicy, device: torch.device) -> tuple[Policy, PolicySettings]:
-    """Loads the policy of a checkpoint. Raises: UserError as `load_policy`."""
-    config = with_downloads(trained.config)
+def policy_of(config: TrainedConfig, checkpoint: Path, device: torch.device) -> tuple[Policy, PolicySettings]:
+    """Loads the policy of a checkpoint whose digests were checked. Raises: UserError as `load_policy`."""
+    config = with_downloads(config)
     settings = policy_settings(config.policy, probe(env_spec(config.env), None), config.seed)
     try:
-        return load_weights(settings, str(trained.model), device), settings
+        return load_weights(settings, str(checkpoint / MODEL), device), settings
     except WeightFilesError as error:
-        raise UserError(f"{trained.checkpoint}: {error}") from error
+        raise UserError(f"{checkpoint}: {error}") from error

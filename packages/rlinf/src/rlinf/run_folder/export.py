@@ -100,12 +100,13 @@ def export(
         raise UserError(f"--output={folder} is there already", hint="an export overwrites nothing; choose another name")
     check_whole(checkpoint)
     model = checkpoint / MODEL
-    if merged and not is_adapter(model):
+    adapts = is_adapter(model)
+    if merged and not adapts:
         raise UserError(f"--merged: {checkpoint} holds a whole model, no adapter", hint="leave --merged out")
-    of_policy = changes_policy(model) if is_adapter(model) else not (model / CONFIG).is_file()
+    of_policy = changes_policy(model) if adapts else not (model / CONFIG).is_file()
     left_out: tuple[str, ...] = ()
     with writing_whole(folder) as partial:
-        if of_policy and (merged or not is_adapter(model)):
+        if of_policy and (merged or not adapts):
             from rlinf.playing.published import write_published
 
             left_out = write_published(checkpoint, partial, dtype)

@@ -111,12 +111,10 @@ class OpenVLAOFT(PrismaticPolicy):
                 mine[name].copy_(tensor)
 
     def write_published(self, output: Path, dtype: torch.dtype | None = None) -> Sequence[str]:
-        others = set(super().write_published(output, dtype))
-        for part, path in self._options.part_files().items():
-            mine = getattr(self, part).state_dict(prefix=_prefix_of(part))
-            write_part(path, output / path.name, mine, dtype)
-            others -= {f"{part}.{name}" for name in getattr(self, part).state_dict()}
-        return sorted(others)
+        others, parts = super().write_published(output, dtype), self._options.part_files()
+        for part, path in parts.items():
+            write_part(path, output / path.name, getattr(self, part).state_dict(prefix=_prefix_of(part)), dtype)
+        return [name for name in others if name.partition(".")[0] not in parts]
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
