@@ -34,14 +34,15 @@ def problem_lines(config: ReasoningConfig, num_examples: int) -> Iterator[str]:
         if encoder is None:
             lengths, unit = [len(problem.prompt) for problem in problems], "characters"
         else:
-            lengths, unit = encoder.num_tokens([problem.content for problem in problems]), "tokens"
+            lengths, unit = encoder.num_tokens(problem.content for problem in problems), "tokens"
         yield f"prompts have {min(lengths):,} to {max(lengths):,} {unit}:"
         yield from histogram(lengths)
         limit = config.rollout.max_prompt_tokens
         if encoder is not None and (num_long := sum(length > limit for length in lengths)):
             rule = f"task.long_prompts={task.long_prompts}"
             yield f"{num_long:,} are longer than rollout.max_prompt_tokens={limit}: {rule}"
-        for problem, length in spread(list(zip(problems, lengths, strict=True)), num_examples):
+        for place in spread(range(len(problems)), num_examples):
+            problem, length = problems[place], lengths[place]
             text = problem.prompt if encoder is None else encoder.text(problem.content)
             yield f"\n-- {problem.place}: {length:,} {unit}, answer {problem.answer[-80:]!r} " + "-" * 10
             yield shortened(text)
