@@ -104,8 +104,8 @@ def _page(
         if section.kinds and section not in options:
             alternatives.setdefault(section.key, []).append(section)
     selectors = {f"{key}.kind": ones for key, ones in alternatives.items() if len(ones) > 1}
-    keys = {key.key: key.key.replace("<name>", "name") for section in entries for key in section.keys}
-    keys |= {key: key.replace("<name>", "name") for key in selectors}
+    keys = {key.key: _plain_anchor(key.key) for section in entries for key in section.keys}
+    keys |= {key: _plain_anchor(key) for key in selectors}
     places = {section.key: _heading_anchor(section) for section in reversed(entries)}
     places |= {key.removesuffix(".kind"): _kinds_anchor(key) for key in selectors}
     defaults = _preset_defaults(presets, samples) if presets else {}
@@ -194,17 +194,21 @@ def _heading(section: SectionEntry) -> str:
     return f"## {title}{kinds} {{ #{_heading_anchor(section)} }}"
 
 
+def _plain_anchor(key: str) -> str:
+    return key.replace("<name>", "name")
+
+
 def _heading_anchor(section: SectionEntry) -> str:
-    return "-".join([section.key.replace("<name>", "name") or "top", "section", *section.kinds])
+    return "-".join([_plain_anchor(section.key) or "top", "section", *section.kinds])
 
 
 def _kinds_anchor(selector: str) -> str:
-    return f"{selector.removesuffix('.kind').replace('<name>', 'name')}-kinds"
+    return f"{_plain_anchor(selector.removesuffix('.kind'))}-kinds"
 
 
 def _anchor(section: SectionEntry, key: str) -> str:
     kinds = f"-{'-'.join(section.kinds)}" if section.kinds else ""
-    return key.replace("<name>", "name") + kinds
+    return _plain_anchor(key) + kinds
 
 
 def _text(text: str, section: str, keys: Mapping[str, str]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlinf.config.catalog import read_recipe, shipped_recipes
+from rlinf.config.catalog import read_recipe, recipe_text, shipped_recipes
 from rlinf.config.yaml_source import Tree, dump, parse_file
 
 
@@ -20,7 +19,7 @@ def recipe_pages() -> dict[str, str]:
 
 
 def _page(name: str) -> str:
-    text = _text_of(name)
+    text = recipe_text(name)
     tree = read_recipe(name)
     job = tree.values["job"]
     base = parse_file(text, f"{name}.yaml").values.get("extends")
@@ -32,10 +31,6 @@ def _page(name: str) -> str:
         f"`rlinf config show {name}` prints every key with its value, and takes the overrides of `rlinf train`."
     )
     return "\n\n".join([*parts, ""])
-
-
-def _text_of(name: str) -> str:
-    return importlib.resources.files("rlinf.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def _introduction(text: str) -> Iterator[str]:
@@ -72,7 +67,7 @@ def _source(place: str) -> tuple[list[str], str]:
     file, _, number = place.rpartition(":")
     if not file:
         return [], ""
-    lines = [line.strip() for line in _text_of(file.removesuffix(".yaml")).splitlines()]
+    lines = [line.strip() for line in recipe_text(file.removesuffix(".yaml")).splitlines()]
     index = first = int(number) - 1
     while first and lines[first - 1].startswith("#"):
         first -= 1

@@ -56,6 +56,7 @@ KNOWN_DATASETS = {
 }
 """Short name of a data set -> its name on the Hub; `gsm8k[train]` names a split of one that has several."""
 WRITE_LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
+CHECK_NETWORK = "check the network, and HF_ENDPOINT"
 TIMEOUT_S = 15
 """How long the Hub may take to say what commit a name has."""
 
@@ -294,12 +295,9 @@ def _push_refusals(repo: str) -> Iterator[None]:
             hint=hints.get(status, "try again"),
         ) from error
     except Exception as error:
-        if not _is_unreachable(error):
+        if (reason := _why_unreachable(error)) is None:
             raise
-        raise UserError(
-            f"--push {repo}: {hub} cannot be reached ({type(error).__name__}: {str(error)[:200]})",
-            hint="check the network, and HF_ENDPOINT",
-        ) from error
+        raise UserError(f"--push {repo}: {reason}", hint=CHECK_NETWORK) from error
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
@@ -362,13 +360,17 @@ def _refusals(name: HubName, kind: Kind, key: str) -> Iterator[None]:
             hint=hints.get(status, "try again; what was downloaded is kept"),
         ) from error
     except Exception as error:
-        if not _is_unreachable(error):
+        if (reason := _why_unreachable(error)) is None:
             raise
-        reason = f"{hub} cannot be reached ({type(error).__name__}: {str(error)[:200]})"
-        raise Unreachable(f"{at}: {reason}", reason=reason, hint="check the network, and HF_ENDPOINT") from error
+        raise Unreachable(f"{at}: {reason}", reason=reason, hint=CHECK_NETWORK) from error
 
 
-def _is_unreachable(error: Exception) -> bool:
-    """Whether an error of the client's library, which differs between its releases, is one of the connection."""
+def _why_unreachable(error: Exception) -> str | None:
+    """Returns that the Hub cannot be reached, with the reason, for an error of the connection; None for others. The
+    errors of the client's library differ between its releases."""
+    from huggingface_hub import constants
+
     kinds = {one.__name__ for one in type(error).__mro__}
-    return bool(kinds & {"TransportError", "ConnectionError", "TimeoutException", "Timeout"})
+    if not kinds & {"TransportError", "ConnectionError", "TimeoutException", "Timeout"}:
+        return None
+    return f"{constants.ENDPOINT} cannot be reached ({type(error).__name__}: {str(error)[:200]})"

@@ -24,6 +24,11 @@ def shipped_recipes() -> dict[str, str]:
     return dict(sorted(recipes.items()))
 
 
+def recipe_text(name: str) -> str:
+    """Returns the file of a shipped recipe."""
+    return importlib.resources.files("rlinf.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+
+
 def read_recipe(name: str) -> Tree:
     """Reads a recipe and all recipes it extends, merged, without the key `extends`.
 
@@ -59,8 +64,7 @@ def _read(name: str, folder: Path, named_by: str, above: tuple[str, ...]) -> Tre
     shipped = shipped_recipes()
     if name in shipped:
         identity, own_folder = name, Path()
-        text = importlib.resources.files("rlinf.recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-        tree = parse_file(text, f"{name}.yaml")
+        tree = parse_file(recipe_text(name), f"{name}.yaml")
     else:
         path = folder / name
         if path.suffix not in SUFFIXES:

@@ -81,6 +81,21 @@ def device_place(name: str, has_bytes: int, loads: Sequence[Load], mailbox: int 
     return MemoryPool(name=name, has_bytes=has_bytes, needed_bytes=needed, loads=tuple(loads))
 
 
+def host_place(has_bytes: int, loads: Sequence[Load], shared: int = 0) -> MemoryPool:
+    """The machine whose CPU slots are the devices: offloading leaves everything where it is, so all processes add up.
+
+    Args:
+        shared: bytes that the processes share.
+    """
+    return MemoryPool(
+        name="this machine",
+        has_bytes=has_bytes,
+        needed_bytes=sum(load.process for load in loads) + shared,
+        loads=tuple(loads),
+        needs="the process needs" if len(loads) == 1 else f"the {len(loads)} processes need",
+    )
+
+
 class PlanMemory(ABC):
     """Predicts the memory that a plan's ranks need on the devices of a run."""
 

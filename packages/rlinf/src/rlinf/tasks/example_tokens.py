@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,23 @@ from rlinf.tasks.prompts import PromptEncoder, first_tokens
 from rlinf.tasks.spooled import SpooledRows
 
 _GENERATION = re.compile(r"\{%-?\s*generation\b")
+
+
+class TokenizedRow(Protocol):
+    """An example, or a pair of answers, as tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Of its longest row in a batch."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """`file.jsonl:12`"""
+        ...
+
+
+T = TypeVar("T", bound=TokenizedRow)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,25 +207,58 @@ def fit_examples(
     Returns: the examples, and notes about them.
     Raises: UserError.
     """
-    lengths = [example.num_tokens for example in examples]
-    notes = long_notes(lengths, lambda place: examples[place].place, max_tokens, long_examples, what)
-    learned: SpooledRows[TokenizedExample] = SpooledRows()
-    num_without = 0
-    for example, length in zip(examples, lengths, strict=True):
+    return fit_rows(
+        examples,
+        max_tokens,
+        long_examples,
+        what,
+        cut=TokenizedExample.first,
+        is_kept=lambda example: bool(example.has_loss.any()),
+        left_out="examples have no token with a loss",
+    )
+
+
+def fit_rows(
+    rows: Sequence[T],
+    max_tokens: int,
+    long_examples: str,
+    what: str,
+    *,
+    cut: Callable[[T, int], T],
+    is_kept: Callable[[T], bool],
+    left_out: str,
+) -> tuple[SpooledRows[T], list[str]]:
+    """Applies the rule for long examples, and leaves out those that nothing can be learned from.
+
+    Args:
+        cut: returns an example without the tokens at its end that are too many.
+        is_kept: whether something can be learned from an example that fits.
+        left_out: what the others have in common, for a note; further arguments as in `fit_examples`.
+    Returns: the examples, and notes about them.
+    Raises: UserError.
+    """
+    lengths = [row.num_tokens for row in rows]
+    notes = _long_notes(lengths, lambda place: rows[place].place, max_tokens, long_examples, what)
+    learned: SpooledRows[T] = SpooledRows()
+    num_left_out = 0
+    for row, length in zip(rows, lengths, strict=True):
         if length > max_tokens and long_examples != "cut":
             continue
-        fitting = example if length <= max_tokens else example.first(max_tokens)
-        if bool(fitting.has_loss.any()):
+        fitting = row if length <= max_tokens else cut(row, max_tokens)
+        if is_kept(fitting):
             learned.append(fitting)
         else:
-            num_without += 1
-    if num_without:
-        notes.append(f"{what}: {num_without} examples have no token with a loss and were left out")
-    check_any_left(learned, lengths, what)
+            num_left_out += 1
+    if num_left_out:
+        notes.append(f"{what}: {num_left_out} {left_out} and were left out")
+    if not learned:
+        raise UserError(
+            f"{what}: no example is left", hint=f"the longest has {max(lengths)} tokens; see task.max_tokens"
+        )
     return learned, notes
 
 
-def long_notes(
+def _long_notes(
     lengths: Sequence[int], place_of: Callable[[int], str], max_tokens: int, long_examples: str, what: str
 ) -> list[str]:
     """Returns the notes about examples that are too long.
@@ -229,11 +279,3 @@ def long_notes(
             "the end) or drop (without these examples); either is counted",
         )
     return [f"{text}; {'the rest was cut off' if long_examples == 'cut' else 'they were dropped'}"]
-
-
-def check_any_left(examples: Sequence[Any], lengths: Sequence[int], what: str) -> None:
-    """Raises: UserError where there is no example."""
-    if not examples:
-        raise UserError(
-            f"{what}: no example is left", hint=f"the longest has {max(lengths)} tokens; see task.max_tokens"
-        )

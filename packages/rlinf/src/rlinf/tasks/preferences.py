@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlinf.config.supervised import PreferenceColumnsConfig
 from rlinf.tasks.base import Turns
-from rlinf.tasks.example_tokens import ExampleEncoder, TokenizedExample, check_any_left, long_notes
+from rlinf.tasks.example_tokens import ExampleEncoder, TokenizedExample, fit_rows
 from rlinf.tasks.examples import ASSISTANT, PROMPT_COLUMNS, ExampleRow, prompt_turns, turns_at, turns_or_text
 from rlinf.tasks.questions import MAX_CHARACTERS, RowError, column_of, is_list, prompt_of, text_of, value_at
 from rlinf.tasks.rows import Row
@@ -177,23 +177,18 @@ def fit_preferences(
     pairs: Sequence[TokenizedPreference], max_tokens: int, long_examples: str, what: str
 ) -> tuple[SpooledRows[TokenizedPreference], list[str]]:
     """`fit_examples` for pairs; one whose answers have no token left, or the same ones, is left out."""
-    lengths = [pair.num_tokens for pair in pairs]
-    notes = long_notes(lengths, lambda place: pairs[place].place, max_tokens, long_examples, what)
-    different: SpooledRows[TokenizedPreference] = SpooledRows()
-    num_equal = 0
-    for pair, length in zip(pairs, lengths, strict=True):
-        if length > max_tokens and long_examples != "cut":
-            continue
-        fitting = pair if length <= max_tokens else pair.cut(max_tokens)
-        if (
-            len(fitting.chosen_ids)
-            and len(fitting.rejected_ids)
-            and not torch.equal(fitting.chosen_ids, fitting.rejected_ids)
-        ):
-            different.append(fitting)
-        else:
-            num_equal += 1
-    if num_equal:
-        notes.append(f"{what}: {num_equal} pairs have equal answers in tokens and were left out")
-    check_any_left(different, lengths, what)
-    return different, notes
+    return fit_rows(
+        pairs,
+        max_tokens,
+        long_examples,
+        what,
+        cut=TokenizedPreference.cut,
+        is_kept=_is_preference,
+        left_out="pairs have equal answers in tokens",
+    )
+
+
+def _is_preference(pair: TokenizedPreference) -> bool:
+    """Whether both answers have tokens, and not the same ones."""
+    chosen, rejected = pair.chosen_ids, pair.rejected_ids
+    return len(chosen) > 0 and len(rejected) > 0 and not torch.equal(chosen, rejected)

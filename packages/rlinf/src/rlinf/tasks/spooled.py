@@ -8,16 +8,16 @@ import tempfile
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import BinaryIO, Generic, TypeVar, overload
+from typing import BinaryIO, TypeVar, overload
 
 T = TypeVar("T")
 MOST_IN_MEMORY = 50_000
 """Entries that are kept in memory; usual rows of a chat take 2 to 5 KB each."""
 
 
-class SpooledRows(Sequence[T], Generic[T]):
+class SpooledRows(Sequence[T]):
     """Rows that are read one by one: in memory as long as there are few, and in a temporary file as soon as there are
-    more, pickled, with their offsets in memory (16 bytes a row). The file has no name and disappears with the process;
+    more, pickled, with their offsets in memory (8 bytes a row). The file has no name and disappears with the process;
     its folder is `tempfile.gettempdir()`, which the env var TMPDIR chooses. Rows must not be changed.
 
     Args:

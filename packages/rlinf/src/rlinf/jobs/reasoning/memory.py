@@ -25,7 +25,7 @@ from rlinf.jobs.trainer_memory import (
     trainer_stage,
 )
 from rlinf.planning.fitting import KeyChange, fitting_changes
-from rlinf.planning.memory import ALLOCATED_SHARE, CONTEXT_BYTES, Load, MemoryPool, PlanMemory, device_place
+from rlinf.planning.memory import ALLOCATED_SHARE, CONTEXT_BYTES, Load, MemoryPool, PlanMemory, device_place, host_place
 from rlinf.plugin_checks import spec_of
 from rlinf_sched import Cluster, Plan, ProfileError, StagePlan
 from rlinf_sched.derive import (
@@ -213,11 +213,7 @@ class ReasoningMemory(PlanMemory):
         everything where it is."""
         loads = self._loads(plan)
         if not self.is_on_gpu:
-            needed = sum(load.process for load in loads) + stored_bytes(self.shape, self.config)
-            who = f"the {len(loads)} processes need"
-            return MemoryPool(
-                name="this machine", has_bytes=self.host_bytes, needed_bytes=needed, loads=tuple(loads), needs=who
-            )
+            return host_place(self.host_bytes, loads, shared=stored_bytes(self.shape, self.config))
         mailbox = self._mailbox_bytes(plan)
         places = [
             device_place(

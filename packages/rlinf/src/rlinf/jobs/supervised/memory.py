@@ -17,7 +17,7 @@ from rlinf.jobs.trainer_memory import (
     trainer_stage,
 )
 from rlinf.planning.fitting import KeyChange, fitting_changes
-from rlinf.planning.memory import Load, MemoryPool, PlanMemory, device_place
+from rlinf.planning.memory import Load, MemoryPool, PlanMemory, device_place, host_place
 from rlinf_sched import Cluster, Plan
 from rlinf_sched.derive import JobShape, Lengths, ModelShape
 from rlinf_workers.trainers import DTYPE_BYTES
@@ -82,11 +82,7 @@ class SupervisedMemory(PlanMemory):
             for rank in range(stage.num_ranks)
         ]
         if not self.is_on_gpu:
-            needed = sum(load.process for load in ranks)
-            who = "the process needs" if len(ranks) == 1 else f"the {len(ranks)} processes need"
-            return MemoryPool(
-                name="this machine", has_bytes=self.host_bytes, needed_bytes=needed, loads=tuple(ranks), needs=who
-            )
+            return host_place(self.host_bytes, ranks)
         device = self.cluster.devices[stage.devices[0]]
         return device_place(device.name, device.memory_bytes, ranks[:1])
 

@@ -64,9 +64,6 @@ class PreferenceSource(ItemSource[PreferenceRow, TokenizedPreference]):
     def num_tokens(self, one: TokenizedPreference) -> int:
         return len(one.prompt_ids) + one.num_learned
 
-    def row_tokens(self, one: TokenizedPreference) -> int:
-        return len(one.prompt_ids) + max(len(one.chosen_ids), len(one.rejected_ids))
-
     def item(self, index: int, one: TokenizedPreference, place: int, *, is_held_out: bool) -> Preference:
         return self.pair(index, one)
 

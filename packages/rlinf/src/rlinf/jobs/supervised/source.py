@@ -15,7 +15,7 @@ from rlinf.config.supervised import SupervisedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.generation import make_encoder
 from rlinf.tasks.base import EpochOrder, HasFingerprint, digest_of
-from rlinf.tasks.example_tokens import ExampleEncoder
+from rlinf.tasks.example_tokens import ExampleEncoder, TokenizedRow
 from rlinf.tasks.language import load_checkpoint_tokenizer
 from rlinf.tasks.prompts import PromptEncoder, template_of
 from rlinf.tasks.questions import LoadedRows, load_rows
@@ -23,7 +23,7 @@ from rlinf.tasks.rows import Row
 from rlinf.tasks.spooled import SpooledRows
 
 R = TypeVar("R", bound=HasFingerprint)
-T = TypeVar("T")
+T = TypeVar("T", bound=TokenizedRow)
 
 
 class ItemSource(ABC, Generic[R, T]):
@@ -61,13 +61,9 @@ class ItemSource(ABC, Generic[R, T]):
     def num_tokens(self, one: T) -> int:
         """Its length, by which shards are balanced."""
 
-    def row_tokens(self, one: T) -> int:
-        """The length of its longest row."""
-        return self.num_tokens(one)
-
     def longest_row(self) -> int:
         """The length of the longest row of all examples."""
-        return max(map(self.row_tokens, chain(self.training_set, self.held_out)))
+        return max(one.num_tokens for one in chain(self.training_set, self.held_out))
 
     @abstractmethod
     def item(self, index: int, one: T, place: int, *, is_held_out: bool) -> Any:
