@@ -2,7 +2,13 @@
 
 import json
 import os
+import shutil
+import socket
 import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +34,12 @@ SHORT = {
     "evaluation.num_samples": 2,
     "evaluation.temperature": 0.6,
 }
+
+
+CAN_MOUNT = (
+    shutil.which("unshare") is not None
+    and subprocess.run(["unshare", "-m", "true"], stderr=subprocess.DEVNULL).returncode == 0
+)
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +139,65 @@ def test_names_on_the_hub_and_a_second_start_without_it(tmp_path, model_folder):
     train(None, output, {"run.num_steps": 2}, variables=home)
     check(output, "gsm8k", 6)
     AutoModelForCausalLM.from_pretrained(last_checkpoint(output) / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CAN_MOUNT, reason="hiding a folder from one node takes a mount namespace (unshare -m)")
+def test_a_node_with_a_cache_of_its_own_downloads_a_model_once(tmp_path, model_folder):
+    """Whatever the number of its workers. The second node sees an empty cache where the first has the model."""
+    pytest.importorskip("ray", reason="pip install 'rlinf[ray]'")
+    home = tmp_path / "hf_home"
+    home.mkdir()
+    settings = SHORT | {
+        "model.path": "org/model",
+        "task.train_files": f"[{write_rows(tmp_path / 'train.jsonl', own_rows(16))}]",
+        "task.eval_files": f"[{write_rows(tmp_path / 'test.jsonl', own_rows(6, start=16))}]",
+        "task.eval_sets": "{}",
+        "task.long_prompts": "keep_end",
+        "mode": "collocated",
+        "run.num_steps": 1,
+        "cluster.num_devices": 2,
+        "cluster.launcher": "ray",
+    }
+    with hub_server() as hub, two_ray_nodes(hides=home) as address:
+        settings["cluster.launcher_options"] = f"{{address: '{address}', num_nodes: 2}}"
+        hub.add("org/model", model_folder)
+        online = {"HF_HOME": str(home), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+        output = train("gsm8k-grpo", tmp_path / "run", settings, variables=online, on_network=True)
+    assert {log.stem for log in (output / "logs" / "rollout").glob("*.log")} == {"0", "1"}, "both nodes read the model"
+    weights = [request for request in hub.requests if request.startswith("GET") and "safetensors" in request]
+    assert len(weights) == 2, "one download a node"
+
+
+@contextmanager
+def two_ray_nodes(*, hides):
+    """A Ray cluster of two nodes on this machine, with one CPU each; where the first has the folder `hides`, the second
+    one sees an empty one. Yields its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    start = [str(Path(sys.executable).with_name("ray")), "start", "--num-cpus=1", "--block", "--disable-usage-stats"]
+    start += ["--object-store-memory=83886080"]
+    in_namespace = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs none "{hides}" && exec "$@"', "sh"]
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # Ray makes sockets there, whose paths have to be short
+        processes = [
+            subprocess.Popen([*start, "--head", "--include-dashboard=false", f"--port={port}", f"--temp-dir={folder}"])
+        ]
+        try:
+            while processes[0].poll() is None and not accepts(port):
+                time.sleep(0.1)
+            processes.append(subprocess.Popen([*in_namespace, *start, f"--address={address}"]))
+            yield address
+        finally:
+            for process in reversed(processes):
+                process.terminate()
+                process.wait(END_TIMEOUT_S)
+
+
+def accepts(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.slow

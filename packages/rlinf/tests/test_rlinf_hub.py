@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hub_server import HubServer, hub_server
+from hub_server import HubServer, commit_of, hub_server
 from rlinf.config.downloads import with_downloads
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
@@ -103,7 +103,7 @@ CALLS = """
 import json, os, sys
 from pathlib import Path
 from rlinf.errors import UserError
-from rlinf.hub import fetch_model, hub_name
+from rlinf.hub import fetch_model, fetch_same, hub_name
 from rlinf.tasks.row_files import read_rows
 
 for kind, name in json.load(sys.stdin):
@@ -115,7 +115,11 @@ for kind, name in json.load(sys.stdin):
         if kind == "rows":
             print(json.dumps([row.values["question"] for row in read_rows(Path(name))]), flush=True)
             continue
-        folder = fetch_model(hub_name(Path(name)), "model.path", config_only=kind == "config")
+        if kind == "same":
+            folder = Path(name)
+            fetch_same(folder, ["config.json"])
+        else:
+            folder = fetch_model(hub_name(Path(name)), "model.path", config_only=kind == "config")
         files = [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
         print(json.dumps(sorted(files)), flush=True)
     except UserError as error:
@@ -205,6 +209,17 @@ def test_refusals_say_what_to_do(answers):
     assert answers["rows", "org/d"].endswith(
         "several subsets: main, other\nhint: name one of them, for example org/d:main"
     )
+
+
+def test_another_machine_gets_the_same_files_at_the_same_path(hub: HubServer, tmp_path: Path):
+    commit = commit_of(hub.repos["models", "org/m"])
+    folder = str(tmp_path / "cache" / "models--org--m" / "snapshots" / commit)
+    readable = (("same", folder), ("same", f"/proc/none/models--org--m/snapshots/{commit}"))
+    answers = ask(hub, readable, HF_HOME=str(tmp_path / "home"))
+    assert answers["same", folder] == ["config.json"], "only what was asked for, outside of this process's cache"
+    assert f"org/m@{commit}: /proc/none cannot be written to" in answers[readable[1]]
+    again = ask(hub, (("same", folder),), HF_HUB_OFFLINE="1")
+    assert again["same", folder] == ["config.json"], "nothing is asked of the Hub where the files are there"
 
 
 @pytest.mark.usefixtures("answers")

@@ -11,6 +11,7 @@ back into a name, which is what a run's config.yaml states.
 
 from __future__ import annotations
 
+import glob
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,9 @@ _NAME = re.compile(
     rf"(?P<repo>{_WORD}/{_WORD})(@(?P<revision>[\w./-]+))?(:(?P<subset>[\w.-]+))?(\[(?P<split>[^/]+)\])?"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SNAPSHOT = re.compile(r"(models|datasets)--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})")
+_SNAPSHOT = re.compile(
+    r"(?P<kind>models|datasets)--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})"
+)
 
 SAFETENSORS, PYTORCH = "*.safetensors", "pytorch_model*.bin*"
 TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.md")
@@ -161,6 +164,46 @@ def fetch_dataset(name: HubName, key: str, *, is_whole: bool = False) -> Path:
     folder = _snapshot(name, "dataset", key, (CARD, ".gitattributes"))
     files = _files_of_subset(folder / CARD, name, key)
     return _snapshot(replace(name, revision=folder.name), "dataset", key, (*files, CARD))
+
+
+def files_of(folder: Path) -> list[str]:
+    """The files of a snapshot that the cache has, relative to its folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def has_all(folder: Path, files: Sequence[str]) -> bool:
+    """Whether the files, relative to the folder, are in it."""
+    return all((folder / file).is_file() for file in files)
+
+
+def fetch_same(folder: Path, files: Sequence[str]) -> None:
+    """Downloads files of a snapshot that another machine has at this path, to this path, unless they are here.
+
+    Raises: UserError.
+    """
+    from huggingface_hub import snapshot_download
+
+    if has_all(folder, files):
+        return
+    match = _SNAPSHOT.fullmatch("/".join(folder.parts[-3:]))
+    assert match is not None, "the folder of a snapshot"
+    name = HubName(repo=f"{match['org']}/{match['name']}", revision=match["commit"])
+    kind: Kind = "model" if match["kind"] == "models" else "dataset"
+    cache = folder.parents[2]
+    try:
+        with _refusals(name, kind, ""):
+            snapshot_download(
+                name.repo,
+                repo_type=kind,
+                revision=name.revision,
+                cache_dir=cache,
+                allow_patterns=[glob.escape(file) for file in files],
+            )
+    except OSError as error:
+        raise UserError(
+            f"{name}: {cache} cannot be written to: {error}",
+            hint="set HF_HOME to a folder that can be written to on every node",
+        ) from error
 
 
 # -- downloads -----------------------------------------------------------------------------------------------------

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rlinf.config.base import Section
 from rlinf.config.embodied import PolicyConfig
-from rlinf.hub import HubName, fetch_dataset, fetch_model, hub_name
+from rlinf.hub import HubName, fetch_dataset, fetch_model, hub_name, public_name
 
 S = TypeVar("S", bound=Section)
 
@@ -21,6 +21,20 @@ def with_downloads(config: S) -> S:
     Raises: UserError for a name that does not exist or may not be read, and where the Hub cannot be reached.
     """
     return _local(config, "")
+
+
+def snapshot_folders(config: Section) -> tuple[Path, ...]:
+    """The folders of what was downloaded that a config states, each once."""
+    texts = dict.fromkeys(_texts(config.model_dump(mode="json")))
+    return tuple(Path(text) for text in texts if "/snapshots/" in text and public_name(Path(text)))
+
+
+def _texts(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, dict | list):
+        for value in node.values() if isinstance(node, dict) else node:
+            yield from _texts(value)
 
 
 def _local(section: S, at: str) -> S:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.config.devices import make_cluster
+from rlinf.config.downloads import snapshot_folders
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.inputs import is_adapter
 from rlinf.config.load import to_yaml
@@ -113,7 +114,12 @@ class EvalRun:
         venvs = {group: self.venvs[role] for group, role in groups.items() if role in self.venvs}
         with (
             make_executor(
-                config.cluster, self.cluster, log_folder=logs, worker_timeout_s=timeout_s, venvs=venvs
+                config.cluster,
+                self.cluster,
+                models=snapshot_folders(config),
+                log_folder=logs,
+                worker_timeout_s=timeout_s,
+                venvs=venvs,
             ) as executor,
             progress.doing(partial(starting, executor)),
         ):

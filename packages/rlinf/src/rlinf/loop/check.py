@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlinf.config.devices import device_kind
+from rlinf.config.downloads import snapshot_folders
 from rlinf.console.progress import Progress
 from rlinf.jobs.agreement import MismatchVerdict, judge
 from rlinf.jobs.reasoning.job import ReasoningJob
@@ -88,6 +89,7 @@ def check(job: ReasoningJob, folder: RunFolder) -> Check:
     executor = make_executor(
         config.cluster,
         planned.cluster,
+        models=snapshot_folders(config),
         log_folder=folder.path / "logs",
         worker_timeout_s=config.run.worker_timeout_s,
         forks=forks,

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from rlinf.config.devices import device_kind
+from rlinf.config.downloads import snapshot_folders
 from rlinf.console.activities import starting
 from rlinf.console.progress import Progress
 from rlinf.errors import ProcessesLost, RlinfError, RunFailed
@@ -109,6 +110,7 @@ class TrainingLoop:
         executor = make_executor(
             self._config.cluster,
             planned.cluster,
+            models=snapshot_folders(self._config),
             log_folder=self._folder.path / "logs",
             worker_timeout_s=self._config.run.worker_timeout_s,
             forks=self._forks,

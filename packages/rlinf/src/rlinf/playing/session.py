@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlinf.config.devices import make_cluster
+from rlinf.config.downloads import snapshot_folders
 from rlinf.config.inputs import is_adapter
 from rlinf.errors import UserError
 from rlinf.jobs.acting import (
@@ -120,6 +121,7 @@ class PolicySession:
             executor = make_executor(
                 config,
                 self.cluster,
+                models=snapshot_folders(self.policy.config),
                 log_folder=self._log_folder,
                 worker_timeout_s=WORKER_TIMEOUT_S,
                 venvs=self._venvs,

@@ -17,7 +17,7 @@ def as_in_workers(config: ClusterConfig) -> Iterator[None]:
     fails before the start, with an error that explains how to pass it."""
     hidden = credential_names(os.environ)
     try:
-        with worker_variables(_passed(config)):
+        with worker_variables(passed_env_vars(config)):
             yield
     except UserError as error:
         missing = [name for name in hidden if name in error.message and name not in config.pass_env_vars]
@@ -28,7 +28,7 @@ def as_in_workers(config: ClusterConfig) -> Iterator[None]:
         raise UserError(error.message, hint=hint) from error
 
 
-def _passed(config: ClusterConfig) -> dict[str, str]:
+def passed_env_vars(config: ClusterConfig) -> dict[str, str]:
     """Returns the env vars to pass that are set; `check_plugins` reports the others."""
     return {name: os.environ[name] for name in config.pass_env_vars if name in os.environ}
 
@@ -49,5 +49,5 @@ def worker_env_vars(config: ClusterConfig) -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
         "MALLOC_TOP_PAD_": str(256 << 20),
-        **_passed(config),
+        **passed_env_vars(config),
     }

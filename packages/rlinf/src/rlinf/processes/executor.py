@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,6 +12,7 @@ from rlinf.config.common import ClusterConfig
 from rlinf.errors import ProcessesLost, RlinfError, RunFailed, UserError
 from rlinf.plugin_checks import named_class
 from rlinf.processes.env_vars import worker_env_vars
+from rlinf.processes.node_downloads import download_to_nodes
 from rlinf_comm import PeerLost, TornStream
 from rlinf_sched import Cluster
 from rlinf_workers import (
@@ -50,6 +51,7 @@ def make_executor(
     config: ClusterConfig,
     cluster: Cluster,
     *,
+    models: Sequence[Path],
     log_folder: Path,
     worker_timeout_s: float,
     forks: bool = False,
@@ -59,6 +61,8 @@ def make_executor(
 
     Args:
         config: already checked by `check_plugins`.
+        models: folders of models from the Hub that workers read (`rlinf.config.downloads.snapshot_folders`); nodes of
+            the cluster that lack them download them.
         worker_timeout_s: heartbeat timeout in seconds.
         forks: workers are forked from the fork server.
         venvs: worker group -> interpreter of its venv; its workers are not forked.
@@ -74,6 +78,14 @@ def make_executor(
         raise ProcessesLost(str(error)) from error
     except ClusterRefused as error:
         raise UserError(str(error)) from error
+    try:
+        download_to_nodes(launcher, cluster, models, config, log_folder)
+    except WorkersError as error:
+        launcher.shutdown()
+        raise run_failed(error, log_folder, during="downloading to the nodes: ") from error
+    except BaseException:
+        launcher.shutdown()
+        raise
     executor = Executor(
         cluster=cluster,
         launcher=launcher,
