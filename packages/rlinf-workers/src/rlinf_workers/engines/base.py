@@ -15,14 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from rlinf_comm import record
 from rlinf_comm.weights import Layout
-from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
+from rlinf_workers.roles.records.language import Prompt, Segment
 from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
+
+OnNewWeights = Literal["finish", "keep", "recompute"]
+"""How running completions go on when new weights arrive.
+
+finish: they end with the earlier weights first.
+keep: their KV cache stays as the earlier weights computed it; further tokens are sampled with the new weights.
+recompute: the new weights compute their KV cache again, from the prompt and the tokens so far.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +59,27 @@ class Completions:
     """Version of the weights that sampled the first tokens, -1 before any were received. A property of completions, not
     of groups: if weights arrive while completions are in flight, those of one group may begin under different
     versions."""
+    segments: tuple[tuple[Segment, ...], ...] = ()
+    """For each of the N completions, the versions that sampled its tokens, from the first token on; empty:
+    `policy_version` sampled all of them."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnfinishedCompletion:
+    """A suspended completion, with all that is needed to continue it: later, after a restart, or in another engine."""
+
+    prompt: Prompt
+    """The caller may change its index; the noise stays the same."""
+    member: int
+    """Index in its group."""
+    token_ids: Tensor
+    """[T] int64 on the CPU, the tokens so far; may be empty."""
+    logprobs: Tensor
+    """[T] float32, as in `Completions`."""
+    segments: tuple[Segment, ...]
+    """The versions that sampled these tokens."""
+    noise: NoiseKey
 
 
 class GenerationEngine(Protocol):
@@ -123,6 +153,55 @@ class SupportsAbort(Protocol):
 
     def abandon(self) -> None:
         """Cancels everything in flight; none of it comes back later. The engine may be offloaded."""
+        ...
+
+
+@runtime_checkable
+class SupportsPause(Protocol):
+    """Optional: receives weights while completions are in flight, and hands back unfinished ones.
+
+        engine.interrupt()                               any thread; `finished` returns soon
+        ended = engine.pause("recompute")                then the weight sync fills `weights`
+        engine.weights_received(8)
+        engine.resume()
+
+        unfinished = engine.suspend()                    the engine is empty
+        engine.submit_unfinished(unfinished, sampling)   they go on, here or in another engine, with its weights
+
+    No token is sampled twice, and sampled tokens keep their log-probabilities. Where noise belongs to the prompt, token
+    t of a completion has the same noise whether or not it was paused or suspended before.
+    """
+
+    def interrupt(self) -> None:
+        """Makes the running call of `finished`, or the next one, return between two decode steps, even if no completion
+        has finished. May be called from any thread."""
+        ...
+
+    def pause(self, on_new_weights: OnNewWeights) -> list[Completions]:
+        """Stops generating until `resume`; `weights` may change meanwhile. `weights_received` then treats running
+        completions as `on_new_weights` says. Completions that have no token yet begin with the new weights.
+
+        Returns: the completions that ended first, with `finish`; otherwise those that ended by themselves meanwhile.
+        Raises: ValueError if the engine cannot do this with its settings.
+        """
+        ...
+
+    def resume(self) -> None:
+        """Generates again, in the engines that only compute within `finished` with its next call."""
+        ...
+
+    def suspend(self) -> list[UnfinishedCompletion]:
+        """Takes back everything in flight; `finished` does not return it. Afterwards the engine is empty. Completions
+        that ended meanwhile are not included; `finished` returns them."""
+        ...
+
+    def submit_unfinished(self, unfinished: Sequence[UnfinishedCompletion], sampling: SamplingSettings) -> None:
+        """Continues suspended completions, from their last token and with the current weights; they are accepted
+        whatever the free capacity, and begin before prompts that are submitted later.
+
+        Args:
+            sampling: as before.
+        """
         ...
 
 

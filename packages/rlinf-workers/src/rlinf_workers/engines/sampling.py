@@ -47,6 +47,17 @@ class SamplingSettings:
         return self.top_p >= 1 and self.top_k <= 0 and self.min_p <= 0
 
 
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoiseKey:
+    """Determines the noise of a prompt's completions."""
+
+    seed: int
+    step: int
+    index: int
+    """`Prompt.index` when the prompt was first submitted."""
+
+
 def prompt_noise(seed: int, step: int, prompt_indices: Sequence[int], settings: SamplingSettings) -> Tensor:
     """Uniform numbers in [0, 1), [P * G, T] float32: row p * G + g belongs to completion g of prompt p."""
     rows = [

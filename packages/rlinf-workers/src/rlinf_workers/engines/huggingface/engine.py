@@ -5,7 +5,7 @@ prompt (sampling.py); and a batch never has fewer than `MIN_ROWS` rows, because 
 takes another path with other rounding (measured: rows are bit-equal from 4 to 512, not for 1 to 3), and numbers must
 not depend on how a plan splits the batch. On a GPU it decodes with a static cache and CUDA graphs (graphs.py); there,
 rows of another batch may round differently. With `refill` it uses continuous batching: a completion that has ended
-frees its cache row for the next one (slots.py).
+frees its cache row for the next one (slots.py), and new weights can arrive between two decode steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.weights import Layout, specs_of
-from rlinf_workers.engines.base import Completions
+from rlinf_workers.engines.base import Completions, OnNewWeights, UnfinishedCompletion
 from rlinf_workers.engines.huggingface.masks import whole_masks
 from rlinf_workers.engines.sampling import SamplingSettings, prompt_noise, sample_tokens
 from rlinf_workers.engines.stopping import StopStrings
@@ -92,6 +92,39 @@ class HuggingFaceEngine(ServedModule):
         if self._slots is not None:
             self._slots.weights_received(policy_version)
 
+    def interrupt(self) -> None:
+        if self._slots is not None:
+            self._slots.interrupt()
+
+    def pause(self, on_new_weights: OnNewWeights) -> list[Completions]:
+        """Without `refill`, only `finish` is possible: a batch is generated within one call of `finished`."""
+        if self._slots is None and on_new_weights == "finish":
+            return []
+        return self._rows("pause").pause(on_new_weights)
+
+    def resume(self) -> None:
+        if self._slots is not None:
+            self._slots.resume()
+
+    def suspend(self) -> list[UnfinishedCompletion]:
+        return self._rows("suspend").suspend()
+
+    def submit_unfinished(self, unfinished: Sequence[UnfinishedCompletion], sampling: SamplingSettings) -> None:
+        slots = self._rows("continue")
+        for one in unfinished:
+            self._check_length(one.prompt)
+        if unfinished:
+            assert self._width is not None, "set by the first prompts"
+            slots.submit_unfinished(unfinished, sampling, width=self._width)
+
+    def _rows(self, verb: str) -> Slots:
+        if self._slots is None:
+            raise ValueError(
+                f"the engine huggingface can {verb} completions only with continuous batching; set "
+                "engine_options.refill=true"
+            )
+        return self._slots
+
     def onload(self) -> None:
         super().onload()
         if self._slots is not None:
@@ -109,6 +142,7 @@ class HuggingFaceEngine(ServedModule):
         self._batch = None
         if self._make is not None:
             self._slots = self._make()
+            self._slots.weights_received(self._version)
 
     def close(self) -> None:
         self._release_caches()

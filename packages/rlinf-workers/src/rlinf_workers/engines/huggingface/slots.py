@@ -10,11 +10,16 @@ of a step is a multiple of 16 (`row_tokens`), for which torch's attention sums t
 however many masked ones follow (measured with torch 2.13; other numbers of keys round differently). This is also why
 the last bits differ from those of a cache that grows by one key per token.
 
+Between two steps it can take new weights. Running completions keep their cache, or leave their rows and enter them
+again, at the front of the queue, where prompt and tokens are prefilled like a longer prompt. Suspended completions
+return in the same way.
+
 Legend: R rows, n running rows, K columns, T new tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,13 +30,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, Cache, DynamicCache
 
-from rlinf_workers.engines.base import Completions
+from rlinf_workers.engines.base import Completions, OnNewWeights, UnfinishedCompletion
 from rlinf_workers.engines.huggingface.engine import MIN_ROWS
 from rlinf_workers.engines.huggingface.free_memory import free_bytes
 from rlinf_workers.engines.huggingface.graphs import PREFILL_TOKENS, one_query
 from rlinf_workers.engines.huggingface.masks import StepPlaces, step_masks, whole_masks
 from rlinf_workers.engines.huggingface.rows import CACHE_SHARE, cache_rows, row_tokens
-from rlinf_workers.engines.sampling import SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
+from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
+from rlinf_workers.engines.segments import Segments, extended
 from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.cache_argument import as_cache
@@ -42,25 +48,63 @@ from rlinf_workers.roles.records.language import Prompt
 ATTENTION = "rlinf_slots"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class _Row:
     """The completion that a row holds."""
 
-    index: int
+    prompt: Prompt
     member: int
+    key: NoiseKey
+    segments: Segments
+    """Of the tokens sampled by earlier versions."""
     policy_version: int
+    """Samples the tokens after these."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Begun:
+    """The tokens that a completion already has."""
+
+    token_ids: Tensor
+    """[t] int64 on the CPU, t at least 1"""
+    logprobs: Tensor
+    """[t] float32 on the CPU"""
+    segments: Segments
 
 
 @dataclass(kw_only=True, slots=True)
 class _Waiting:
-    """A prompt with completions that have no row yet."""
+    """A prompt with completions that have no row yet, or a single completion that has tokens and lost its row."""
 
     prompt: Prompt
+    key: NoiseKey
     noise: Tensor
-    """[G, T]"""
+    """[G, T], or [1, T] for a completion that has tokens"""
     members: deque[int]
+    begun: _Begun | None = None
     prefilled: tuple[list[Tensor], list[Tensor], Tensor] | None = None
-    """Keys and values per layer, [heads, L, size], and the logits of the first token, [V]."""
+    """Keys and values per layer, [heads, L, size], and the logits of the next token, [V]."""
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[L], the tokens to prefill."""
+        ids = self.prompt.token_ids
+        return ids if self.begun is None else torch.cat([ids, self.begun.token_ids])
+
+    def unfinished(self) -> list[UnfinishedCompletion]:
+        none = _Begun(token_ids=torch.zeros(0, dtype=torch.int64), logprobs=torch.zeros(0), segments=())
+        begun = self.begun or none
+        return [
+            UnfinishedCompletion(
+                prompt=self.prompt,
+                member=member,
+                token_ids=begun.token_ids,
+                logprobs=begun.logprobs,
+                segments=begun.segments,
+                noise=self.key,
+            )
+            for member in self.members
+        ]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -153,6 +197,9 @@ class Slots:
         self._limit: int | None = None
         """Number of rows that fit; None: not known before the first prompts."""
         self._version = -1
+        self._on_new_weights: OnNewWeights = "keep"
+        self._is_paused = False
+        self._is_interrupted = threading.Event()
         AttentionInterface.register(ATTENTION, _attention)
 
     @property
@@ -181,6 +228,42 @@ class Slots:
             ValueError: completions in flight have other sampling settings.
             WorkersError: the cache of a single completion does not fit in memory.
         """
+        self._open(sampling, width)
+        keys = [NoiseKey(seed=seed, step=step, index=prompt.index) for prompt in prompts]
+        noise = prompt_noise(seed, step, [key.index for key in keys], sampling).to(self._device)
+        for prompt, key, own in zip(prompts, keys, noise.split(sampling.group_size), strict=True):
+            members = deque(range(sampling.group_size))
+            self._waiting.append(_Waiting(prompt=prompt, key=key, noise=own, members=members))
+
+    def submit_unfinished(
+        self, unfinished: Sequence[UnfinishedCompletion], sampling: SamplingSettings, *, width: int
+    ) -> None:
+        """Accepts suspended completions, like `submit`. Raises: ValueError also for one that has all its tokens."""
+        self._open(sampling, width)
+        fresh: dict[NoiseKey, _Waiting] = {}
+        """Completions without tokens, which share a prefill."""
+        noise_of: dict[NoiseKey, Tensor] = {}
+        for one in unfinished:
+            if len(one.token_ids) >= sampling.max_new_tokens:
+                raise ValueError(
+                    f"completion {one.member} of prompt {one.prompt.index} has {len(one.token_ids)} tokens"
+                )
+            key = one.noise
+            if key not in noise_of:
+                noise_of[key] = prompt_noise(key.seed, key.step, [key.index], sampling).to(self._device)
+            if key in fresh and not len(one.token_ids):
+                fresh[key].members.append(one.member)
+                continue
+            waiting = _Waiting(prompt=one.prompt, key=key, noise=noise_of[key], members=deque([one.member]))
+            if len(one.token_ids):
+                waiting.noise = waiting.noise[one.member, None]
+                waiting.begun = _Begun(token_ids=one.token_ids, logprobs=one.logprobs, segments=one.segments)
+            else:
+                fresh[key] = waiting
+            self._waiting.append(waiting)
+
+    def _open(self, sampling: SamplingSettings, width: int) -> None:
+        """Prepares for completions that are sampled like this, if none are in flight."""
         if self.num_under_way and sampling != self._sampling:
             raise ValueError(f"completions in flight are sampled with {self._sampling}, not with {sampling}")
         if sampling != self._sampling:
@@ -188,23 +271,73 @@ class Slots:
             self._stops = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
         if not self.num_under_way:
             self._size(width + sampling.max_new_tokens, sampling.max_new_tokens)
-        noise = prompt_noise(seed, step, [prompt.index for prompt in prompts], sampling).to(self._device)
-        for prompt, own in zip(prompts, noise.split(sampling.group_size), strict=True):
-            self._waiting.append(_Waiting(prompt=prompt, noise=own, members=deque(range(sampling.group_size))))
 
     @torch.no_grad()
     def finished(self) -> list[Completions]:
-        """Computes until a completion ends; empty if none is in flight."""
+        """Computes until a completion ends; empty if none is in flight, or after `interrupt`."""
+        if self._is_paused:
+            raise RuntimeError("the engine is paused; call resume() before finished()")
         while self.num_under_way:
+            if self._is_interrupted.is_set():
+                self._is_interrupted.clear()
+                return []
             done = self._begin() or self._step()
             if done:
                 return done
         return []
 
+    # -- new weights, and what outlives them -----------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        self._is_interrupted.set()
+
+    @torch.no_grad()
+    def pause(self, on_new_weights: OnNewWeights) -> list[Completions]:
+        self._is_paused, self._on_new_weights = True, on_new_weights
+        done = []
+        while on_new_weights == "finish" and self.num_running:
+            done += self._step()
+        return done
+
+    def resume(self) -> None:
+        self._is_paused, self._on_new_weights = False, "keep"
+
     def weights_received(self, policy_version: int) -> None:
+        """Later tokens are sampled with these weights. Running rows keep their cache, or are queued to compute it
+        again, depending on `pause`."""
+        if self._on_new_weights == "recompute":
+            self._clear_rows()
+        elif self._cache is not None:
+            for row, count in zip(self._cache.rows, self._cache.counts.tolist(), strict=False):
+                row.segments = extended(row.segments, count, row.policy_version)
+                row.policy_version = policy_version
         self._version = policy_version
         for one in self._waiting:
             one.prefilled = None
+
+    def suspend(self) -> list[UnfinishedCompletion]:
+        self._clear_rows()
+        suspended = [completion for one in self._waiting for completion in one.unfinished()]
+        self._waiting.clear()
+        return suspended
+
+    def _clear_rows(self) -> None:
+        """Moves the running completions to the front of the queue, with their tokens and without their cache."""
+        cache = self._cache
+        if cache is None:
+            return
+        token_ids, logprobs, counts = cache.token_ids.cpu(), cache.logprobs.cpu(), cache.counts.tolist()
+        for i, row in reversed(list(enumerate(cache.rows))):
+            begun = _Begun(
+                token_ids=token_ids[i, : counts[i]].clone(),
+                logprobs=logprobs[i, : counts[i]].clone(),
+                segments=extended(row.segments, counts[i], row.policy_version),
+            )
+            noise, members = cache.noise[i, None].clone(), deque([row.member])
+            self._waiting.appendleft(
+                _Waiting(prompt=row.prompt, key=row.key, noise=noise, members=members, begun=begun)
+            )
+        cache.rows.clear()
 
     def offload(self) -> None:
         """Frees the cache; running rows wait on the host."""
@@ -278,55 +411,75 @@ class Slots:
     # -- running ---------------------------------------------------------------------------------------------------
 
     def _begin(self) -> list[Completions]:
-        """Assigns free rows to waiting completions and samples their first tokens. Returns those that end at once."""
+        """Assigns free rows to waiting completions and samples their next tokens. Returns those that end at once."""
+        while entering := self._entering():
+            self._prefill([one for one, _ in entering if one.prefilled is None])
+            first = self.num_running
+            keys, values, _ = _prefilled(entering[0][0])
+            self._reserve(first + sum(len(members) for _, members in entering), keys, values)
+            for one, members in entering:
+                self._enter(one, members)
+            logits = torch.cat([_prefilled(one)[2].expand(len(members), -1) for one, members in entering])
+            if done := self._draw(first, logits):
+                return done
+        return []
+
+    def _entering(self) -> list[tuple[_Waiting, list[int]]]:
+        """The next waiting completions for which rows are free. Those that have tokens come in portions of
+        `PREFILL_TOKENS`, because what is prefilled needs memory beside the cache."""
         assert self._limit is not None, "set by submit"
-        free, entering = self._limit - self.num_running, []
+        free, num_tokens, entering = self._limit - self.num_running, 0, []
         while free > 0 and self._waiting:
             one = self._waiting[0]
+            num_tokens += len(one.token_ids) if one.begun is not None else 0
+            if entering and num_tokens > PREFILL_TOKENS:
+                break
             members = [one.members.popleft() for _ in range(min(free, len(one.members)))]
             entering.append((one, members))
             free -= len(members)
             if one.members:
                 break
             self._waiting.popleft()
-        if not entering:
-            return []
-        self._prefill([one for one, _ in entering if one.prefilled is None])
-        first = self.num_running
-        keys, values, _ = _prefilled(entering[0][0])
-        self._reserve(first + sum(len(members) for _, members in entering), keys, values)
-        for one, members in entering:
-            self._enter(one, members)
-        logits = torch.cat([_prefilled(one)[2].expand(len(members), -1) for one, members in entering])
-        return self._draw(first, logits)
+        return entering
 
     def _enter(self, one: _Waiting, members: Sequence[int]) -> None:
         keys, values, _ = _prefilled(one)
-        cache, n, num_prompt = self._cache, self.num_running, len(one.prompt.token_ids)
+        cache, n, num_tokens = self._cache, self.num_running, len(one.token_ids)
         assert cache is not None, "created for the entering rows"
         rows = slice(n, n + len(members))
         for places, layers in ((cache.keys, keys), (cache.values, values)):
             for place, layer in zip(places, layers, strict=True):
-                place[rows, :, :num_prompt] = layer
-        cache.positions[rows] = num_prompt - 1
+                place[rows, :, :num_tokens] = layer
+        cache.positions[rows] = num_tokens - 1
         cache.counts[rows] = 0
-        cache.noise[rows] = one.noise[list(members)]
         cache.token_ids[rows] = self._pad_id
         cache.logprobs[rows] = 0.0
-        cache.rows += [_Row(index=one.prompt.index, member=member, policy_version=self._version) for member in members]
+        segments: Segments = ()
+        if one.begun is None:
+            cache.noise[rows] = one.noise[list(members)]
+        else:
+            count, segments = len(one.begun.token_ids), one.begun.segments
+            cache.counts[rows], cache.noise[rows] = count, one.noise
+            cache.token_ids[rows, :count] = one.begun.token_ids.to(self._device)
+            cache.logprobs[rows, :count] = one.begun.logprobs.to(self._device)
+        cache.rows += [
+            _Row(prompt=one.prompt, member=member, key=one.key, segments=segments, policy_version=self._version)
+            for member in members
+        ]
 
     def _prefill(self, waiting: Sequence[_Waiting]) -> None:
         """Prefills prompts of one width in one forward pass: left-padded to the length given by `row_tokens`."""
         by_width: dict[int, list[_Waiting]] = {}
         for one in waiting:
-            by_width.setdefault(row_tokens(len(one.prompt.token_ids)), []).append(one)
+            by_width.setdefault(row_tokens(len(one.token_ids)), []).append(one)
         for width, those in by_width.items():
             at_once = max(1, PREFILL_TOKENS // width)
             for start in range(0, len(those), at_once):
                 self._prefill_some(those[start : start + at_once], width)
 
     def _prefill_some(self, waiting: Sequence[_Waiting], width: int) -> None:
-        token_ids, mask = pad_left([one.prompt.token_ids for one in waiting], width, self._pad_id)
+        sequences = [one.token_ids for one in waiting]
+        token_ids, mask = pad_left(sequences, width, self._pad_id)
         cache = DynamicCache()  # without the config: it keeps all keys of layers with a window, too
         with whole_masks():
             output = self._model(
@@ -337,9 +490,9 @@ class Slots:
                 use_cache=True,
                 logits_to_keep=MIN_ROWS,  # also for one prompt, the head computes this many rows
             )
-        for i, one in enumerate(waiting):
+        for i, (one, sequence) in enumerate(zip(waiting, sequences, strict=True)):
             keys, values = (
-                [getattr(layer, name)[i, :, width - len(one.prompt.token_ids) :].clone() for layer in cache.layers]
+                [getattr(layer, name)[i, :, width - len(sequence) :].clone() for layer in cache.layers]
                 for name in ("keys", "values")
             )
             one.prefilled = keys, values, output.logits[i, -1].clone()
@@ -401,18 +554,22 @@ class Slots:
             return []
         counts = cache.counts[leaving].tolist()
         token_ids, logprobs = cache.token_ids[leaving].cpu(), cache.logprobs[leaving].cpu()
-        completions = [
-            Completions(
-                index=cache.rows[row].index,
-                members=(cache.rows[row].member,),
-                token_ids=token_ids[i : i + 1, :count],
-                loss_mask=torch.ones(1, count),
-                logprobs=logprobs[i : i + 1, :count],
-                truncated=torch.tensor([not ended[i]]),
-                policy_version=cache.rows[row].policy_version,
+        completions = []
+        for i, (row, count) in enumerate(zip(leaving, counts, strict=True)):
+            held = cache.rows[row]
+            segments = extended(held.segments, count, held.policy_version)
+            completions.append(
+                Completions(
+                    index=held.prompt.index,
+                    members=(held.member,),
+                    token_ids=token_ids[i : i + 1, :count],
+                    loss_mask=torch.ones(1, count),
+                    logprobs=logprobs[i : i + 1, :count],
+                    truncated=torch.tensor([not ended[i]]),
+                    policy_version=segments[0].policy_version,
+                    segments=(segments,) if len(segments) > 1 else (),
+                )
             )
-            for i, (row, count) in enumerate(zip(leaving, counts, strict=True))
-        ]
         left = len(cache.rows) - len(leaving)
         gone = set(leaving)
         holes = [row for row in leaving if row < left]

@@ -33,6 +33,16 @@ class Prompt:
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """Consecutive tokens of a completion that one version of the weights sampled."""
+
+    num_tokens: int
+    """At least 1."""
+    policy_version: int
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SampleGroup:
     """The completions sampled for one prompt.
 
@@ -54,14 +64,27 @@ class SampleGroup:
     from 0."""
     truncated: Tensor | None = None
     """[G] bool; the completion reached its token limit without ending. None: not known."""
+    segments: tuple[tuple[Segment, ...], ...] = ()
+    """For each completion, the versions that sampled its tokens, from the first token on; empty: `policy_version`
+    sampled all tokens of the group."""
 
     @property
     def index(self) -> int:
         return self.prompt.index
 
+    def token_versions(self) -> Tensor:
+        """[G, T] int64, the version of the weights that sampled each token; arbitrary where loss_mask is 0."""
+        versions = torch.full(self.loss_mask.shape, self.policy_version, dtype=torch.int64)
+        for row, segments in zip(versions, self.segments, strict=False):
+            begin = 0
+            for segment in segments:
+                row[begin : begin + segment.num_tokens] = segment.policy_version
+                begin += segment.num_tokens
+        return versions
+
     def subset(self, rows: slice) -> SampleGroup:
         """A subset of the completions, with the same prompt."""
-        names = ("completion_ids", "loss_mask", "rollout_logprobs", "ref_logprobs", "truncated")
+        names = ("completion_ids", "loss_mask", "rollout_logprobs", "ref_logprobs", "truncated", "segments")
         taken = {name: getattr(self, name) for name in names}
         return replace(self, **{name: None if value is None else value[rows] for name, value in taken.items()})
 
