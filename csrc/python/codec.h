@@ -19,6 +19,14 @@
 
 namespace rlinf::comm {
 
+// Takes over a new reference; throws the Python error where there is none.
+inline py::object steal(PyObject* object) {
+  if (object == nullptr) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(object);
+}
+
 // First element of each array in a header. Mirrored by rlinf_comm/_lowering.py.
 enum class Tag : int {
   kList = 1,

@@ -8,13 +8,6 @@ namespace {
 
 using Kind = MsgpackReader::Kind;
 
-py::object steal(PyObject* object) {
-  if (object == nullptr) {
-    throw py::error_already_set();
-  }
-  return py::reinterpret_steal<py::object>(object);
-}
-
 class Decoder {
  public:
   Decoder(Codec& codec, std::string_view header, BufferSource& buffers)

@@ -22,13 +22,6 @@ struct ArrayInterface {
 constexpr int kContiguous = 0x1;
 constexpr int kNativeOrder = 0x200;
 
-py::object steal(PyObject* object) {
-  if (object == nullptr) {
-    throw py::error_already_set();
-  }
-  return py::reinterpret_steal<py::object>(object);
-}
-
 std::string_view utf8(PyObject* text) {
   Py_ssize_t length = 0;
   const char* bytes = PyUnicode_AsUTF8AndSize(text, &length);

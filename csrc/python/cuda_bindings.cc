@@ -27,7 +27,7 @@ using cuda::DigestAxis;
 using cuda::DigestTile;
 
 template <typename T>
-using Column = py::array_t<T, py::array::c_style | py::array::forcecast>;
+using ConvertedColumn = py::array_t<T, py::array::c_style | py::array::forcecast>;
 
 template <typename Tile>
 py::bytes bytes_of(const std::vector<Tile>& tiles) {
@@ -45,7 +45,7 @@ std::vector<Tile> tiles_from(const py::bytes& bytes) {
   return tiles;
 }
 
-uint64_t address_at(const Column<int64_t>& pointers, int32_t buffer, int64_t offset, const char* side,
+uint64_t address_at(const ConvertedColumn<int64_t>& pointers, int32_t buffer, int64_t offset, const char* side,
                     py::ssize_t row) {
   RLINF_CHECK_USER(buffer >= 0 && buffer < pointers.size(), "copy ", row, ": ", side, "_buffer=", buffer, ", but ",
                    pointers.size(), " ", side, "_pointers are given");
@@ -53,12 +53,12 @@ uint64_t address_at(const Column<int64_t>& pointers, int32_t buffer, int64_t off
 }
 
 // The columns of a copy table (rlinf_comm.copies.CopyTable), then the base addresses.
-py::bytes lower_copies(const Column<int32_t>& src_buffer, const Column<int32_t>& dst_buffer,
-                       const Column<int64_t>& src_offset, const Column<int64_t>& dst_offset,
-                       const Column<int64_t>& lengths, const Column<int64_t>& src_strides,
-                       const Column<int64_t>& dst_strides, const Column<uint8_t>& src_dtype,
-                       const Column<uint8_t>& dst_dtype, const Column<int64_t>& src_pointers,
-                       const Column<int64_t>& dst_pointers) {
+py::bytes lower_copies(const ConvertedColumn<int32_t>& src_buffer, const ConvertedColumn<int32_t>& dst_buffer,
+                       const ConvertedColumn<int64_t>& src_offset, const ConvertedColumn<int64_t>& dst_offset,
+                       const ConvertedColumn<int64_t>& lengths, const ConvertedColumn<int64_t>& src_strides,
+                       const ConvertedColumn<int64_t>& dst_strides, const ConvertedColumn<uint8_t>& src_dtype,
+                       const ConvertedColumn<uint8_t>& dst_dtype, const ConvertedColumn<int64_t>& src_pointers,
+                       const ConvertedColumn<int64_t>& dst_pointers) {
   RLINF_CHECK_INTERNAL(lengths.ndim() == 2 && lengths.shape(0) == src_buffer.size(), "");
   const py::ssize_t num_dims = lengths.shape(1);
   std::vector<CopyTile> tiles;

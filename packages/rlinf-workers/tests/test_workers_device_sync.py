@@ -19,6 +19,8 @@ from rlinf_workers.testing.weight_sync import CHECKS, WHOLE, check_a_flipped_byt
 from rlinf_workers.weight_sync.base import WeightPort
 from rlinf_workers.weight_sync.device.sync import DeviceWeightSync
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 class OnDevice(DeviceWeightSync):
     """All tensors are on the device."""

@@ -27,6 +27,8 @@ from rlinf_workers.testing.toy_flow import Number
 from rlinf_workers.weight_sync.base import WeightPort
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 HERE = Path(__file__).stem
 """As the processes of workers import it."""
 

@@ -27,6 +27,8 @@ from rlinf_workers.trainers.fsdp2.backend import fsdp2
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 from rlinf_workers.worker import Worker
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 TARGETS = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
 SETTINGS = OptimizerSettings(learning_rate=1e-2, epsilon=1e-3, max_grad_norm=1e9)
 LORA = LoraSettings(rank=3, alpha=12.0, targets=TARGETS, base_digest="0123456789abcdef")

@@ -15,6 +15,8 @@ from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.testing.launchers import START_S, launched
 from rlinf_workers.testing.toy_flow import Fault
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 LISTENS = "0A"
 """The state of a socket in /proc/net/tcp."""
 

@@ -26,6 +26,8 @@ from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 from rlinf_workers.trainers.checkpoint import CheckpointFiles
 from rlinf_workers.worker import Worker
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 pytest.importorskip("transformers", minversion="5.17")
 pytest.importorskip("peft")
 

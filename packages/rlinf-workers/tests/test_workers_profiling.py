@@ -10,6 +10,8 @@ from rlinf_workers.profiling import Profiler, probe_plans
 from rlinf_workers.spans import COMPUTE_SPAN, LEASE, SYNC_SPAN, Span
 from rlinf_workers.testing.toy_flow import Number, reference_run, toy_flow
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 CLUSTER = Cluster.cpu_slots(2)
 GRAPH = FlowGraph(
     name="grpo",

@@ -27,6 +27,8 @@ from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 from rlinf_workers.weight_sync.spec import EdgeEnds, WeightSyncSpec
 from rlinf_workers.weight_sync.streams.sync import StreamsWeightSync
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_shared_memory_conforms(check):
