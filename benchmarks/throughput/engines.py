@@ -24,10 +24,10 @@ from benchmarks.harness import compare, interleave, report
 
 from rlinf_sched import Cluster, plan_for_mode
 from rlinf_workers import Executor, Flow, StepContext
-from rlinf_workers.engines import SamplingSettings
+from rlinf_workers.engines import NoiseKey, SamplingSettings
 from rlinf_workers.engines.sglang.arguments import server_arguments
 from rlinf_workers.engines.sglang.loader import LOADER
-from rlinf_workers.engines.sglang.requests import request_parameters
+from rlinf_workers.engines.sglang.requests import request_parameters, requests_of
 from rlinf_workers.models import ModelSettings
 from rlinf_workers.roles import Prompt, Rollout, RolloutSettings
 from rlinf_workers.testing.architectures import tiny_architecture
@@ -119,9 +119,9 @@ class BareEngine:
     def generate(self, prompts: list[Prompt], sampling: SamplingSettings, step: int) -> int:
         """Tokens sampled for a group of each prompt."""
         parameters = [
-            one
+            request_parameters(request, sampling, (STOP_ID,))
             for prompt in prompts
-            for one in request_parameters(sampling, (STOP_ID,), seed=1, step=step, index=prompt.index)
+            for request in requests_of(prompt, NoiseKey(seed=1, step=step, index=prompt.index), sampling.group_size)
         ]
         input_ids = [prompt.token_ids.tolist() for prompt in prompts for _ in range(sampling.group_size)]
         outputs = self.engine.generate(input_ids=input_ids, sampling_params=parameters, return_logprob=True)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.engines.base import UnfinishedCompletion
+from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
 from rlinf_workers.engines.sglang.arguments import OWNED, bound_cores, check_names, server_arguments, suspects
 from rlinf_workers.engines.sglang.capacity import Capacity
 from rlinf_workers.engines.sglang.child import last_error
@@ -17,6 +18,7 @@ from rlinf_workers.engines.sglang.requests import (
     completions_of,
     cut_at,
     request_parameters,
+    requests_of,
     sampling_seed,
 )
 from rlinf_workers.engines.sglang.server import with_hint
@@ -49,6 +51,21 @@ def output(token_ids, reason, logprobs=None):
         "output_token_logprobs": [(x, t, None) for x, t in zip(logprobs, token_ids, strict=True)],
     }
     return {"output_ids": token_ids, "meta_info": about}
+
+
+def request(index=0, member=0, num_members=3):
+    return requests_of(prompt(index), NoiseKey(seed=4, step=2, index=index), num_members)[member]
+
+
+def answer(generated, stop_token_ids=(1,), *, policy_version=2, max_new_tokens=40, is_suspended=False, **key) -> Any:
+    return answer_of(
+        generated,
+        request(**key),
+        stop_token_ids,
+        max_new_tokens=max_new_tokens,
+        policy_version=policy_version,
+        is_suspended=is_suspended,
+    )
 
 
 def prompt(index, length=10):
@@ -108,7 +125,7 @@ def test_each_process_on_cpu_slots_gets_the_core_of_its_slot():
 
 def test_requests_say_how_to_sample_and_differ_in_their_seed():
     settings = replace(SAMPLING, temperature=0.5, top_p=0.9, min_p=0.1)
-    parameters = request_parameters(settings, (1, 7), seed=4, step=2, index=9)
+    parameters = [request_parameters(request(9, member), settings, (1, 7)) for member in range(3)]
     assert [one["sampling_seed"] for one in parameters] == [sampling_seed(4, 2, 9, member) for member in range(3)]
     assert (
         len({sampling_seed(*key) for key in [(4, 2, 9, 0), (4, 2, 9, 1), (4, 2, 8, 0), (4, 3, 9, 0), (5, 2, 9, 0)]})
@@ -117,18 +134,49 @@ def test_requests_say_how_to_sample_and_differ_in_their_seed():
     assert {one["temperature"] for one in parameters} == {0.5} and parameters[0]["stop_token_ids"] == [1, 7]
     assert parameters[0]["top_p"] == 0.9 and parameters[0]["min_p"] == 0.1
     assert (
-        parameters[0]["top_k"] == -1
-        and request_parameters(replace(settings, top_k=5), (1,), seed=0, step=0, index=0)[0]["top_k"] == 5
+        parameters[0]["top_k"] == -1 and request_parameters(request(), replace(settings, top_k=5), (1,))["top_k"] == 5
     )
 
 
 def test_an_answer_is_truncated_or_ends_with_a_stop_token_or_a_stop_string():
-    ended = answer_of(output([4, 1], {"type": "stop", "matched": 1}), (1,), index=0, member=0, policy_version=2)
-    cut = answer_of(output([4, 5], {"type": "length", "length": 2}), (1,), index=0, member=1, policy_version=2)
+    ended = answer(output([4, 1], {"type": "stop", "matched": 1}), (1,), index=0, member=0)
+    cut = answer(output([4, 5], {"type": "length", "length": 2}), (1,), index=0, member=1)
     stopped = cut_at(output([4, 5, 6], {"type": "length", "length": 3}, [-1.0, -2.0, -3.0]), 2)
-    of_string = answer_of(stopped, (1,), index=0, member=2, policy_version=2)
+    of_string = answer(stopped, (1,), index=0, member=2)
     assert [one.truncated for one in (ended, cut, of_string)] == [False, True, False]
     assert of_string.token_ids == [4, 5] and of_string.logprobs == [-1.0, -2.0]
+
+
+def test_an_answer_lists_which_version_sampled_which_tokens_after_those_before():
+    spans = [{"version": "default", "start": 0, "end": 1}, {"version": "3", "start": 1, "end": 9}]
+    generated = output([4, 5, 6], {"type": "length", "length": 3})
+    generated["meta_info"]["weight_versions"] = spans
+    versions = [(one.num_tokens, one.policy_version) for one in answer(generated).segments]
+    assert versions == [(1, -1), (2, 3)]
+    generated["meta_info"]["weight_versions"] = spans[1:]
+    before = replace(
+        request(),
+        token_ids=torch.tensor([8, 9]),
+        logprobs=torch.tensor([-2.0, -3.0]),
+        segments=answer(generated).segments,
+    )
+    whole = answer_of(generated, before, (1,), max_new_tokens=5, policy_version=7)
+    assert whole.token_ids == [8, 9, 4, 5, 6] and whole.logprobs == [-2.0, -3.0, -0.5, -0.5, -0.5]
+
+
+def test_a_suspended_request_is_unfinished_unless_its_last_token_ends_it():
+    aborted = output([4, 5], {"type": "abort", "message": "Aborted"})
+    unfinished = answer(aborted, is_suspended=True)
+    assert isinstance(unfinished, UnfinishedCompletion)
+    assert unfinished.token_ids.tolist() == [4, 5] and unfinished.logprobs.tolist() == [-0.5, -0.5]
+    assert [(one.num_tokens, one.policy_version) for one in unfinished.segments] == [(2, 2)]
+    assert answer(aborted, (5,), is_suspended=True).truncated is False
+    assert answer(aborted, max_new_tokens=2, is_suspended=True).truncated is True
+    in_queue = {
+        "output_ids": [],
+        "meta_info": {"finish_reason": {"type": "abort", "message": "Abort in waiting queue"}},
+    }
+    assert len(answer(in_queue, is_suspended=True).token_ids) == 0
 
 
 @pytest.mark.parametrize(
@@ -137,14 +185,14 @@ def test_an_answer_is_truncated_or_ends_with_a_stop_token_or_a_stop_string():
 )
 def test_a_request_that_ended_in_another_way_is_an_error(reason):
     with pytest.raises(ValueError, match="prompt 6, completion 1: SGLang ended it with"):
-        answer_of(output([4, 1], reason), (1,), index=6, member=1, policy_version=0)
+        answer(output([4, 1], reason), (1,), index=6, member=1)
 
 
 def test_completions_that_came_together_are_rows_of_one_record():
     answers = [
-        answer_of(output([4, 5, 6], {"type": "length", "length": 3}), (1,), index=7, member=2, policy_version=2),
-        answer_of(output([4], {"type": "stop", "matched": 4}, [-2.0]), (4,), index=7, member=0, policy_version=2),
-        answer_of(output([5], {"type": "length", "length": 1}), (1,), index=8, member=0, policy_version=2),
+        answer(output([4, 5, 6], {"type": "length", "length": 3}), (1,), index=7, member=2),
+        answer(output([4], {"type": "stop", "matched": 4}, [-2.0]), (4,), index=7, member=0),
+        answer(output([5], {"type": "length", "length": 1}), (1,), index=8, member=0),
     ]
     whole, other = completions_of(answers)
     assert whole.members == (2, 0) and other.index == 8

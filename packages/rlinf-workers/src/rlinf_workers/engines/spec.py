@@ -89,6 +89,15 @@ class EngineSpec(Spec):
         """Arguments of its constructor: the options, and values that follow from the model's size."""
         return dict(job.engine_options)
 
+    def new_weights_problem(self, options: Mapping[str, Any], on_new_weights: str, *, has_stop: bool) -> str | None:
+        """Why running completions cannot go on like this when new weights arrive (`engines.OnNewWeights`), and what to
+        use instead; None: they can.
+
+        Args:
+            has_stop: whether stop strings end completions.
+        """
+        return None if on_new_weights == "finish" else "it cannot pause running completions; use finish"
+
     def probe_ways(self, options: Mapping[str, Any], *, on_gpu: bool) -> tuple[str, ...]:
         """How it computes a transformers model, as names of the architecture probe (`probe.WAYS`); empty for an engine
         with its own model code."""

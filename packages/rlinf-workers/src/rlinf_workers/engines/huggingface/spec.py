@@ -52,6 +52,14 @@ class HuggingFaceSpec(EngineSpec):
             most = float(options.get("cache_share", 1.0))
             yield "cache_share", [share for share in CACHE_SHARES if share < most]
 
+    def new_weights_problem(self, options: Mapping[str, Any], on_new_weights: str, *, has_stop: bool) -> str | None:
+        if on_new_weights == "finish" or options.get("refill") is True:
+            return None
+        return (
+            "without continuous batching a batch is generated as a whole and cannot pause; set "
+            "engine_options.refill=true, or use finish"
+        )
+
     def probe_ways(self, options: Mapping[str, Any], *, on_gpu: bool) -> tuple[str, ...]:
         if self.fills_its_memory(options):
             return ("refill",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rlinf_workers.engines.sampling import SamplingSettings
@@ -41,19 +42,31 @@ class Capacity:
     def is_empty(self) -> bool:
         return not self._open
 
-    def begin(self, prompt: Prompt, sampling: SamplingSettings) -> None:
-        """Counts a submitted prompt."""
-        self._last = _Open(len(prompt.token_ids), sampling, set(range(sampling.group_size)))
-        self._open[prompt.index] = self._last
+    @property
+    def samplings(self) -> set[SamplingSettings]:
+        """The settings of the completions in flight."""
+        return {one.sampling for one in self._open.values()}
+
+    def begin(self, prompt: Prompt, sampling: SamplingSettings, members: Iterable[int] | None = None) -> None:
+        """Counts a submitted prompt with these completions; None: all of its group."""
+        own = set(range(sampling.group_size) if members is None else members)
+        if prompt.index in self._open:  # others of its group have ended, and not been taken yet
+            own |= self._open[prompt.index].members
+        self._last = self._open[prompt.index] = _Open(len(prompt.token_ids), sampling, own)
 
     def end(self, index: int, member: int, num_tokens: int) -> None:
         """Removes one of its completions, which has ended."""
+        one = self.drop(index, member)
+        before = self._lengths.get(one.sampling, float(num_tokens))
+        self._lengths[one.sampling] = MEMORY * before + (1 - MEMORY) * num_tokens
+
+    def drop(self, index: int, member: int) -> _Open:
+        """Removes one of its completions, which was suspended. Returns its prompt."""
         one = self._open[index]
         one.members.remove(member)
         if not one.members:
             del self._open[index]
-        before = self._lengths.get(one.sampling, float(num_tokens))
-        self._lengths[one.sampling] = MEMORY * before + (1 - MEMORY) * num_tokens
+        return one
 
     def prompts(self, group_size: int) -> int:
         """Free capacity in prompts with this group size, assuming the length of the last prompt."""

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.weights import Layout
-from rlinf_workers.engines.base import Completions
+from rlinf_workers.engines.base import Completions, OnNewWeights, UnfinishedCompletion
 from rlinf_workers.engines.processes import EngineProcesses
-from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
 from rlinf_workers.engines.sglang.arguments import (
     Argument,
     bound_cores,
@@ -32,7 +32,14 @@ from rlinf_workers.engines.sglang.arguments import (
 )
 from rlinf_workers.engines.sglang.capacity import Capacity
 from rlinf_workers.engines.sglang.loader import LOADER
-from rlinf_workers.engines.sglang.requests import Completion, answer_of, completions_of, cut_at, request_parameters
+from rlinf_workers.engines.sglang.requests import (
+    Completion,
+    answer_of,
+    completions_of,
+    cut_at,
+    request_parameters,
+    requests_of,
+)
 from rlinf_workers.engines.sglang.server import EngineServer
 from rlinf_workers.engines.sglang.spec import SPEC
 from rlinf_workers.engines.stopping import StopStrings
@@ -54,6 +61,8 @@ STOP_INTERVAL = 8
 computed in vain."""
 IDLE_S = 60.0
 """Time limit for a scheduler to finish a command."""
+ABORT_INTERVAL_S = 0.02
+"""Between two aborts of all requests, until all have come back: a request may still be on its way to SGLang."""
 LOST_S = 1.0
 """Time within which the stage notices a dead process of the engine."""
 
@@ -92,7 +101,14 @@ class SGLangEngine:
         self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
         self._num_devices = max(1, len(devices))
         self._lost: WorkersError | None = None
-        self._results: queue.SimpleQueue[Completion | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Completion | UnfinishedCompletion | BaseException | None] = queue.SimpleQueue()
+        """None: `interrupt` was called."""
+        self._options = dict(server)
+        self._on_new_weights: OnNewWeights | None = None
+        """None: not paused."""
+        self._num_open = 0
+        """Groups whose requests have not all come back; in the engine's loop."""
+        self._is_suspending = False
         self._is_lost_known = self._is_closed = False
         self._version, self._has_weights = -1, model.has_weights
         self._gives_memory_back = device.type != "cpu"
@@ -127,8 +143,9 @@ class SGLangEngine:
             self._check_length(prompt, sampling)
         for prompt in prompts:
             self._capacity.begin(prompt, sampling)
-            parameters = request_parameters(sampling, self._stop_ids, seed=seed, step=step, index=prompt.index)
-            self._server.spawn(self._complete(prompt, sampling, parameters, self._version))
+            key = NoiseKey(seed=seed, step=step, index=prompt.index)
+            requests = requests_of(prompt, key, sampling.group_size)
+            self._server.spawn(self._complete(requests, sampling, self._version))
 
     def finished(self) -> list[Completions]:
         if self._capacity.is_empty:
@@ -141,6 +158,9 @@ class SGLangEngine:
             if isinstance(one, BaseException):
                 self._raise_if_lost()
                 raise one
+            if one is None:
+                continue
+            assert isinstance(one, Completion), "suspended completions are taken by suspend"
             answers.append(one)
             self._capacity.end(one.index, one.member, len(one.token_ids))
         return completions_of(answers)
@@ -163,7 +183,8 @@ class SGLangEngine:
         return self._processes.process_ids()
 
     def enter(self, address: str) -> None:
-        """Runs the weight loader in each of SGLang's processes, once, with no request in flight.
+        """Runs the weight loader in each of SGLang's processes, once, while none computes: after `pause`, or with no
+        request in flight.
 
         Args:
             address: passed to the loader as the name of an empty tensor.
@@ -172,11 +193,72 @@ class SGLangEngine:
         self._server.run(self._enter(address))
 
     def weights_received(self, policy_version: int) -> None:
-        """Requests in flight continue with the new weights from their next token on; the KV cache and the prefix cache
-        are dropped and recomputed."""
+        """Requests in flight continue with the new weights from their next token on. The KV cache and the prefix cache
+        are dropped and recomputed, except after `pause("keep")`."""
         self._raise_if_lost()
-        self._server.run(self._drop_caches(pauses=not (self._capacity.is_empty or self._waits)))
+        if self._on_new_weights is None:
+            pauses = not (self._capacity.is_empty or self._waits)
+            self._server.run(self._begin_version(policy_version, pauses=pauses))
+        else:
+            self._server.run(self._begin_version(policy_version, drops=self._on_new_weights != "keep"))
         self._version, self._has_weights = policy_version, True
+
+    # -- new weights while requests are in flight, and requests that are suspended ------------------------------------
+
+    def interrupt(self) -> None:
+        self._results.put(None)
+
+    def pause(self, on_new_weights: OnNewWeights) -> list[Completions]:
+        """With `finish`, all requests in flight end first."""
+        self._raise_if_lost()
+        has_stop = any(sampling.stop for sampling in self._capacity.samplings)
+        if problem := SPEC.new_weights_problem(self._options, on_new_weights, has_stop=has_stop):
+            raise ValueError(f"the engine sglang with on_new_weights={on_new_weights}: {problem}")
+        ended = []
+        while on_new_weights == "finish" and not self._capacity.is_empty:
+            ended += self.finished()
+        if not self._capacity.is_empty:
+            self._server.run(self._pause("in_place" if on_new_weights == "keep" else "retract"))
+            self._on_new_weights = on_new_weights
+        return ended
+
+    def resume(self) -> None:
+        self._raise_if_lost()
+        if self._on_new_weights is not None:
+            self._server.run(self._continue())
+            self._on_new_weights = None
+
+    def suspend(self) -> list[UnfinishedCompletion]:
+        """Aborts all requests; SGLang computes one more token of those that run. If it had moved a request back to its
+        queue for lack of memory, some of its tokens are lost and sampled again."""
+        self._raise_if_lost()
+        if self._on_new_weights is not None:
+            raise RuntimeError("the engine is paused; call resume() before suspend()")
+        self._server.run(self._abort_all())
+        results = []
+        while not self._results.empty():
+            results.append(self._results.get())
+        unfinished = []
+        for one in results:
+            if isinstance(one, BaseException):
+                self._raise_if_lost()
+                raise one
+            if isinstance(one, UnfinishedCompletion):
+                self._capacity.drop(one.prompt.index, one.member)
+                unfinished.append(one)
+            else:
+                self._results.put(one)
+        return unfinished
+
+    def submit_unfinished(self, unfinished: Sequence[UnfinishedCompletion], sampling: SamplingSettings) -> None:
+        self._raise_if_lost()
+        groups: dict[int, list[UnfinishedCompletion]] = {}
+        for one in unfinished:
+            self._check_length(one.prompt, sampling)
+            groups.setdefault(one.prompt.index, []).append(one)
+        for requests in groups.values():
+            self._capacity.begin(requests[0].prompt, sampling, [one.member for one in requests])
+            self._server.spawn(self._complete(requests, sampling, self._version))
 
     # -- devices ----------------------------------------------------------------------------------------------------
 
@@ -209,49 +291,70 @@ class SGLangEngine:
     # -- in the engine's loop ---------------------------------------------------------------------------------------
 
     async def _complete(
-        self, prompt: Prompt, sampling: SamplingSettings, parameters: Sequence[dict[str, Any]], version: int
+        self, requests: Sequence[UnfinishedCompletion], sampling: SamplingSettings, version: int
     ) -> None:
         """Puts each completion of a prompt, or the error, into the results."""
+        self._num_open += 1
         try:
-            token_ids = prompt.token_ids.tolist()
-            if len(parameters) > 1:  # prefill once: requests that arrive together would each compute it
-                await self._server.engine.async_generate(input_ids=token_ids, sampling_params={"max_new_tokens": 0})
-            await asyncio.gather(
-                *(
-                    self._complete_one(prompt.index, member, token_ids, one, sampling.stop, version)
-                    for member, one in enumerate(parameters)
-                )
-            )
+            if len(requests) > 1:  # prefill once: requests that arrive together would each compute it
+                prompt_ids = requests[0].prompt.token_ids.tolist()
+                await self._server.engine.async_generate(input_ids=prompt_ids, sampling_params={"max_new_tokens": 0})
+            await asyncio.gather(*(self._complete_one(request, sampling, version) for request in requests))
         except Exception as error:  # noqa: BLE001 - raised where completions are awaited
             self._results.put(error)
+        finally:
+            self._num_open -= 1
 
-    async def _complete_one(
-        self,
-        index: int,
-        member: int,
-        token_ids: list[int],
-        parameters: dict[str, Any],
-        stop: tuple[str, ...],
-        version: int,
-    ) -> None:
-        request = {"input_ids": token_ids, "sampling_params": parameters, "return_logprob": True}
-        if stop:
-            output = await self._until_stop(request, StopStrings(self._tokenizer, stop))
+    async def _complete_one(self, request: UnfinishedCompletion, sampling: SamplingSettings, version: int) -> None:
+        if self._is_suspending:
+            self._results.put(request)
+            return
+        arguments = {
+            "input_ids": [*request.prompt.token_ids.tolist(), *request.token_ids.tolist()],
+            "sampling_params": request_parameters(request, sampling, self._stop_ids),
+            "return_logprob": True,
+        }
+        if sampling.stop:
+            stops = StopStrings(self._tokenizer, sampling.stop)
+            output = await self._until_stop(arguments, stops, request.token_ids.tolist())
         else:
-            output = await self._server.engine.async_generate(**request)
-        self._results.put(answer_of(output, self._stop_ids, index=index, member=member, policy_version=version))
+            output = await self._server.engine.async_generate(**arguments)
+        self._results.put(
+            answer_of(
+                output,
+                request,
+                self._stop_ids,
+                max_new_tokens=sampling.max_new_tokens,
+                policy_version=version,
+                is_suspended=self._is_suspending,
+            )
+        )
 
-    async def _until_stop(self, request: dict[str, Any], stops: StopStrings) -> dict[str, Any]:
-        """The output of a request, truncated after the first stop string; SGLang has no tokenizer to find it."""
-        output, begun = {}, 0
+    async def _until_stop(self, request: dict[str, Any], stops: StopStrings, before: Sequence[int]) -> dict[str, Any]:
+        """The output of a request, truncated after the first stop string; SGLang has no tokenizer to find it.
+
+        Args:
+            before: tokens of the completion that the request continues.
+        """
+        output, begun = {}, len(before)
         request["sampling_params"] |= {"stream_interval": STOP_INTERVAL}
         async with contextlib.aclosing(await self._server.engine.async_generate(**request, stream=True)) as outputs:
             async for output in outputs:
-                end = stops.end(output["output_ids"], begun=begun)
+                end = stops.end([*before, *output["output_ids"]], begun=begun)
                 if end is not None:
-                    return cut_at(output, end)  # closing the generator cancels the request
-                begun = len(output["output_ids"])
+                    return cut_at(output, end - len(before))  # closing the generator cancels the request
+                begun = len(before) + len(output["output_ids"])
         return output
+
+    async def _abort_all(self) -> None:
+        """Returns when all requests in flight are in the results."""
+        self._is_suspending = True
+        try:
+            while self._num_open:
+                self._server.manager.abort_request(abort_all=True)
+                await asyncio.sleep(ABORT_INTERVAL_S)
+        finally:
+            self._is_suspending = False
 
     async def _enter(self, address: str) -> None:
         from rlinf_workers.engines.sglang import srt
@@ -265,7 +368,7 @@ class SGLangEngine:
             (
                 manager.update_weights_from_tensor,
                 srt.UpdateWeightsFromTensorReqInput(
-                    serialized_named_tensors=tensors, load_format=LOADER, flush_cache=True
+                    serialized_named_tensors=tensors, load_format=LOADER, flush_cache=self._on_new_weights != "keep"
                 ),
             ),
             (manager.end_weight_update, srt.EndWeightUpdateReqInput()),
@@ -274,12 +377,18 @@ class SGLangEngine:
             if not succeeded:
                 raise WorkersError(f"SGLang refused to run the weight loader: {message}")
 
-    async def _drop_caches(self, *, pauses: bool) -> None:
+    async def _begin_version(self, policy_version: int, *, pauses: bool = False, drops: bool = True) -> None:
+        """Counts later tokens as sampled by this version, and drops what earlier ones computed."""
+        from rlinf_workers.engines.sglang import srt
+
         if pauses:
             await self._pause()
-        answer = await self._server.manager.flush_cache(timeout_s=IDLE_S)
-        if not answer.success:
-            raise WorkersError(f"SGLang did not drop its caches of earlier weights: {answer.message}")
+        if drops:
+            answer = await self._server.manager.flush_cache(timeout_s=IDLE_S)
+            if not answer.success:
+                raise WorkersError(f"SGLang did not drop its caches of earlier weights: {answer.message}")
+        version = srt.UpdateWeightVersionReqInput(new_version=str(policy_version), abort_all_requests=False)
+        await self._server.manager.update_weight_version(version)
         if pauses:
             await self._continue()
 
@@ -298,12 +407,12 @@ class SGLangEngine:
         if continues:
             await self._continue()
 
-    async def _pause(self) -> None:
-        """Running requests return to the waiting queue without their KV cache. A paused scheduler uses a whole core, so
-        it is paused only if requests are in flight."""
+    async def _pause(self, mode: str = "retract") -> None:
+        """With `retract`, running requests return to the waiting queue without their KV cache; with `in_place` they
+        keep it. A paused scheduler uses a whole core, so it is paused only if requests are in flight."""
         from rlinf_workers.engines.sglang import srt
 
-        await self._server.manager.pause_generation(srt.PauseGenerationReqInput(mode="retract"))
+        await self._server.manager.pause_generation(srt.PauseGenerationReqInput(mode=mode))
 
     async def _continue(self) -> None:
         from rlinf_workers.engines.sglang import srt

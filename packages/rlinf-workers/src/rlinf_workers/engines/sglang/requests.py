@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from rlinf_workers.engines.base import Completions
-from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.engines.base import Completions, UnfinishedCompletion
+from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
+from rlinf_workers.engines.segments import Segments, extended
+from rlinf_workers.roles.records.language import Prompt
 
+NO_VERSION = "default"
 STOP_STRING = "a stop string"
 """The finish reason of a stop string; SGLang itself does not look for them."""
 
@@ -25,29 +28,48 @@ class Completion:
     token_ids: list[int]
     logprobs: list[float]
     truncated: bool
-    policy_version: int
+    segments: Segments
+
+    @property
+    def policy_version(self) -> int:
+        """Of the first token."""
+        return self.segments[0].policy_version
+
+
+def requests_of(prompt: Prompt, key: NoiseKey, group_size: int) -> list[UnfinishedCompletion]:
+    """The completions of a prompt, without a token so far."""
+    return [
+        UnfinishedCompletion(
+            prompt=prompt,
+            member=member,
+            token_ids=torch.zeros(0, dtype=torch.int64),
+            logprobs=torch.zeros(0),
+            segments=(),
+            noise=key,
+        )
+        for member in range(group_size)
+    ]
 
 
 def request_parameters(
-    sampling: SamplingSettings, stop_token_ids: Sequence[int], *, seed: int, step: int, index: int
-) -> list[dict[str, Any]]:
-    """The sampling parameters of each completion of a prompt.
+    request: UnfinishedCompletion, sampling: SamplingSettings, stop_token_ids: Sequence[int]
+) -> dict[str, Any]:
+    """The sampling parameters of the rest of a completion.
 
     `sampling_seed` only matters with enable_deterministic_inference; otherwise SGLang's processes sample from one
     generator each, and numbers depend on the batch.
     """
-    common: dict[str, Any] = {
-        "max_new_tokens": sampling.max_new_tokens,
+    key = request.noise
+    return {
+        "max_new_tokens": sampling.max_new_tokens - len(request.token_ids),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
         "min_p": sampling.min_p,
         "stop_token_ids": list(stop_token_ids),
         "skip_special_tokens": False,
+        "sampling_seed": sampling_seed(key.seed, key.step, key.index, request.member),
     }
-    return [
-        {**common, "sampling_seed": sampling_seed(seed, step, index, member)} for member in range(sampling.group_size)
-    ]
 
 
 def sampling_seed(seed: int, step: int, index: int, member: int) -> int:
@@ -56,29 +78,67 @@ def sampling_seed(seed: int, step: int, index: int, member: int) -> int:
 
 
 def answer_of(
-    output: Mapping[str, Any], stop_token_ids: Sequence[int], *, index: int, member: int, policy_version: int
-) -> Completion:
-    """Converts SGLang's output for one request.
+    output: Mapping[str, Any],
+    request: UnfinishedCompletion,
+    stop_token_ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    policy_version: int,
+    is_suspended: bool = False,
+) -> Completion | UnfinishedCompletion:
+    """Converts SGLang's output for the rest of a completion, and joins it with the tokens before.
 
     SGLang returns the log-probability of a sampled token in the distribution at the request's temperature, before
     top_p, top_k and min_p, and at temperature 1 for greedy sampling.
 
+    Args:
+        policy_version: samples the tokens if the output does not list versions.
+        is_suspended: whether SGLang may have been told to abort the request; it then returns an unfinished completion,
+            unless the completion ended with its last token.
+
     Raises: ValueError for an unexpected finish reason.
     """
-    token_ids, about = output["output_ids"], output["meta_info"]
-    reason = about["finish_reason"]
+    new_ids, about = output["output_ids"], output["meta_info"]
+    reason, token_ids = about["finish_reason"], [*request.token_ids.tolist(), *new_ids]
+    logprobs = request.logprobs.tolist()
+    logprobs += [logprob for logprob, _, _ in about.get("output_token_logprobs", ())]
+    segments = request.segments
+    for end, version in _versions(about, len(new_ids), policy_version):
+        segments = extended(segments, len(request.token_ids) + end, version)
     is_end = reason["type"] == "stop" and (reason["matched"] in stop_token_ids or reason["matched"] is STOP_STRING)
-    if not is_end and reason["type"] != "length":
-        raise ValueError(f"prompt {index}, completion {member}: SGLang ended it with {reason}, tokens {token_ids[-3:]}")
-    logprobs = [logprob for logprob, _, _ in about["output_token_logprobs"]]
+    is_truncated = reason["type"] == "length"
+    if is_suspended and reason["type"] == "abort":
+        is_end = bool(new_ids) and new_ids[-1] in stop_token_ids
+        is_truncated = len(token_ids) >= max_new_tokens
+        if not is_end and not is_truncated:
+            return replace(
+                request,
+                token_ids=torch.tensor(token_ids, dtype=torch.int64),
+                logprobs=torch.tensor(logprobs, dtype=torch.float32),
+                segments=segments,
+            )
+    if not is_end and not is_truncated:
+        raise ValueError(
+            f"prompt {request.prompt.index}, completion {request.member}: SGLang ended it with {reason}, tokens "
+            f"{new_ids[-3:]}"
+        )
     return Completion(
-        index=index,
-        member=member,
+        index=request.prompt.index,
+        member=request.member,
         token_ids=token_ids,
         logprobs=logprobs,
         truncated=not is_end,
-        policy_version=policy_version,
+        segments=segments,
     )
+
+
+def _versions(about: Mapping[str, Any], num_tokens: int, policy_version: int) -> list[tuple[int, int]]:
+    """(end, version) of each part of an output that one version sampled. SGLang names versions by strings; the one
+    before any that it was told is `default`."""
+    spans = about.get("weight_versions") or [{"version": str(policy_version), "end": num_tokens}]
+    return [
+        (min(span["end"], num_tokens), -1 if span["version"] == NO_VERSION else int(span["version"])) for span in spans
+    ]
 
 
 def completions_of(answers: Sequence[Completion]) -> list[Completions]:
@@ -106,6 +166,7 @@ def _join(answers: Sequence[Completion]) -> Completions:
         logprobs=logprobs,
         truncated=torch.tensor([answer.truncated for answer in answers]),
         policy_version=answers[0].policy_version,
+        segments=tuple(answer.segments for answer in answers) if any(len(one.segments) > 1 for one in answers) else (),
     )
 
 
@@ -117,5 +178,6 @@ def cut_at(output: Mapping[str, Any], length: int) -> dict[str, Any]:
         "meta_info": {
             "finish_reason": {"type": "stop", "matched": STOP_STRING},
             "output_token_logprobs": about["output_token_logprobs"][:length],
+            "weight_versions": about.get("weight_versions"),
         },
     }

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 OTHER_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
 """Suggested GPU memory fractions; the nearest few are tried."""
+KEEPS_CACHE = ("disable_radix_cache", "disable_overlap_schedule")
+"""Server arguments without which completions cannot keep their KV cache when new weights arrive."""
 MAX_SHARES = 4
 MAX_HALVINGS = 5
 
@@ -74,6 +76,24 @@ class SGLangSpec(EngineSpec):
         share = float(chosen) if isinstance(chosen, int | float) else MEM_FRACTION
         near = sorted((other for other in OTHER_SHARES if other != share), key=lambda other: abs(other - share))
         yield "mem_fraction_static", near[:MAX_SHARES]
+
+    def new_weights_problem(self, options: Mapping[str, Any], on_new_weights: str, *, has_stop: bool) -> str | None:
+        if on_new_weights == "finish":
+            return None
+        if has_stop:
+            return (
+                "SGLang does not report which weights sampled the tokens of a completion that ends at a stop string; "
+                "use finish, or no stop strings"
+            )
+        missing = [option for option in KEEPS_CACHE if options.get(option) is not True]
+        if on_new_weights != "keep" or not missing:
+            return None
+        needed = " and ".join(f"engine_options.{option}=true" for option in missing)
+        return (
+            "SGLang cannot drop prompts that the earlier weights computed while it keeps the KV cache of completions, "
+            "and with overlapped scheduling a token of the earlier weights may count for the new ones; set "
+            f"{needed}, or use recompute"
+        )
 
     def filled_options(self, model: ModelShape, job: JobShape) -> dict[str, Any]:
         """Adds the tokens of the pool on CPU slots, if the recipe does not set them. All other defaults are set when

@@ -13,6 +13,7 @@ from sglang.srt.managers.io_struct import (  # pyright: ignore[reportMissingImpo
     ReleaseMemoryOccupationReqInput,
     ResumeMemoryOccupationReqInput,
     UpdateWeightsFromTensorReqInput,
+    UpdateWeightVersionReqInput,
 )
 from sglang.srt.managers.load_snapshot import shm_path_for  # pyright: ignore[reportMissingImports]
 from sglang.srt.server_args import ServerArgs  # pyright: ignore[reportMissingImports]
@@ -28,6 +29,7 @@ __all__ = [
     "ReleaseMemoryOccupationReqInput",
     "ResumeMemoryOccupationReqInput",
     "ServerArgs",
+    "UpdateWeightVersionReqInput",
     "UpdateWeightsFromTensorReqInput",
     "shm_path_for",
 ]
