@@ -165,6 +165,7 @@ def test_a_kill_other_devices_and_environments_change_no_sample(inputs, whole, t
     assert again.split("\n\n")[1] == done.stdout.split("\n\n")[1]
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_a_folder_to_go_on_with(inputs, tmp_path):
     output = tmp_path / "eval"
     process = subprocess.Popen(

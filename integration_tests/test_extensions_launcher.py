@@ -18,6 +18,7 @@ run: {{num_steps: 10, evaluate_every: 10, stop_at_score: null}}
 """
 
 
+@pytest.mark.slow
 def test_a_launcher_of_ones_own_trains_ten_steps(tmp_path):
     recipe, counts = tmp_path / "counting.yaml", tmp_path / "counts.txt"
     recipe.write_text(RECIPE.format(counts=counts))

@@ -27,6 +27,7 @@ def pushed_by_own(tmp_path_factory):
     return train("pushcube-ppo", tmp_path_factory.mktemp("own") / "run", PUSH | OWN)
 
 
+@pytest.mark.slow
 @pytest.mark.maniskill
 def test_it_trains_ten_steps(pushed_by_own):
     assert len(rows(pushed_by_own)) == 10

@@ -231,6 +231,7 @@ def evaluate(output, eval_file, model):
     return [json.loads(line) for line in (output / "samples.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_real_rows(tmp_path, model_folder):
     files = [DATA / f"{name}.jsonl" for name in ("gsm8k_train", "gsm8k_test", "aime24")]
     if not all(file.exists() for file in files):

@@ -66,8 +66,8 @@ micro-batches choose tokens and whose ranks agree on the weight of the KL."""
 
 
 def _with_seldom(plans):
-    """The plans, of which those in hybrid mode are for `tools/test.sh --all`: they lie between the others."""
-    return [pytest.param(plan, marks=pytest.mark.slow) if "hybrid" in plan else plan for plan in plans]
+    """The plans, of which `tools/test.sh` takes those that are farthest from the reference, and `--all` takes all."""
+    return [plan if plan.startswith("disaggregated") else pytest.param(plan, marks=pytest.mark.slow) for plan in plans]
 
 
 def numbers(path) -> dict[str, Any]:
@@ -111,7 +111,8 @@ def test_sorting(tmp_path, sort_reference, plan):
     assert actual["weights"] == sort_reference["weights"]
 
 
-@pytest.mark.parametrize("plan", ["disaggregated-1", pytest.param("hybrid-4", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["disaggregated-1", "hybrid-4"])
 def test_sorting_on_two_nodes(tmp_path, sort_reference, plan, monkeypatch):
     """Items go through doors and weights by streams, as between two hosts."""
     monkeypatch.setattr(command_line, "RLINF", [sys.executable, str(Path(__file__).with_name("two_nodes.py"))])
@@ -122,7 +123,8 @@ def test_sorting_on_two_nodes(tmp_path, sort_reference, plan, monkeypatch):
     assert actual["weights"] == sort_reference["weights"]
 
 
-@pytest.mark.parametrize("name", ["ppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dapo", "many"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_algorithms_that_gather_the_step(tmp_path, name):
     run_numbers = []
     for plan in (SORT_PLANS["disaggregated-1"], SORT_PLANS["collocated-one-rank"]):
@@ -169,6 +171,7 @@ def test_episodes_longer_than_a_step_go_on_in_every_plan_and_over_a_resume(tmp_p
     assert numbers(path) == expected
 
 
+@pytest.mark.slow
 def test_a_sft_warm_up_that_an_earlier_run_made_is_the_same(tmp_path, sort_reference, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, expected in (("first", "SFT warm-up: kept for the next run"), ("second", "SFT warm-up: taken from")):

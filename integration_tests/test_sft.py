@@ -92,6 +92,7 @@ def test_a_loss_to_stop_at(inputs, tmp_path):
     assert rows(run) == []
 
 
+@pytest.mark.slow
 def test_preferences_resume_with_the_first_reference(pair_inputs, tmp_path):
     whole = train("dpo", tmp_path / "whole", SFT | pair_inputs)
     half = train("dpo", tmp_path / "half", SFT | pair_inputs | {"run.num_steps": 2})

@@ -23,6 +23,7 @@ def test_grpo_7b_on_64_is_faster_collocated():
     assert min(modes, key=lambda mode: modes[mode]) == "collocated"
 
 
+@pytest.mark.slow
 def test_ppo_7b_on_32_is_faster_apart():
     modes = steps("ppo-qwen2.5-7b-32")
     assert min(modes, key=lambda mode: modes[mode]) == "disaggregated"

@@ -89,6 +89,7 @@ def test_without_a_gpu_the_link_says_so():
         DeviceWeightSync.open_sender(port)
 
 
+@pytest.mark.slow
 def test_auto_takes_the_next_link_and_notes_why(tmp_path, monkeypatch):
     refused = f"{__name__}:Unreadable"
     syncs = [(refused, {}), ("shared", {})]

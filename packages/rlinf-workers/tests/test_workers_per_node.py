@@ -135,6 +135,7 @@ def test_what_a_node_keeps_goes_with_its_receiver(monkeypatch):
     PerNodeWeightSync.open_receiver(port)  # its name is free
 
 
+@pytest.mark.slow
 def test_a_run_takes_it_for_several_ranks_of_another_node(tmp_path, monkeypatch):
     monkeypatch.setenv(SECRET_VARIABLE, secrets.token_hex(32))
     slots = Cluster.cpu_slots(3).devices

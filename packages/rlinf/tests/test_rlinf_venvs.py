@@ -428,6 +428,7 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path):
         python_of(f"{tmp_path}/text")
 
 
+@pytest.mark.slow
 def test_a_package_that_is_not_the_listed_one_is_not_installed(rlinf, tiny: Path, tmp_path: Path, monkeypatch):
     """It has the name and the version, but other content."""
     monkeypatch.setenv("RLINF_VENVS", str(tmp_path / "made"))
