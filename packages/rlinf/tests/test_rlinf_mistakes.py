@@ -616,7 +616,7 @@ MISTAKES = [
     ),
     Mistake(
         line="plan grpo-qwen2.5-7b-64 --output file",
-        says="--output=file: cannot write there: File exists",
+        says="--output=file is a file; a folder is written",
         files={"file": "x"},
     ),
     Mistake(line="train sort-grpo --run.wandb.project rl", says="run.loggers.wandb: wandb is not installed"),

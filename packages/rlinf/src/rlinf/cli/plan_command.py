@@ -14,6 +14,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs.spec import job_spec
 from rlinf.planning.named import explain_named
+from rlinf.run_folder.lock import check_folder
 
 if TYPE_CHECKING:
     from rlinf.planning.memory import Load
@@ -77,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         )
     from rlinf_sched.explain import explanation_text
 
+    if args.output is not None:
+        check_folder(args.output)
     explanation, config = explain_named(
         args.problem,
         parse_overrides(args.overrides),

@@ -102,15 +102,20 @@ def check_owner(folder: Path) -> None:
         )
 
 
+def check_folder(folder: Path) -> None:
+    """Raises: UserError for a file, and for the folder of another user."""
+    check_owner(folder)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output={folder} is a file; a folder is written", hint="choose another name with --output")
+
+
 def check_empty(folder: Path, *, can_resume: bool = True) -> None:
     """Raises: UserError for a file, or a folder that contains more than a lock.
 
     Args:
         can_resume: whether the command could resume the folder.
     """
-    check_owner(folder)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--output={folder} is a file; a folder is written", hint="choose another name with --output")
+    check_folder(folder)
     if folder.exists() and any(entry.name != LOCK for entry in folder.iterdir()):
         raise UserError(
             f"the output folder {folder} exists and is not empty",
