@@ -12,12 +12,17 @@ import pytest
 
 from rlinf.cli.main import make_parser
 from rlinf.config.catalog import read_recipe, shipped_recipes
+from rlinf.config.explain_key import explain_key
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides, split_overrides
+from rlinf.config.schema import SHIPPED
+from rlinf.config.suites import SuiteEvalConfig
+from rlinf.errors import UserError
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 INDEX = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+HOW_DO_I = ROOT / "docs" / "how-do-i.md"
 NEEDED = ["--model.path=DIR", "--task.train_files=[a.jsonl]", "--task.eval_files=[b.jsonl]"]
 
 
@@ -57,12 +62,22 @@ def test_figures_of_how_it_compares_are_measured():
 
 def commands(file: Path) -> Iterator[Any]:
     """The arguments of each command `rlinf` in blocks of bash, without those that leave something out."""
-    blocks = re.findall(r"^```bash\n(.*?)^```$", file.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    for block in blocks:
-        for line in block.replace("\\\n", "").splitlines():
-            program, *arguments = shlex.split(re.sub(r"\$\w+", "1", line), comments=True) or [""]  # $seed of a loop
-            if program == "rlinf" and not {"...", "&&"} & set(arguments):
-                yield pytest.param(arguments, id=f"{file.name}: {line[:50]}")
+    text = file.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    if file == HOW_DO_I:
+        lines += [" ".join(code.split()) for code in inline_code(text) if code.startswith("rlinf ")]
+    for line in lines:
+        if (command := re.search(r"(?:^|\bdo )(?:[A-Z_]+=\S* )*rlinf .*?(?=;|$)", line)) is None:
+            continue
+        arguments = shlex.split(re.sub(r"\$\w+", "1", command[0]), comments=True)  # $seed of a loop
+        arguments = arguments[arguments.index("rlinf") + 1 :]
+        if not {"...", "&&"} & set(arguments):
+            yield pytest.param(arguments, id=f"{file.name}: {line[:50]}")
+
+
+def inline_code(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE))
 
 
 @pytest.mark.parametrize(
@@ -79,6 +94,33 @@ def test_commands_of_the_pages_are_accepted(arguments: list[str], monkeypatch: p
     recipe = getattr(args, "recipe", None)
     if args.command == "train" and recipe in shipped_recipes():
         load_config(recipe, parse_overrides([*_needed(recipe), *overrides]))
+    else:
+        keys = [".".join(override.key) for override in parse_overrides(overrides)]
+        assert [key for key in keys if not is_key(key)] == []
+
+
+def is_key(name: str) -> bool:
+    """Whether this is a whole key, or a name of the user's in a mapping such as env.options."""
+    parts = name.removeprefix("suite.").split(".")
+    if name in SuiteEvalConfig.model_fields:
+        return True
+    for length in range(len(parts), 0, -1):
+        try:
+            notes, explanations = explain_key(".".join(parts[:length]))
+        except UserError:
+            continue
+        if notes == [] and (length == len(parts) or any("mapping" in one.entry.type for one in explanations)):
+            return True
+    return False
+
+
+def test_keys_that_the_short_answers_name_exist():
+    sections = {name for model in SHIPPED for name in model.model_fields}
+    codes = inline_code(HOW_DO_I.read_text(encoding="utf-8"))
+    matches = [re.match(r"(?:--)?([a-z_]+\.[a-z_.]*[a-z])(?![\w*.-])", code) for code in codes]
+    keys = [match[1] for match in matches if match and match[1].partition(".")[0] in sections]
+    assert len(keys) > 20
+    assert [key for key in keys if not is_key(key)] == []
 
 
 def _needed(recipe: str) -> list[str]:
