@@ -15,6 +15,7 @@ from linked_files import LinkedFiles
 from mkdocs.structure.files import File, Files, InclusionLevel  # pyright: ignore[reportMissingImports]
 from notebook_pages import linked_to_pages, notebook_pages
 from recipe_pages import recipe_pages
+from search_boosts import search_boost
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[\[(](.*?)\\[\])]</\1>', re.DOTALL)
 _LINKED = LinkedFiles()
@@ -46,7 +47,8 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
     """Redirects links to files of the repository to their copies in the site. Two pages link to the reference, which a
-    code host does not have."""
+    code host does not have. Sets the page's rank in the search."""
+    page.meta["search"] = {"boost": search_boost(page.file.src_uri)}
     markdown = markdown.replace("<!-- reference -->", REFERENCE).replace("<!-- recipes -->", RECIPES)
     return _LINKED.redirected(page.file.src_uri, linked_to_pages(markdown))
 

@@ -1,5 +1,6 @@
 """The reference pages of the site: every key has a meaning, a type and a page, every public name a docstring."""
 
+import fnmatch
 import importlib
 import re
 import sys
@@ -180,6 +181,23 @@ def test_every_public_name_has_a_docstring(site):
     names = [name for module in public.public_modules() for name in public.public_names(module)]
     assert len(names) > 500
     assert [f"{name.module}.{name.name}" for name in names if not name.docstring] == []
+
+
+def test_pages_that_rank_higher_or_lower_in_the_search_exist(site):
+    generated = {*site("recipe_pages").recipe_pages(), "reference/api/rlinf.md", "files/README.md"}
+    pages = {page.relative_to(REPOSITORY / "docs").as_posix() for page in (REPOSITORY / "docs").rglob("*.md")}
+    boosts = site("search_boosts")
+    assert [name for name in boosts.BOOSTS if not fnmatch.filter(pages | generated, name)] == []
+    order = ("how-do-i.md", "checkpoints.md", "index.md", "decisions/001-turns-hold-leases.md")
+    values = [boosts.search_boost(page) for page in order]
+    assert values == sorted(values, reverse=True) and len(set(values)) == 4
+
+
+def test_the_search_finds_keys_and_names_by_their_parts():
+    (pattern,) = re.findall(r"separator: '(.*)' #", (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert re.split(pattern, "algorithm.clip_high, W&amp;B (rollout/entropy)") == [
+        *("algorithm", "clip_high", "W", "B", "rollout/entropy", "")
+    ]
 
 
 def _links(text: str) -> list[str]:
