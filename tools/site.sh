@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the documentation as a site in build/site. A dead link or a dead anchor is an error.
 #   --serve   shows it at http://127.0.0.1:8000 and follows changes
-#   --check   builds it and opens four pages in Chromium: nothing is wider than the window, text has enough contrast
+#   --check   builds it and opens five pages in Chromium: nothing is wider than the window, text has enough contrast
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/environment.sh

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-PAGES = ("index.html", "start.html", "reference/keys-reasoning.html", "reference/api/rlinf_algos.html")
+PAGES = ("index.html", "how-do-i.html", "start.html", "reference/keys-reasoning.html", "reference/api/rlinf_algos.html")
 WIDTHS = (390, 800, 1400)
 PALETTES = {"light": "default", "dark": "slate"}
 FRAMES = """<!doctype html><html><body style="margin:0">{frames}<pre id="report" hidden></pre><script>{script}</script>
