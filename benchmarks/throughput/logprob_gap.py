@@ -45,6 +45,7 @@ def micro_batch(num_groups: int, group_size: int, num_tokens: int) -> MicroBatch
         rows=tuple(range(num_rows)),
         advantages=torch.randn(num_rows, generator=generator),
         rollout_logprobs=-torch.rand(num_rows, num_tokens, generator=generator),
+        token_versions=torch.zeros(num_rows, num_tokens, dtype=torch.int64),
         ref_logprobs=None,
         proximal_logprobs=None,
         values=None,

@@ -15,7 +15,7 @@ from rlinf_workers.metrics import merge
 from rlinf_workers.models.language_model import load_tokenizer, silent_token_ids
 from rlinf_workers.roles.language import reward as module
 from rlinf_workers.roles.language.reward import Reward, RewardSettings
-from rlinf_workers.roles.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.records.language import Prompt, SampleGroup, Segment
 
 needs_math_verify = pytest.mark.skipif(find_spec("math_verify") is None, reason="math-verify is an extra")
 
@@ -76,7 +76,8 @@ def test_every_group_gets_its_own_results_however_they_come(model, groups, make_
 
 def test_the_first_groups_of_a_step_are_shown_whole(model, groups, make_worker, reader, writer):
     worker = make_worker(Reward, settings(model, "exact_match", num_shown=2))
-    groups[1] = replace(groups[1], truncated=torch.tensor([True, False]))
+    segments = (Segment(num_tokens=2, policy_version=0), Segment(num_tokens=1, policy_version=3))
+    groups[1] = replace(groups[1], truncated=torch.tensor([True, False]), segments=(segments[:1], segments))
     worker.score(reader([groups]), writer)
     rows = worker._host.shown_rows
     assert [(row["prompt_index"], row["sample"]) for row in rows] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
@@ -91,6 +92,7 @@ def test_the_first_groups_of_a_step_are_shown_whole(model, groups, make_worker, 
         "answer": "3",
         "outcome": "wrong",
     }
+    assert "segments" not in rows[3] and rows[4]["segments"] == "2 of version 0, 1 of version 3"
     assert "answer" not in rows[3] and [row["truncated"] for row in rows[3:]] == [True, False]
 
 

@@ -53,6 +53,16 @@ def message(recipe: str, line: str) -> str:
             "rollout.max_new_tokens = 69; use at least 69",
         ),
         (
+            "--rollout.on_new_weights=keep",
+            "--rollout.on_new_weights=keep is not possible with rollout.engine=huggingface: without continuous "
+            "batching a batch is generated as a whole and cannot pause; set engine_options.refill=true, or use finish",
+        ),
+        (
+            "--rollout.on_new_weights=recompute --rollout.engine=unknown.engines:Mine",
+            "--rollout.on_new_weights=recompute is not possible with rollout.engine=unknown.engines:Mine: it cannot "
+            "pause running completions; use finish",
+        ),
+        (
             "--rollout.top_p=0.9",
             "--rollout.top_p=0.9: training needs samples of the full distribution, because the log-probabilities that "
             "it learns from are of all tokens, and gradients would be wrong; leave it out, and use "

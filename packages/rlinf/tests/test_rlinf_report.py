@@ -437,6 +437,7 @@ def test_samples_are_whole_groups_below_their_prompt(tmp_path: Path) -> None:
             "answer": answer,
             "outcome": "right" if answer == "42" else "wrong",
             "truncated": answer == "7",
+            "segments": "3 of version 0, 2 of version 1" if answer == "7" else "",
         }
         for i, answer in enumerate(["42", "41", "42", "7"])
     ]
@@ -451,6 +452,7 @@ def test_samples_are_whole_groups_below_their_prompt(tmp_path: Path) -> None:
         "It is 41<br>",
         "answer 41",
         "cut at the token limit",
+        "tokens: 3 of version 0, 2 of version 1",
     ):
         assert expected in re.sub(r"\s", " ", says), expected
     assert says.count("answer 42") == 3, "the reference and two completions"

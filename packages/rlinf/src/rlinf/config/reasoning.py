@@ -116,6 +116,13 @@ class RolloutConfig(EngineConfig):
     dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None, description="Type of the weights that generate; the weight sync casts them. null: model.dtype."
     )
+    on_new_weights: Literal["finish", "keep", "recompute"] = Field(
+        default="finish",
+        description="How running completions go on when new weights arrive. finish: they end with the earlier weights "
+        "first; keep: their KV cache stays as the earlier weights computed it, further tokens are sampled with the new "
+        "ones; recompute: the new weights compute their KV cache again. Without effect where weights only arrive "
+        "between steps.",
+    )
     stop_on_mismatch: bool = Field(
         default=False,
         description="Stop the run if the first step's log-prob mismatch between trainer and engine is larger than "
@@ -125,6 +132,13 @@ class RolloutConfig(EngineConfig):
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
         yield from self._distribution_conflicts()
+        how = self.on_new_weights
+        problem = self.engine_spec.new_weights_problem(self.engine_options, how, has_stop=bool(self.stop))
+        if problem is not None:
+            yield Conflict(
+                keys=("rollout.on_new_weights", "rollout.engine"),
+                text=f"={how} is not possible with rollout.engine={self.engine}: {problem}",
+            )
         num_tokens = self.max_prompt_tokens + self.max_new_tokens
         yield from self.length_conflicts(num_tokens, "rollout.max_prompt_tokens + rollout.max_new_tokens")
 

@@ -65,6 +65,8 @@ def _card(row: Mapping[str, Any]) -> str:
         facts.append(f"answer {escape(answer)}")
     if row.get("truncated") is True:
         facts.append("cut at the token limit")
+    if segments := _text(row.get("segments")):
+        facts.append(f"tokens: {escape(segments)}")
     line = " \N{MIDDLE DOT} ".join(facts)
     text = escape(_text(row.get("completion")))
     return f'<div class="completion"><div class="sub">{line}</div><div class="long">{text}</div></div>'

@@ -40,6 +40,8 @@ class Tokens:
     """[B] or [B, T]"""
     rollout_logprobs: Tensor
     """[B, T]"""
+    token_versions: Tensor
+    """[B, T] int64 on the CPU, the version of the weights that sampled each token; arbitrary where the mask is 0."""
     ref_logprobs: Tensor | None
     proximal_logprobs: Tensor | None
     values: Tensor | None
@@ -73,6 +75,7 @@ def tokens_of(groups: Sequence[LearningGroup], device: torch.device, pack: Pack 
         rows=tuple(group.first_row + row for group in groups for row in range(len(group.samples.loss_mask))),
         advantages=advantages,
         rollout_logprobs=rollout_logprobs,
+        token_versions=torch.cat([fit_width(sample.token_versions(), width) for sample in samples]),
         ref_logprobs=joined(sample.ref_logprobs for sample in samples),
         proximal_logprobs=joined(group.proximal_logprobs for group in groups),
         values=joined(group.values for group in groups),

@@ -214,6 +214,10 @@ class Reward(Worker):
                 row["outcome"] = group.outcomes[i]
             if samples.truncated is not None:
                 row["truncated"] = bool(samples.truncated[i])
+            if samples.segments and len(samples.segments[i]) > 1:
+                row["segments"] = ", ".join(
+                    f"{one.num_tokens} of version {one.policy_version}" for one in samples.segments[i]
+                )
             self.show(row)
 
 

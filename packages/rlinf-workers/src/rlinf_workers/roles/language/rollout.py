@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,15 +14,16 @@ from torch import Tensor
 from rlinf_algos import NonFiniteError
 from rlinf_comm import record
 from rlinf_comm.weights import Layout
-from rlinf_workers.engines.base import Completions, GenerationEngine, SupportsAbort
+from rlinf_workers.engines.base import Completions, GenerationEngine, OnNewWeights, SupportsAbort, SupportsPause
 from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.engines.segments import extended
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.execution.stage_calls import WHOLE_BATCH
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.sequences import fit_width
 from rlinf_workers.plugins import ENGINES
-from rlinf_workers.roles.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.records.language import Prompt, SampleGroup, Segment
 from rlinf_workers.serving import ServingWorker
 from rlinf_workers.spans import now_ns
 
@@ -42,6 +44,8 @@ class RolloutSettings:
     """A name of `plugins.ENGINES`, or an import path."""
     engine_options: dict[str, bool | int | float | str] = field(default_factory=dict)
     """Further arguments of the engine's constructor."""
+    on_new_weights: OnNewWeights = "finish"
+    """How running completions go on when new weights arrive."""
 
 
 class Rollout(ServingWorker):
@@ -61,6 +65,7 @@ class Rollout(ServingWorker):
         )
         self._served = self._engine
         self._groups = OpenGroups(1)
+        self._offers: queue.SimpleQueue[Callable[[], int]] = queue.SimpleQueue()
 
     def generate(self, prompts: Reader[Prompt], samples: Writer[SampleGroup]) -> None:
         """Stage: samples a group for each prompt and sends it when all its completions have ended."""
@@ -85,11 +90,45 @@ class Rollout(ServingWorker):
             waiting = self._submit(waiting, further_prompts, groups, sampling)
             with self.asking():
                 completions = self._engine.finished()
+            while not self._offers.empty():
+                completions += self._take_weights(self._offers.get())
             finished = groups.add(completions)
             for group in finished:
                 self._record(group)
             if finished:
                 yield finished
+        while not self._offers.empty():  # they came when the last completion had ended
+            self._take_weights(self._offers.get())
+
+    def offer_weights(self, fill: Callable[[], int]) -> None:
+        """Has the running stage take new weights between two decode steps, with `on_new_weights`; the completions in
+        flight then go on. May be called from any thread while a stage generates.
+
+        Args:
+            fill: called by the stage's thread while the engine is paused; fills the weights and returns their version.
+        """
+        self._offers.put(fill)
+        if isinstance(self._engine, SupportsPause):
+            self._engine.interrupt()
+
+    def _take_weights(self, fill: Callable[[], int]) -> list[Completions]:
+        """Returns the completions that ended before the engine was paused."""
+        engine, how = self._engine, self._settings.on_new_weights
+        completions: list[Completions] = []
+        if isinstance(engine, SupportsPause):
+            with self.asking():
+                completions += engine.pause(how)
+            self.weights_received(fill())
+            with self.asking():
+                engine.resume()
+            return completions
+        if how != "finish":
+            raise WorkersError(f"{self._settings.engine} cannot pause, so on_new_weights={how} is not possible")
+        with self.asking():
+            while ended := engine.finished():
+                completions += ended
+        self.weights_received(fill())
+        return completions
 
     def _submit(
         self,
@@ -159,6 +198,7 @@ class Rollout(ServingWorker):
         with self.asking():
             self._engine.abandon()
         self._groups = OpenGroups(1)
+        self._offers = queue.SimpleQueue()
 
     def close(self) -> None:
         self._engine.close()
@@ -220,4 +260,19 @@ def _group(prompt: Prompt, parts: Sequence[Completions], group_size: int) -> Sam
         rollout_logprobs=join("logprobs"),
         policy_version=min(part.policy_version for part in parts),
         truncated=join("truncated"),
+        segments=_segments(parts, group_size),
     )
+
+
+def _segments(parts: Sequence[Completions], group_size: int) -> tuple[tuple[Segment, ...], ...]:
+    """The segments of the completions of a group; empty if one version sampled all of it."""
+    if not any(part.segments for part in parts) and len({part.policy_version for part in parts}) == 1:
+        return ()
+    by_member: list[tuple[Segment, ...]] = [()] * group_size
+    for part in parts:
+        for row, member in enumerate(part.members):
+            if part.segments:
+                by_member[member] = part.segments[row]
+            else:
+                by_member[member] = extended((), int(part.loss_mask[row].sum()), part.policy_version)
+    return tuple(by_member)

@@ -71,6 +71,7 @@ class WorkerSettings:
             max_batch_sequences=None if fills_its_memory else self.job_shape.max_sequences,
             engine=rollout.engine,
             engine_options=engine_options(rollout, self.shape, self.job_shape),
+            on_new_weights=rollout.on_new_weights,
         )
 
     def _reward(self, model: ModelSettings) -> RewardSettings:
