@@ -10,7 +10,6 @@ from workers_rounding import additions_of_transformer, rounding_bound
 from rlinf_comm import pack, unpack
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.engines import SupportsPause
-from rlinf_workers.engines.huggingface import slots
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.huggingface.slots import Slots
 from rlinf_workers.engines.sampling import SamplingSettings
@@ -230,15 +229,22 @@ def test_suspended_completions_go_on_in_another_engine_with_the_same_tokens(mode
 
 
 def test_running_completions_enter_again_in_portions(model, monkeypatch):
+    """At most as many tokens as the prompts of a full cache have: 3 prompts of 6 rows, 16 columns each."""
     expected = uninterrupted(model)
-    monkeypatch.setattr(slots, "PREFILL_TOKENS", 20)
-    hf_engine, sizes, entering = engine(model), [], Slots._entering
-    submit(hf_engine)
-    ended = advance(hf_engine, 4)
-    monkeypatch.setattr(Slots, "_entering", lambda self: sizes.append(len(entries := entering(self))) or entries)
+    hf_engine, portions, entering = engine(model, max_rows=6), [], Slots._entering
+    slots_of(hf_engine).submit(PROMPTS, SETTINGS, width=8, seed=1, step=0)
+    ended = advance(hf_engine, 10)
+
+    def counted(rows):
+        entries = entering(rows)
+        portions.append([len(one.token_ids) for one, _ in entries])
+        return entries
+
+    monkeypatch.setattr(Slots, "_entering", counted)
     take_weights(hf_engine, 1, "recompute")
     actual = by_completion(ended + drain(hf_engine))
-    assert max(sizes) == 2 and sum(sizes) == 6 - len(ended)
+    portions = [sizes for sizes in portions if sizes]
+    assert len(portions) > 1 and max(map(sum, portions)) <= 48 and sum(map(len, portions)) == 6 - len(ended)
     for key, part in expected.items():
         assert_bitwise_equal(actual[key].token_ids, part.token_ids)
 

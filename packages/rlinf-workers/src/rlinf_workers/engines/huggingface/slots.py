@@ -196,6 +196,9 @@ class Slots:
         self._num_columns = 0
         self._limit: int | None = None
         """Number of rows that fit; None: not known before the first prompts."""
+        self._portion = 0
+        """Tokens of completions that enter again at once: as many as the prompts of a full cache have, so that they
+        need no more memory beside it than a plan counts for these (`rows.refill_memory`)."""
         self._version = -1
         self._on_new_weights: OnNewWeights = "keep"
         self._is_paused = False
@@ -270,7 +273,8 @@ class Slots:
             self._sampling = sampling
             self._stops = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
         if not self.num_under_way:
-            self._size(width + sampling.max_new_tokens, sampling.max_new_tokens)
+            limit = self._size(width + sampling.max_new_tokens, sampling.max_new_tokens)
+            self._portion = min(PREFILL_TOKENS, -(-limit // sampling.group_size) * row_tokens(width))
 
     @torch.no_grad()
     def finished(self) -> list[Completions]:
@@ -354,8 +358,8 @@ class Slots:
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
-    def _size(self, num_columns: int, num_tokens: int) -> None:
-        """Computes the maximum number of rows."""
+    def _size(self, num_columns: int, num_tokens: int) -> int:
+        """Computes the maximum number of rows, and returns it."""
         self._num_columns = row_tokens(num_columns)
         sizes = self._num_columns, num_tokens
         if self._cache is not None and (self._cache.keys[0].shape[2], self._cache.noise.shape[1]) != sizes:
@@ -376,6 +380,7 @@ class Slots:
                 f"{self._device}; allow shorter completions (max_new_tokens), or more of the memory "
                 "(engine_options.cache_share)"
             )
+        return self._limit
 
     def _reserve(self, num_rows: int, keys: list[Tensor], values: list[Tensor]) -> _Cache:
         """A cache with at least this many rows; it grows as needed. Keys and values are those of a prompt."""
@@ -425,14 +430,13 @@ class Slots:
         return []
 
     def _entering(self) -> list[tuple[_Waiting, list[int]]]:
-        """The next waiting completions for which rows are free. Those that have tokens come in portions of
-        `PREFILL_TOKENS`, because what is prefilled needs memory beside the cache."""
+        """The next waiting completions for which rows are free; of those that have tokens, a portion."""
         assert self._limit is not None, "set by submit"
         free, num_tokens, entering = self._limit - self.num_running, 0, []
         while free > 0 and self._waiting:
             one = self._waiting[0]
             num_tokens += len(one.token_ids) if one.begun is not None else 0
-            if entering and num_tokens > PREFILL_TOKENS:
+            if entering and num_tokens > self._portion:
                 break
             members = [one.members.popleft() for _ in range(min(free, len(one.members)))]
             entering.append((one, members))
