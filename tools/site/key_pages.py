@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.config.evaluation import EvalConfig
+from rlinf.config.foreign_names import FOREIGN
 from rlinf.config.pages import page_of
 from rlinf.config.playing import TrainedConfig
 from rlinf.config.reference import REQUIRED, KeyEntry, SectionEntry, option_entries, sections, values_by_preset
@@ -170,6 +171,8 @@ def _key(
     if entry.key in places:
         kind = re.sub(r"^section(?!,)", f"[section](#{places[entry.key]})", kind)
     facts = [kind, "**required**" if entry.default == REQUIRED else default]
+    other_names = [f"`{name}`" for name, ours in FOREIGN.items() if ours == entry.key]
+    facts.append(f"in TRL, verl or OpenRLHF {', '.join(other_names)}" if other_names else "")
     page = page_of(entry.key)
     facts.append(f"see [{_title(page)}](../{page})")
     yield " · ".join(filter(None, facts)) + "\n{ .facts }"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from fnmatch import fnmatch
 
 BOOSTS = {
-    "how-do-i.md": 4,
-    "metrics.md": 2,
+    "how-do-i.md": 3,
+    "metrics.md": 3,
+    "architecture.md": 0.5,
+    "training-step.md": 0.5,
     "index.md": 0.2,
     "research-log.md": 0.3,
     "reference/recipes/*": 0.3,

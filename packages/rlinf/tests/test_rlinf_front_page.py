@@ -68,7 +68,7 @@ def commands(file: Path) -> Iterator[Any]:
     if file == HOW_DO_I:
         lines += [" ".join(code.split()) for code in inline_code(text) if code.startswith("rlinf ")]
     for line in lines:
-        if (command := re.search(r"(?:^|\bdo )(?:[A-Z_]+=\S* )*rlinf .*?(?=;|$)", line)) is None:
+        if (command := re.search(r"(?:^|\bdo )\s*(?:[A-Z_]+=\S* )*rlinf .*?(?=;|$)", line)) is None:
             continue
         arguments = shlex.split(re.sub(r"\$\w+", "1", command[0]), comments=True)  # $seed of a loop
         arguments = arguments[arguments.index("rlinf") + 1 :]

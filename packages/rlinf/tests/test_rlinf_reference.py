@@ -151,6 +151,11 @@ def test_a_key_has_its_own_name_as_anchor(site):
     assert "- [`math`](#reward-section-math): " in text
 
 
+def test_a_key_page_has_the_names_of_other_frameworks(site):
+    text = site("key_pages").key_pages()["reference/keys-reasoning.md"]
+    assert "in TRL, verl or OpenRLHF `num_generations`, `n`, `n_samples_per_prompt`" in text
+
+
 def test_every_command_is_on_the_page_once(site):
     from rlinf.cli.main import COMMANDS
 
@@ -196,7 +201,7 @@ def test_pages_that_rank_higher_or_lower_in_the_search_exist(site):
 def test_the_search_finds_keys_and_names_by_their_parts():
     (pattern,) = re.findall(r"separator: '(.*)' #", (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
     assert re.split(pattern, "algorithm.clip_high, W&amp;B (rollout/entropy)") == [
-        *("algorithm", "clip_high", "W", "B", "rollout/entropy", "")
+        *("algorithm", "clip_high", "W", "B", "rollout", "entropy", "")
     ]
 
 
