@@ -42,11 +42,15 @@ class WeightEdges:
         self.num_bytes: dict[WeightEdge, int] = {}
         """Bytes that a sync moves."""
 
-    def sync(self, edges: Iterable[WeightEdge]) -> None:
-        """Publishes the trainers' current weights."""
+    def sync(self, edges: Iterable[WeightEdge], *, num_versions: int = 1) -> None:
+        """Publishes the trainers' current weights.
+
+        Args:
+            num_versions: versions of which one may still have to be received when all have been published.
+        """
         for edge in edges:
             if edge not in self.weight_syncs:
-                self._connect(edge)
+                self._connect(edge, num_versions)
             self.versions[edge] = self._groups[edge.source].call("publish_weights", edge.name)[0]
 
     def were_published(self, names: Collection[str], version: int) -> None:
@@ -58,7 +62,7 @@ class WeightEdges:
         self.weight_syncs.clear()
         self.versions.clear()
 
-    def _connect(self, edge: WeightEdge) -> None:
+    def _connect(self, edge: WeightEdge, num_versions: int) -> None:
         source, num_ranks = self._layout(edge.source), self._groups[edge.target].num_ranks
         if source.num_ranks != self._groups[edge.source].num_ranks:
             raise self._wrong_layout(edge.source, source)
@@ -68,7 +72,8 @@ class WeightEdges:
         targets = [self._groups.node(edge.target, rank) for rank in range(num_ranks) for _ in range(each)]
         on_gpus = self._groups.is_on_gpus(edge.source) and self._groups.is_on_gpus(edge.target)
         ends = EdgeEnds(sources=tuple(self._groups.nodes(edge.source)), targets=targets, on_gpus=on_gpus)
-        choices = choose(self._weight_sync, self._options, ends)
+        more = {"num_versions": num_versions} if num_versions > 2 else {}  # any weight sync keeps two
+        choices = choose(self._weight_sync, {**more, **self._options}, ends)
         if not self._attests:
             self._note(f"weights {edge.name} are not attested: served weights are not compared with published ones")
         for number, (kind, options) in enumerate(choices):

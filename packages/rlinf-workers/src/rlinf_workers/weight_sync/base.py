@@ -89,8 +89,9 @@ class WeightSync(Protocol):
     """The driver's side of one edge; lives as long as the executor.
 
     Constructed as `cls(edge, reshard, **options)`: `edge` is its name, for messages, and `options` are the recipe's
-    `cluster.weight_sync_options`. Workers only call the two functions, once per rank, senders first. Either raises
-    rlinf_workers.errors.WeightSyncRefused if it cannot work.
+    `cluster.weight_sync_options`. It keeps two versions until they are received, or `num_versions` if that is among the
+    options: with steps that overlap by more than one, so that publishing does not wait. Workers only call the two
+    functions, once per rank, senders first. Either raises rlinf_workers.errors.WeightSyncRefused if it cannot work.
     """
 
     @property

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from rlinf_comm.codec import pack, unpack
 from rlinf_comm.ipc.arena import ALIGNMENT, ArenaHandle
 from rlinf_comm.weights.plan import ReshardPlan
-from rlinf_comm.weights.store.memory import WeightStore, bytes_of
+from rlinf_comm.weights.store.memory import NUM_SLOTS, WeightStore, bytes_of
 
 ECHO_BYTES = 4096
 _RECORD_BYTES = 1024
 """Room for a packed ArenaHandle, which has about 300 bytes."""
 
 
-def create_device_store(plan: ReshardPlan, *, name: str) -> WeightStore:
+def create_device_store(plan: ReshardPlan, *, name: str, num_slots: int = NUM_SLOTS) -> WeightStore:
     """An empty store for the two ends of this folder; anywhere, and without a device."""
-    return WeightStore.create(plan, name=name, slot_bytes=plan.num_src_ranks * _RECORD_BYTES)
+    return WeightStore.create(plan, name=name, slot_bytes=plan.num_src_ranks * _RECORD_BYTES, num_slots=num_slots)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rlinf_comm.weights.device.memory import ECHO_BYTES, Mailbox, echo_of, write
 from rlinf_comm.weights.device.side import DeviceSide
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
-from rlinf_comm.weights.store.memory import NUM_SLOTS, WeightStore
+from rlinf_comm.weights.store.memory import WeightStore
 from rlinf_comm.weights.store.sender import StoreSender
 from rlinf_comm.weights.transfer import TransferPrograms
 
@@ -54,7 +54,7 @@ class DeviceWeightSender(DeviceSide, StoreSender):
             LayoutError: a tensor is elsewhere than the others, or as in WeightSender.publish.
         """
         report = super().publish(tensors, policy_version, timeout_s)
-        slot = (self._words.load(self._control.num_published(self._rank)) - 1) % NUM_SLOTS
+        slot = (self._words.load(self._control.num_published(self._rank)) - 1) % self._num_slots
         giver = threading.Thread(
             target=self._give_back,
             args=(slot, policy_version),

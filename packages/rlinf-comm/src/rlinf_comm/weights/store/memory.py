@@ -1,4 +1,5 @@
-"""The memory of a weight store: two slots for pieces, and words that say what is in them.
+"""The memory of a weight store: slots for pieces, one for each version that it keeps, and words that say what is in
+them.
 
 Control words (one writer each, see csrc/include/rlinf/comm/shared_words.h):
     header    plan digest (4 words)
@@ -21,6 +22,7 @@ from rlinf_comm.weights.layout import TensorSpec
 from rlinf_comm.weights.plan import Piece, ReshardPlan
 
 NUM_SLOTS = 2
+"""Versions that a store keeps unless its creator asks for more: the one being received, and the next."""
 _ALIGNMENT_BYTES = 64
 NO_VERSION = -1
 WORD_MODULUS = 1 << 64
@@ -38,6 +40,8 @@ class WeightStoreAddress:
     nonce: int
     num_words: int
     """Control words before the slots."""
+    num_slots: int
+    """Versions that it keeps."""
 
 
 class Where(IntEnum):
@@ -54,16 +58,17 @@ class Where(IntEnum):
 class ControlWords:
     """Indices of the control words of a plan's store."""
 
-    def __init__(self, plan: ReshardPlan, num_pieces: int) -> None:
-        self._receivers = 4 + 8 * plan.num_src_ranks
+    def __init__(self, plan: ReshardPlan, num_pieces: int, num_slots: int) -> None:
+        self._sender_words = 4 + 2 * num_slots
+        self._receivers = 4 + self._sender_words * plan.num_src_ranks
         self._referenced_buffers = self._receivers + 6 * plan.num_dst_ranks
         self._first_buffers = list(accumulate(map(len, plan.src_buffers), initial=0))
         self._pieces = self._referenced_buffers + 3 * self._first_buffers[-1]
         self._num_pieces = num_pieces
-        self.num_words = self._pieces + NUM_SLOTS * 3 * num_pieces
+        self.num_words = self._pieces + num_slots * 3 * num_pieces
 
     def sender(self, src_rank: int) -> int:
-        return 4 + 8 * src_rank
+        return 4 + self._sender_words * src_rank
 
     def num_published(self, src_rank: int) -> int:
         return self.sender(src_rank) + 2
@@ -112,7 +117,8 @@ def signed_word(word: int) -> int:
 
 
 class WeightStore:
-    """Shared memory for one reshard plan, twice the bytes of its pieces. One process creates it, the others open it."""
+    """Shared memory for one reshard plan: the bytes of its pieces for each version that it keeps. One process creates
+    it, the others open it."""
 
     def __init__(self, segment: _C.Segment, address: WeightStoreAddress) -> None:
         """Private: use WeightStore.create or WeightStore.open."""
@@ -122,16 +128,19 @@ class WeightStore:
         self._segment = segment
 
     @classmethod
-    def create(cls, plan: ReshardPlan, *, name: str, slot_bytes: int | None = None) -> WeightStore:
+    def create(
+        cls, plan: ReshardPlan, *, name: str, slot_bytes: int | None = None, num_slots: int = NUM_SLOTS
+    ) -> WeightStore:
         """An empty store for `plan`. Memory is only used once weights are published.
 
         Args:
             slot_bytes: Bytes of a slot; None: what all pieces need.
+            num_slots: Versions that it keeps; publishing one more waits until all receivers have the oldest.
         """
         pieces = plan.pieces
-        control = ControlWords(plan, len(pieces))
+        control = ControlWords(plan, len(pieces), num_slots)
         slot_bytes = slot_bytes_of(pieces) if slot_bytes is None else slot_bytes
-        segment = _C.Segment.create(name, _slots_offset(control.num_words) + NUM_SLOTS * slot_bytes)
+        segment = _C.Segment.create(name, _slots_offset(control.num_words) + num_slots * slot_bytes)
         pid, start_ticks, fd, nonce = segment.address()
         store = cls(
             segment,
@@ -142,18 +151,19 @@ class WeightStore:
                 fd=fd,
                 nonce=nonce,
                 num_words=control.num_words,
+                num_slots=num_slots,
             ),
         )
         for index, word in enumerate(plan_words(plan)):
             store.words.store(index, word)
         for src_rank in range(plan.num_src_ranks):
             store.words.store(control.digested(src_rank), NO_VERSION)
-            for slot in range(NUM_SLOTS):
+            for slot in range(num_slots):
                 store.words.store(control.slot_version(src_rank, slot), NO_VERSION)
         for dst_rank in range(plan.num_dst_ranks):
             for word in (control.requested, control.served, control.reading, control.checking):
                 store.words.store(word(dst_rank), NO_VERSION)
-        for slot in range(NUM_SLOTS):
+        for slot in range(num_slots):
             for index in range(len(pieces)):
                 store.words.store(control.piece(slot, index), NO_VERSION)
         return store

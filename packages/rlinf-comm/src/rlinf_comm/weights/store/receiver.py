@@ -12,7 +12,7 @@ from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import PeerLost, WeightMismatchError, WeightTimeout
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
-from rlinf_comm.weights.store.memory import NO_VERSION, NUM_SLOTS, WORD_MODULUS, WeightStore, Where
+from rlinf_comm.weights.store.memory import NO_VERSION, WORD_MODULUS, WeightStore, Where
 from rlinf_comm.weights.store.shared_tensors import Mappings, SharedPlace
 from rlinf_comm.weights.store.side import StoreSide
 from rlinf_comm.weights.unlisted import listed
@@ -215,7 +215,7 @@ class StoreReceiver(StoreSide):
         return wait_s, slots
 
     def _versions(self, src_rank: int) -> list[int]:
-        return [self._words.load(self._control.slot_version(src_rank, slot)) for slot in range(NUM_SLOTS)]
+        return [self._words.load(self._control.slot_version(src_rank, slot)) for slot in range(self._num_slots)]
 
     def _slot_number(self, src_rank: int) -> int:
         return self._src_ranks.index(src_rank)

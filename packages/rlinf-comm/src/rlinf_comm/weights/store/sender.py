@@ -14,7 +14,7 @@ from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import PeerLost, WeightTimeout
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
-from rlinf_comm.weights.store.memory import NO_VERSION, NUM_SLOTS, WORD_MODULUS, WeightStore, Where, signed_word
+from rlinf_comm.weights.store.memory import NO_VERSION, WORD_MODULUS, WeightStore, Where, signed_word
 from rlinf_comm.weights.store.shared_tensors import SharedTensors
 from rlinf_comm.weights.store.side import StoreSide
 
@@ -47,7 +47,7 @@ class StoreSender(StoreSide):
         self._referenced: _Referenced | None = None
         self._lock = threading.Lock()
         """Held by who ends the referenced, and by who reads what is lent for its digests."""
-        for slot in range(NUM_SLOTS):  # what one that died had lent
+        for slot in range(self._num_slots):  # what one that died had lent
             if self._words.load(self._control.slot_where(src_rank, slot)) == Where.REFERENCED:
                 self._words.store(self._control.slot_where(src_rank, slot), Where.GONE)
 
@@ -58,7 +58,7 @@ class StoreSender(StoreSide):
             tensors: This rank's buffers by name, exactly those of its layout; any strides. What a destination stores in
                 another dtype is cast here.
             policy_version: Larger than any published before.
-            timeout_s: How long to wait for receivers that have not taken the version before the last.
+            timeout_s: How long to wait for receivers that have not taken the oldest version that the store keeps.
 
         Raises:
             WeightMismatchError: a tensor is missing; names it.
@@ -157,13 +157,13 @@ class StoreSender(StoreSide):
         """(the slot for a new version, which holds nothing now, seconds waited for it)"""
         self.finish_reads()
         control, words, rank = self._control, self._words, self._rank
-        last = max(words.load(control.slot_version(rank, slot)) for slot in range(NUM_SLOTS))
+        last = max(words.load(control.slot_version(rank, slot)) for slot in range(self._num_slots))
         if policy_version <= last or policy_version < 0:
             raise ValueError(
                 f"weight store {self._store.name!r}: policy_version={policy_version} is not newer than {last}, "
                 "which is published already; versions count up from 0"
             )
-        slot = words.load(control.num_published(rank)) % NUM_SLOTS
+        slot = words.load(control.num_published(rank)) % self._num_slots
         wait_s = self._wait_for_slot(slot, policy_version, timeout_s)
         words.store(control.slot_version(rank, slot), NO_VERSION)
         for placed in self._own:

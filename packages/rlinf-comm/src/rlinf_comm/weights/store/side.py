@@ -58,7 +58,8 @@ class StoreSide:
         self._role = role
         self._buffers = ranks[rank]
         pieces = plan.pieces
-        self._control = ControlWords(plan, len(pieces))
+        self._num_slots = store.address.num_slots
+        self._control = ControlWords(plan, len(pieces), self._num_slots)
         self._slot_bytes = slot_bytes_of(pieces)
         self._own = _placed(plan, rank, role)
         self._prepared: tuple[list[tuple[int, ...]], TransferPrograms] | None = None

@@ -24,11 +24,15 @@ from rlinf_workers.weight_sync.base import Check, WeightPort
 
 
 class DeviceWeightSync:
-    """Shared memory of one machine in which ranks exchange the device addresses of the weights."""
+    """Shared memory of one machine in which ranks exchange the device addresses of the weights.
 
-    def __init__(self, edge: str, reshard: ReshardPlan) -> None:
+    Args:
+        num_versions: versions that a trainer's rank keeps on its device until all receivers have them.
+    """
+
+    def __init__(self, edge: str, reshard: ReshardPlan, *, num_versions: int = 2) -> None:
         self._reshard = reshard
-        self._store = create_device_store(reshard, name=edge)
+        self._store = create_device_store(reshard, name=edge, num_slots=num_versions)
 
     @staticmethod
     def make_device() -> TransferDevice:

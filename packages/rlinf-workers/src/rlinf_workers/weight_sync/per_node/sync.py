@@ -33,7 +33,7 @@ class PerNodeWeightSync:
 
     Args:
         nodes: the node of each serving rank; empty: all are on one.
-        host, deltas: as in StreamsWeightSync.
+        host, deltas, num_versions: as in StreamsWeightSync.
     """
 
     def __init__(
@@ -44,8 +44,11 @@ class PerNodeWeightSync:
         nodes: Sequence[int] = (),
         host: str = "127.0.0.1",
         deltas: bool = True,
+        num_versions: int = 2,
     ) -> None:
-        self._streams = StreamsWeightSync(edge, reshard, host=host, deltas=deltas, device_memory=False)
+        self._streams = StreamsWeightSync(
+            edge, reshard, host=host, deltas=deltas, device_memory=False, num_versions=num_versions
+        )
         self.address = (self._streams.address, list(nodes) or [0] * reshard.num_dst_ranks)
 
     @staticmethod

@@ -18,10 +18,14 @@ from rlinf_workers.weight_sync.host_memory import HostCopies
 
 
 class SharedWeightSync:
-    """A store on one machine, created by the driver."""
+    """A store on one machine, created by the driver.
 
-    def __init__(self, edge: str, reshard: ReshardPlan) -> None:
-        self._store = WeightStore.create(reshard, name=edge)
+    Args:
+        num_versions: versions that it keeps until all receivers have them.
+    """
+
+    def __init__(self, edge: str, reshard: ReshardPlan, *, num_versions: int = 2) -> None:
+        self._store = WeightStore.create(reshard, name=edge, num_slots=num_versions)
 
     @property
     def address(self) -> WeightStoreAddress:

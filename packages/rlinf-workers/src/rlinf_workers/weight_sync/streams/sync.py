@@ -34,8 +34,6 @@ from rlinf_comm.wire import SECRET_VARIABLE, is_loopback, job_secret
 from rlinf_workers.weight_sync.base import FinishReads, WeightPort
 from rlinf_workers.weight_sync.host_memory import HostCopies
 
-NUM_KEPT = 2
-"""Versions that a trainer's rank keeps for a serving rank: the one being received, and the next."""
 MEETING_S = 3600.0
 """A sender that has waited this long for its receiver offers its version again."""
 JOIN_S = ROOM_S = 60.0
@@ -51,6 +49,7 @@ class StreamsWeightSync:
             Versions in device memory are sent whole.
         device_memory: whether weights on a GPU are kept, packed and checked there. A trainer's GPU then holds a copy of
             a version until all servers have it, and two copies while an older one waits.
+        num_versions: versions that a trainer's rank keeps for a serving rank until it has received them.
     """
 
     def __init__(
@@ -61,11 +60,18 @@ class StreamsWeightSync:
         host: str = "127.0.0.1",
         deltas: bool = True,
         device_memory: bool = True,
+        num_versions: int = 2,
     ) -> None:
         directory = f"{host}:{_free_port(host)}"
         self._peer = Peer.join(directory, f"driver of {edge}", serve=True)
         # Within one machine the launcher's pipe passes the secret on; between machines it has been set by hand.
-        self.address = (directory, job_secret().decode() if is_loopback(host) else "", deltas, device_memory)
+        self.address = (
+            directory,
+            job_secret().decode() if is_loopback(host) else "",
+            deltas,
+            device_memory,
+            num_versions,
+        )
 
     @staticmethod
     def find_device() -> TransferDevice | None:
@@ -92,7 +98,7 @@ class StreamsSender:
     """The trainer's end."""
 
     def __init__(self, port: WeightPort, device: TransferDevice | None) -> None:
-        deltas = port.address[2]
+        _, _, deltas, _, num_versions = port.address
         self._edge, self._device = port.edge, device
         self._peer = join(port, name_of(port.edge, port.side, port.rank))
         plan = port.reshard
@@ -103,6 +109,7 @@ class StreamsSender:
                 self._peer,
                 names[rank],
                 WeightStreamSender(plan, port.rank, self._peer, names, dst_ranks=[rank], deltas=deltas, device=device),
+                num_versions,
             )
             for rank in ranks
         ]
@@ -135,8 +142,9 @@ class StreamsSender:
 class _Way:
     """The versions that one serving rank has not received yet, and the thread that sends them."""
 
-    def __init__(self, peer: Peer, name: str, sender: WeightStreamSender) -> None:
+    def __init__(self, peer: Peer, name: str, sender: WeightStreamSender, num_versions: int) -> None:
         self._peer, self._name, self._sender = peer, name, sender
+        self._num_versions = num_versions
         self._versions: queue.Queue[tuple[ReferencedTensors, int]] = queue.Queue()
         self._num_kept = 0
         self._changed = threading.Condition()
@@ -144,15 +152,17 @@ class _Way:
         threading.Thread(target=self._hand_out, name=f"weights to {name}", daemon=True).start()
 
     def wait_for_room(self, policy_version: int) -> None:
-        """Returns when at most one older version is kept. Raises: WeightTimeout, or the error that prevented sending an
+        """Returns when another version may be kept. Raises: WeightTimeout, or the error that prevented sending an
         older one."""
         with self._changed:
-            in_time = self._changed.wait_for(lambda: self._num_kept < NUM_KEPT or self._failure, timeout=ROOM_S)
+            in_time = self._changed.wait_for(
+                lambda: self._num_kept < self._num_versions or self._failure, timeout=ROOM_S
+            )
         if self._failure is not None:
             raise self._failure
         if not in_time:
             raise WeightTimeout(
-                f"{self._name} has not taken the last {NUM_KEPT} versions within {ROOM_S:.0f} s, and version "
+                f"{self._name} has not taken the last {self._num_versions} versions within {ROOM_S:.0f} s, and version "
                 f"{policy_version} needs their place",
                 expected_version=policy_version,
             )
