@@ -453,7 +453,7 @@ def test_a_plan_that_runs_ahead_of_training_is_refused(tmp_path):
     ahead = Prediction(step_s=1.0, estimate_s=1.0, sync_s=0.0, stages={}, max_staleness=2)
     plan = replace(plan_for_mode(flow.graph(), CLUSTER, "collocated"), prediction=ahead)
     plan = type(plan).from_json(plan.to_json())  # as from a file
-    message = r"run 2 steps ahead of training \(max_staleness=2\), but runs go step by step"
+    message = r"run 2 steps ahead of training \(max_staleness=2\), but the flow has max_staleness=0"
     with Executor(cluster=CLUSTER, log_folder=tmp_path) as executor, pytest.raises(FlowDefinitionError, match=message):
         executor.start(flow, plan)
 

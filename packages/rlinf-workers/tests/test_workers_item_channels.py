@@ -55,7 +55,7 @@ def test_two_nodes_give_the_reference_numbers(tmp_path, mode, choices):
         for step in range(NUM_STEPS):
             run = executor.run(flow, context=context(step), feeds={"numbers": NUMBERS}, timeout_s=600)
             assert run.metrics["learn/weight"] == expected[step]
-        opened = executor._open[flow.name]
+        (opened,) = executor._open[flow.name].channel_sets
         servers = [place.server for place in opened.places.values()]
         assert any(servers), "no channel was used from another node"
 
@@ -69,7 +69,7 @@ def test_a_channel_lives_with_its_readers_and_each_item_crosses_once(tmp_path):
         executor.start(flow, plan)
         executor.sync_weights()
         executor.run(flow, context=context(0), feeds={"numbers": NUMBERS}, timeout_s=600)
-        opened = executor._open[flow.name]
+        (opened,) = executor._open[flow.name].channel_sets
         homes = {channel: place.node for channel, place in opened.places.items()}
         assert homes == {"numbers": of_scale, "scaled": 0, "shifted": of_learn}
         for channel, end in opened.channels.items():
@@ -84,7 +84,8 @@ def test_on_one_node_there_is_no_door(tmp_path):
     flow = toy_flow()
     with Executor(cluster=ONE_NODE, log_folder=tmp_path, env_vars={"OMP_NUM_THREADS": "1"}) as executor:
         executor.start(flow, plan_for_mode(flow.graph(), ONE_NODE, "disaggregated"))
-        assert all(place.server is None for place in executor._open[flow.name].places.values())
+        (opened,) = executor._open[flow.name].channel_sets
+        assert all(place.server is None for place in opened.places.values())
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ class Prediction:
     stages: Mapping[str, StagePrediction]
     runners_up: tuple[RunnerUp, ...] = ()
     max_staleness: int = 0
-    """Steps that generation runs ahead of training in the prediction. Runs do not support it yet and refuse it."""
+    """Steps that generation runs ahead of training in the prediction; a flow that allows fewer refuses the plan."""
     num_draws: int = 0
     """Number of steps with drawn costs over which this is the mean; 0: one step with typical costs."""
 

@@ -59,10 +59,14 @@ class Flow:
         flow.weights("actor", to="rollout")
 
     Channels that no stage writes are fed by the driver; channels that no stage reads are collected by it.
+
+    Args:
+        max_staleness: runs by which generation may be ahead of training; see `FlowGraph.max_staleness`.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, max_staleness: int = 0) -> None:
         self.name = name
+        self.max_staleness = max_staleness
         self.workers: dict[str, WorkerDefinition] = {}
         self.stages: dict[str, StageDefinition] = {}
         self._weight_edges: list[WeightEdge] = []
@@ -145,7 +149,7 @@ class Flow:
 
     def weights(self, source: str, *, to: str) -> Flow:
         """Declares a weight sync edge: after a stage of group `source` has trained, group `to` serves its weights from
-        the next run on."""
+        the next run on; with `max_staleness`, from a later one."""
         self._weight_edges.append(WeightEdge(source=source, target=to))
         return self
 
@@ -175,6 +179,7 @@ class Flow:
             weight_edges=tuple(self._weight_edges),
             feeds=tuple(channel for channel in channels if channel not in written),
             collects=tuple(channel for channel in channels if channel not in read),
+            max_staleness=self.max_staleness,
         )
         graph.validate()
         return graph

@@ -153,7 +153,7 @@ def _other_steps(problem: Problem) -> Iterator[ProblemVariant]:
         return
     yield ProblemVariant(
         question=f"staleness {ahead}",
-        meaning=f"generation may run {ahead} steps ahead of training, which no run does yet",
+        meaning=f"generation may run {ahead} steps ahead of training (max_staleness)",
         problem=replace(problem, flow=replace(problem.flow, max_staleness=ahead)),
     )
 

@@ -86,15 +86,15 @@ class FlowRun:
     """Rows that workers chose to display, see Worker.show."""
     spans: list[Span]
     start_s: float
-    """Unix time."""
+    """Unix time at which it began, or at which the run before it ended if they overlap."""
     duration_s: float
+    """From then to its end."""
 
 
 @dataclass
-class _OpenFlow:
-    """A flow with its plan and its channels, ready to run any number of times."""
+class _ChannelSet:
+    """The channels of one run of a flow; runs that overlap have different sets."""
 
-    planned: PlannedFlow
     channels: dict[str, Channel] = field(default_factory=dict)
     """The driver's ends of the channels."""
     homes: dict[str, HomeChannel] = field(default_factory=dict)
@@ -104,18 +104,39 @@ class _OpenFlow:
     """Channel -> the process that holds it."""
 
 
+@dataclass
+class _OpenFlow:
+    """A flow with its plan and its channels, ready to run any number of times."""
+
+    planned: PlannedFlow
+    channel_sets: list[_ChannelSet]
+    """One for each run that can be under way at once."""
+    num_begun: int = 0
+    """Runs so far."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _UnderWay:
     """A run of a flow that has not ended."""
 
-    opened: _OpenFlow
+    planned: PlannedFlow
+    channel_set: _ChannelSet
     context: StepContext
-    began_s: float
     leases: Leases
-    calls: list[tuple[str, int, Future[Any]]]
-    """Stage, rank and result of each stage call."""
+    calls: list[tuple[StageCall, int, Future[StageOutcome]]]
+    """Each stage call, its rank and its result."""
     feeding: dict[str, Future[Any]]
     collecting: dict[str, Future[Any]]
+
+    @property
+    def stage_calls(self) -> list[tuple[str, int, Future[StageOutcome]]]:
+        """Stage, rank and result of each stage call."""
+        return [(call.stage, rank, future) for call, rank, future in self.calls]
+
+    @property
+    def futures(self) -> list[Future[Any]]:
+        """All that the run does."""
+        return [*(future for _, _, future in self.calls), *self.feeding.values(), *self.collecting.values()]
 
 
 class Executor:
@@ -169,9 +190,12 @@ class Executor:
         """Diagnosis of the run that passed its deadline or lost a worker, taken before anything was ended."""
         self.driver_log = ""
         """File to which faulthandler writes the driver's stacks; set by the code that registers faulthandler."""
-        self._under_way: _UnderWay | None = None
-        self._failed: _UnderWay | None = None
-        """The latest run that was abandoned, until `repair`."""
+        self._under_way: list[_UnderWay] = []
+        """The runs in progress, in the order in which they began and will end."""
+        self._oldest_since = 0.0, 0.0
+        """When the first of them became the first: Unix time, and `time.perf_counter()`."""
+        self._failed: list[_UnderWay] = []
+        """The latest runs that were abandoned, until `repair`."""
         self._broken: set[str] = set()
         """Workers that reported the loss of a process of their own."""
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="rlinf-driver-port")
@@ -194,16 +218,17 @@ class Executor:
         for name, stages in planned.graph.workers.items():
             if name not in self._groups:
                 self._groups.start(name, flow.workers[name], plan.stage(stages[0]))
-        opened = self._open[flow.name] = _OpenFlow(planned)
-        for channel in (*planned.graph.channels, *planned.replica_channels):
-            self._open_channel(opened, channel)
+        channel_sets = [_ChannelSet() for _ in range(planned.graph.max_staleness + 1)]
+        self._open_channels(self._open.setdefault(flow.name, _OpenFlow(planned, channel_sets)))
 
     def replan(self, flow: Flow, plan: Plan) -> None:
-        """Uses another plan for an open flow from its next run on; every worker group stays on its devices.
+        """Uses another plan for an open flow from its next run on; every worker group stays on its devices. No run
+        may be under way.
 
         Raises:
             FlowDefinitionError: the plan moves a group, which needs a new executor.
         """
+        assert not self._under_way, "a plan changes between runs"
         self._open[flow.name].planned = self._planned(flow, plan)
 
     def group(self, name: str) -> WorkerGroup:
@@ -219,10 +244,16 @@ class Executor:
         graph = flow.graph()
         plan.validate(graph, self._cluster)
         ahead = plan.prediction.max_staleness if plan.prediction else 0
-        if ahead:
+        if ahead > graph.max_staleness:
             raise FlowDefinitionError(
                 f"flow {flow.name!r}: the plan lets generation run {ahead} steps ahead of training (max_staleness="
-                f"{ahead}), but runs go step by step; plan the flow with max_staleness=0"
+                f"{ahead}), but the flow has max_staleness={graph.max_staleness}; plan it with that"
+            )
+        if graph.max_staleness and (several := [name for name, stages in graph.workers.items() if len(stages) > 1]):
+            raise FlowDefinitionError(
+                f"flow {flow.name!r}: max_staleness={graph.max_staleness} lets runs overlap, and worker {several[0]!r} "
+                f"has the stages {list(graph.workers[several[0]])}, of which one could be a run ahead of the other; "
+                "give each stage a worker group, or set max_staleness to 0"
             )
         for channel in graph.channels:
             if len(graph.readers(channel)) > 1:
@@ -234,8 +265,13 @@ class Executor:
             self._groups.check_place(flow.name, name, plan.stage(stages[0]))
         return PlannedFlow(flow=flow, graph=graph, plan=plan)
 
-    def _open_channel(self, opened: _OpenFlow, channel: str) -> None:
-        planned = opened.planned
+    def _open_channels(self, opened: _OpenFlow) -> None:
+        for number, channel_set in enumerate(opened.channel_sets):
+            for channel in (*opened.planned.graph.channels, *opened.planned.replica_channels):
+                self._open_channel(opened.planned, channel_set, channel, number)
+
+    def _open_channel(self, planned: PlannedFlow, opened: _ChannelSet, channel: str, number: int) -> None:
+        """Opens a channel of the set with that number."""
         stage = planned.replica_channels.get(channel)
         readers = self._ranks_of(planned, [stage] if stage else planned.graph.readers(channel))
         writers = self._ranks_of(planned, [stage] if stage else planned.graph.writers(channel))
@@ -243,7 +279,7 @@ class Executor:
         home = home_of(nodes[rank] for rank in readers)
         num_keys = planned.plan.stage(stage).num_ranks if stage else 1
         spec = ChannelSpec(
-            name=f"{planned.flow.name}.{channel}",
+            name=f"{planned.flow.name}.{channel}" + (f".{number}" if number else ""),
             capacity_items=CHANNEL_ITEMS * num_keys,
             capacity_bytes=CHANNEL_BYTES * num_keys,
             num_keys=num_keys,
@@ -276,8 +312,10 @@ class Executor:
         Needed once before the first run and after anything that changes weights outside a run (an SFT warm-up, a loaded
         checkpoint).
         """
+        graphs = [opened.planned.graph for opened in self._open.values()]
         self._weights.sync(
-            dict.fromkeys(edge for opened in self._open.values() for edge in opened.planned.graph.weight_edges)
+            dict.fromkeys(edge for graph in graphs for edge in graph.weight_edges),
+            num_versions=1 + max(graph.max_staleness for graph in graphs),
         )
 
     # -- running ---------------------------------------------------------------------------------------------------
@@ -291,20 +329,37 @@ class Executor:
         timeout_s: float = 600.0,
         on_items: OnItems | None = None,
     ) -> FlowRun:
-        """Runs an open flow once.
+        """Runs an open flow once: `begin`, then `finish`."""
+        self.begin(flow, context=context, feeds=feeds, on_items=on_items)
+        return self.finish(timeout_s)
+
+    @property
+    def num_under_way(self) -> int:
+        """Runs that have begun and that `finish` has not returned yet."""
+        return len(self._under_way)
+
+    def begin(
+        self,
+        flow: Flow,
+        *,
+        context: StepContext,
+        feeds: Mapping[str, Sequence[Any]] | None = None,
+        on_items: OnItems | None = None,
+    ) -> None:
+        """Begins a run of an open flow. Its stages serve the weights of the runs that have finished, and each begins as
+        soon as the same stage has ended in the run before. Of a flow with `max_staleness` k, k + 1 runs may be under
+        way at once; of any other, one.
 
         Args:
             context: given to every stage as `self.step`.
             feeds: items for each channel that no stage writes; item i gets key i.
-            timeout_s: deadline of the run; past it, it is abandoned with a StepTimeout that shows who waits for whom.
             on_items: called with the name and items of a channel that no stage reads, as they arrive, in a thread of
                 the driver; these items are not collected. An exception in it ends the run.
-
-        Raises: RemoteError (a stage raised), WorkerLost, StepTimeout. After any of them no flow can be run again,
-        except after the last two by calling `repair`.
         """
         opened = self._open[flow.name]
-        planned, channels, feeds = opened.planned, opened.channels, feeds or {}
+        planned, feeds = opened.planned, feeds or {}
+        assert len(self._under_way) < len(opened.channel_sets), f"{self.num_under_way} runs are under way"
+        assert all(run.planned is planned for run in self._under_way), "runs of one flow under one plan may overlap"
         for edge in planned.graph.weight_edges:
             if edge not in self._weights.versions:
                 raise FlowDefinitionError(
@@ -315,36 +370,56 @@ class Executor:
             raise FlowDefinitionError(
                 f"flow {flow.name!r} is fed through {list(planned.graph.feeds)}, but got {sorted(feeds)}"
             )
-        leases = self._leases(planned)
-        self._launcher.serve("lease", leases)
+        channel_set = opened.channel_sets[opened.num_begun % len(opened.channel_sets)]
+        opened.num_begun += 1
+        channels = channel_set.channels
+        if not self._under_way:
+            self._oldest_since = time.time(), time.perf_counter()
+            self._launcher.serve("lease", leases := self._leases(planned))
+        else:
+            leases = self._under_way[0].leases  # stages of overlapping runs take turns on the devices that they share
         for name, channel in channels.items():
             channel.reopen(planned.num_writers(name))
-        start_s, clock = time.time(), time.perf_counter()
-        calls = self._start_stages(opened, context)
+        calls = self._start_stages(planned, channel_set, context)
         feeding = {
-            channel: self._threads.submit(self._feed, opened, channel, items) for channel, items in feeds.items()
+            channel: self._threads.submit(self._feed, planned, channels[channel], channel, items)
+            for channel, items in feeds.items()
         }
         collecting = {
             channel: self._threads.submit(self._collect, channel, channels[channel], on_items)
             for channel in planned.graph.collects
         }
-        futures: list[Future[Any]] = [*(future for _, _, future in calls), *feeding.values(), *collecting.values()]
-        under_way = self._under_way = _UnderWay(
-            opened=opened,
-            context=context,
-            began_s=start_s,
-            leases=leases,
-            calls=[(call.stage, rank, future) for call, rank, future in calls],
-            feeding=feeding,
-            collecting=collecting,
+        self._under_way.append(
+            _UnderWay(
+                planned=planned,
+                channel_set=channel_set,
+                context=context,
+                leases=leases,
+                calls=calls,
+                feeding=feeding,
+                collecting=collecting,
+            )
         )
+
+    def finish(self, timeout_s: float = 600.0) -> FlowRun:
+        """Waits for the run that began first and returns its results.
+
+        Args:
+            timeout_s: deadline from now on; past it, all runs under way are abandoned with a StepTimeout that shows who
+                waits for whom.
+
+        Raises: RemoteError (a stage raised), WorkerLost, StepTimeout. After any of them no flow can be run again,
+        except after the last two by calling `repair`.
+        """
+        run, (start_s, clock) = self._under_way[0], self._oldest_since
+        calls, context = run.calls, run.context
         try:
-            self._groups.gather(futures, timeout_s)
+            self._groups.gather(run.futures, timeout_s)
         except TimeoutError as error:
             explanation = self.explanation = self.explain(self.snapshot())
-            self._give_up(under_way, "the run passed its deadline")
+            self._give_up("the run passed its deadline")
             raise StepTimeout(
-                f"flow {flow.name!r}, step {context.step}: not done after {timeout_s:.0f} s\n"
+                f"flow {run.planned.flow.name!r}, step {context.step}: not done after {timeout_s:.0f} s\n"
                 + "\n".join(graph_lines(explanation))
             ) from error
         except BaseException as error:
@@ -352,26 +427,25 @@ class Executor:
                 self.explanation = self.explain(self.snapshot())
             if isinstance(error, RemoteError) and error.error_type == ProcessLost.__name__:
                 self._broken.add(error.worker)
-            self._give_up(under_way, "the run was given up")
+            self._give_up("the run was given up")
             raise
-        finally:
-            self._under_way = None
-        duration_s = time.perf_counter() - clock
+        self._oldest_since = time.time(), time.perf_counter()
+        self._under_way = self._under_way[1:]
         outcomes = [future.result() for _, _, future in calls]
         self.notes += [f"step {context.step}: {text}" for outcome in outcomes for text in outcome.notes]
         for (call, _, _), outcome in zip(calls, outcomes, strict=True):
             self._weights.were_published(call.publishes, outcome.policy_version)
         return FlowRun(
             metrics=merge(outcome.metrics for outcome in outcomes),
-            collected={channel: future.result() for channel, future in collecting.items()},
+            collected={channel: future.result() for channel, future in run.collecting.items()},
             shown_rows=[row for outcome in outcomes for row in outcome.shown_rows],
             spans=[*(span for outcome in outcomes for span in outcome.spans), *self._groups.device_state.take_spans()],
             start_s=start_s,
-            duration_s=duration_s,
+            duration_s=self._oldest_since[1] - clock,
         )
 
     def _leases(self, planned: PlannedFlow) -> Leases:
-        """The leases of one run; the table of device state outlives it."""
+        """The leases of one run, or of several that overlap; the table of device state outlives it."""
 
         def make_room(worker: str, request: LeaseRequest, reply: Reply) -> None:
             beside = planned.groups_of(request.turn)
@@ -380,26 +454,26 @@ class Executor:
         return Leases(planned.leased_devices, make_room)
 
     def _start_stages(
-        self, opened: _OpenFlow, context: StepContext
+        self, planned: PlannedFlow, channel_set: _ChannelSet, context: StepContext
     ) -> list[tuple[StageCall, int, Future[StageOutcome]]]:
-        planned, started = opened.planned, []
-        addresses = {name: channel.address for name, channel in opened.channels.items()}
+        started: list[tuple[StageCall, int, Future[StageOutcome]]] = []
+        addresses = {name: channel.address for name, channel in channel_set.channels.items()}
         replica_channels = {stage: channel for channel, stage in planned.replica_channels.items()}
         for rank, lane, call in planned.stage_calls(addresses, self._weights.versions, context):
             worker = planned.graph.stage(call.stage).worker
-            there = placed(call, self._groups.node(worker, rank), opened.places, replica_channels.get(call.stage))
+            there = placed(call, self._groups.node(worker, rank), channel_set.places, replica_channels.get(call.stage))
             handle = self._groups[worker].handles[rank]
             started.append((call, rank, handle.call("run_stage", there, lane=lane)))
         return started
 
-    def _feed(self, opened: _OpenFlow, channel: str, items: Sequence[Any]) -> None:
-        planned, address = opened.planned, opened.channels[channel].address
-        port = planned.port(channel, address, other_end=planned.graph.readers(channel))
-        writer: Writer[Any] = Writer(port, opened.channels[channel], Pauses())
+    @staticmethod
+    def _feed(planned: PlannedFlow, channel: Channel, name: str, items: Sequence[Any]) -> None:
+        port = planned.port(name, channel.address, other_end=planned.graph.readers(name))
+        writer: Writer[Any] = Writer(port, channel, Pauses())
         numbered = list(enumerate(items))
         for start in range(0, len(numbered), FEED_PIECE):
             writer.put_many(numbered[start : start + FEED_PIECE])
-        opened.channels[channel].close()
+        channel.close()
 
     @staticmethod
     def _collect(name: str, channel: Channel, on_items: OnItems | None) -> list[Any]:
@@ -414,23 +488,23 @@ class Executor:
     # -- explaining ------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """The state of the run at this moment; can be called from any thread."""
-        run = self._under_way
+        """The state of the oldest run at this moment; can be called from any thread."""
+        run = next(iter(self._under_way), None)
         waits, workers, taken_s = tuple(self._launcher.waits()), tuple(self._processes()), time.time()
         processes = (*workers, *own_processes(waits, {worker.name: worker for worker in workers}))
         if run is None:
             return Snapshot(taken_s=taken_s, waits=waits, processes=processes)
-        planned = run.opened.planned
+        planned, channel_set = run.planned, run.channel_set
         turns = sorted({wait.number for wait in waits if wait.kind == "lease"} & set(planned.leased_devices))
         return Snapshot(
             taken_s=taken_s,
             flow=planned.flow.name,
             step=run.context.step,
             phase=run.context.phase,
-            began_s=run.began_s,
+            began_s=self._oldest_since[0],
             stages=tuple(_stage_states(run)),
-            channels=tuple(_channel_state(name, home.channel) for name, home in run.opened.homes.items()),
-            keepers=run.opened.keepers,
+            channels=tuple(_channel_state(name, home.channel) for name, home in channel_set.homes.items()),
+            keepers=channel_set.keepers,
             feeding=tuple(channel for channel, future in run.feeding.items() if not future.done()),
             collecting=tuple(channel for channel, future in run.collecting.items() if not future.done()),
             waits=waits,
@@ -440,19 +514,19 @@ class Executor:
         )
 
     def progress(self) -> list[StageProgress]:
-        """How far the unfinished stages of the current run are, added up over their ranks, as of the last heartbeats;
+        """How far the unfinished stages of the oldest run are, added up over their ranks, as of the last heartbeats;
         empty between runs. Can be called from any thread."""
-        run, report = self._under_way, getattr(self._launcher, "progress", None)
+        run, report = next(iter(self._under_way), None), getattr(self._launcher, "progress", None)
         if run is None or report is None:
             return []
-        unfinished = {stage for stage, _, future in run.calls if not future.done()}
+        unfinished = {stage for stage, _, future in run.stage_calls if not future.done()}
         by_stage: dict[str, StageProgress] = {}
         for one in report():
             if one.stage in unfinished and (one.step, one.phase) == (run.context.step, run.context.phase):
                 one = one if one.unit else replace(one, num_items=run.context.num_items)
                 before = by_stage.get(one.stage)
                 by_stage[one.stage] = one if before is None else _added(before, one)
-        order = [stage.name for stage in run.opened.planned.graph.stages]
+        order = [stage.name for stage in run.planned.graph.stages]
         return sorted(by_stage.values(), key=lambda one: order.index(one.stage))
 
     def num_started(self) -> tuple[int, int]:
@@ -523,15 +597,14 @@ class Executor:
 
         Raises: WorkerLost if another worker is lost meanwhile.
         """
-        failed, self._failed = self._failed, None
+        failed, self._failed = self._failed, []
         self._launcher.forget_lost()
         broken, self._broken = self._broken, set()
-        if failed is not None:
-            others = (*failed.feeding.values(), *failed.collecting.values())
-            concurrent.futures.wait([*(future for _, _, future in failed.calls), *others], settle_s)
-            worker_of = failed.opened.planned.graph.stage
-            broken |= {f"{worker_of(stage).worker}/{rank}" for stage, rank, call in failed.calls if not call.done()}
-        replaced, begun = self._groups.replace_unusable(broken, None if failed is None else failed.context)
+        concurrent.futures.wait([future for run in failed for future in run.futures], settle_s)
+        for run in failed:
+            worker_of = run.planned.graph.stage
+            broken |= {f"{worker_of(stage).worker}/{rank}" for stage, rank, call in run.stage_calls if not call.done()}
+        replaced, begun = self._groups.replace_unusable(broken, [run.context for run in failed])
         self._groups.gather([handle.call("forget_channels") for handle in self._groups.handles().values()])
         self._reopen_channels()
         self._weights.forget()
@@ -543,21 +616,22 @@ class Executor:
     def _reopen_channels(self) -> None:
         for opened in self._open.values():
             self._abort(opened, "a worker was lost")
-            for channels in (opened.channels, opened.homes, opened.places):
-                channels.clear()
-            for channel in (*opened.planned.graph.channels, *opened.planned.replica_channels):
-                self._open_channel(opened, channel)
+            for channel_set in opened.channel_sets:
+                for channels in (channel_set.channels, channel_set.homes, channel_set.places):
+                    channels.clear()
+            self._open_channels(opened)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
-    def _give_up(self, run: _UnderWay, reason: str) -> None:
-        """Abandons a run: its stages end at their next request to a channel or lease."""
-        self._failed = run
-        self._abort(run.opened, reason)
-        run.leases.refuse(reason)
+    def _give_up(self, reason: str) -> None:
+        """Abandons all runs under way: their stages end at their next request to a channel or lease."""
+        self._failed, self._under_way = self._under_way, []
+        for run in self._failed:
+            self._abort(self._open[run.planned.flow.name], reason)
+            run.leases.refuse(reason)
 
     def _abort(self, opened: _OpenFlow, reason: str) -> None:
-        for channel in opened.channels.values():
+        for channel in [channel for one in opened.channel_sets for channel in one.channels.values()]:
             try:
                 channel.abort(reason)
             except PeerLost:
@@ -583,7 +657,7 @@ def _added(one: StageProgress, other: StageProgress) -> StageProgress:
 
 
 def _stage_states(run: _UnderWay) -> Iterator[StageState]:
-    graph, plan = run.opened.planned.graph, run.opened.planned.plan
+    graph, plan = run.planned.graph, run.planned.plan
     for stage in graph.stages:
         yield StageState(
             name=stage.name,
@@ -592,7 +666,7 @@ def _stage_states(run: _UnderWay) -> Iterator[StageState]:
             reads=stage.reads,
             writes=stage.writes,
             unfinished=tuple(
-                rank for name, rank, future in run.calls if name == stage.name and not _has_returned(future)
+                rank for name, rank, future in run.stage_calls if name == stage.name and not _has_returned(future)
             ),
         )
 

@@ -171,17 +171,17 @@ class RunningGroups:
 
     # -- repairing -------------------------------------------------------------------------------------------------
 
-    def replace_unusable(self, broken: Collection[str], context: StepContext | None) -> tuple[set[str], set[str]]:
+    def replace_unusable(self, broken: Collection[str], contexts: Sequence[StepContext]) -> tuple[set[str], set[str]]:
         """Replaces ranks that cannot be used, and the other ranks of their group if they have run collectives; returns
-        the groups with new ranks, and the groups of which a rank had begun the run.
+        the groups with new ranks, and the groups of which a rank had begun one of the runs.
 
         Args:
             broken: workers known to be unusable, which are not queried.
-            context: context of the failed run; None: there was none.
+            contexts: contexts of the failed runs.
 
         Raises: WorkerLost if another worker is lost meanwhile.
         """
-        conditions = self._conditions(broken, context)
+        conditions = self._conditions(broken, contexts)
         replaced = set()
         for name, group in self._running.items():
             if gone := _gone(name, group.num_ranks, conditions):
@@ -189,10 +189,10 @@ class RunningGroups:
                 replaced.add(name)
         return replaced, {role_and_rank(worker)[0] for worker, condition in conditions.items() if condition.has_begun}
 
-    def _conditions(self, broken: Collection[str], context: StepContext | None) -> dict[str, Condition]:
+    def _conditions(self, broken: Collection[str], contexts: Sequence[StepContext]) -> dict[str, Condition]:
         """Worker -> its condition, for those that can be used."""
         futures = {
-            worker: handle.call("condition_after_run", context, lane=LEAVE_LANE)
+            worker: handle.call("condition_after_runs", list(contexts), lane=LEAVE_LANE)
             for worker, handle in self.handles().items()
             if worker not in broken and not handle.is_lost
         }

@@ -177,8 +177,10 @@ class PlannedFlow:
         return {name: turn for turn in self.graph.turns() for name in turn}
 
     def _are_renewed(self, worker: str, versions: Mapping[WeightEdge, int]) -> bool:
-        """Whether every run publishes all weights that a group receives, and no other stage of the group serves the old
+        """Whether every run serves newer weights than the one before, and no other stage of the group serves the old
         ones. A weight sync may drop weights once they are received."""
+        if self.graph.max_staleness:  # the first runs all serve the same
+            return False
         sources = {edge.source for edge in versions if edge.target == worker}
         is_alone = sum(stage.worker == worker for stage in self.graph.stages) == 1
         return is_alone and bool(sources) and sources <= {stage.worker for stage in self.graph.stages if stage.trains}

@@ -44,7 +44,7 @@ CALLS = frozenset(
         "open_channel",
         "forget_channels",
         "open_weights",
-        "condition_after_run",
+        "condition_after_runs",
         "begin_profile",
         "end_profile",
         "publish_weights",
@@ -62,14 +62,14 @@ READS = frozenset({"layout", "save_model", "begin_checkpoint", "end_checkpoint",
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """The condition of a worker after an aborted run."""
+    """The condition of a worker after aborted runs."""
 
     is_spent: bool
     """The worker could not roll back and must be restarted."""
     has_met_ranks: bool
     """It has run collectives with other ranks and cannot continue without them."""
     has_begun: bool
-    """One of its stages took items in that run."""
+    """One of its stages took items in one of these runs."""
 
 
 class WorkerHost:
@@ -229,12 +229,12 @@ class WorkerHost:
         """Whether one of its stages holds a lease."""
         return any(stage.is_inside for stage in list(self._running))
 
-    def condition_after_run(self, context: StepContext | None) -> Condition:
-        """The worker's condition after an aborted run with that context."""
+    def condition_after_runs(self, contexts: Sequence[StepContext]) -> Condition:
+        """The worker's condition after aborted runs with these contexts."""
         return Condition(
             is_spent=self._is_spent,
             has_met_ranks="rank_groups" in self.__dict__ and self.identity.num_ranks > 1,
-            has_begun=context is not None and self.begun == context,
+            has_begun=self.begun in contexts,
         )
 
     # -- channels --------------------------------------------------------------------------------------------------

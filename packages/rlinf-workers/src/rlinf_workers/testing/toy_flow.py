@@ -147,9 +147,9 @@ class Fault(Worker):
         return float(self.ranks.sum_(torch.tensor(float(self.rank + 1))))
 
 
-def toy_flow() -> Flow:
+def toy_flow(*, max_staleness: int = 0) -> Flow:
     """The flow of the module's docstring."""
-    flow = Flow("toy")
+    flow = Flow("toy", max_staleness=max_staleness)
     flow.worker("scale", Scale)
     flow.worker("shift", Shift)
     flow.worker("learn", Learn)
@@ -160,10 +160,11 @@ def toy_flow() -> Flow:
     return flow
 
 
-def reference_run(numbers: Sequence[float], num_steps: int) -> list[float]:
-    """The weight after each step, by plain arithmetic."""
-    weight, weights = 1.0, []
-    for _ in range(num_steps):
-        weight += LEARNING_RATE * sum(number * weight + 1.0 for number in numbers) / len(numbers)
-        weights.append(weight)
-    return weights
+def reference_run(numbers: Sequence[float], num_steps: int, *, max_staleness: int = 0) -> list[float]:
+    """The weight after each step, by plain arithmetic; `scale` is always as many steps behind as it may be."""
+    weights = [1.0]
+    for step in range(num_steps):
+        served = weights[max(0, step - max_staleness)]
+        moved = LEARNING_RATE * sum(number * served + 1.0 for number in numbers) / len(numbers)
+        weights.append(weights[-1] + moved)
+    return weights[1:]

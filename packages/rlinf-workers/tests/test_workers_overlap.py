@@ -1,0 +1,153 @@
+"""Runs of a flow that overlap: generation is ahead of training by at most `max_staleness` runs, and uses the weights
+that are due whatever the timing."""
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from rlinf_sched import Cluster, Mode, plan_for_mode
+from rlinf_workers import Executor, Flow, FlowDefinitionError, FlowRun, Reader, StepContext, Writer
+from rlinf_workers.testing.toy_flow import Learn, Number, Scale, Shift, reference_run, toy_flow
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
+NUMBERS = [Number(index=i, value=float(i)) for i in range(17)]  # with their mean of 8 all weights are exact
+VALUES = [number.value for number in NUMBERS]
+CLUSTER = Cluster.cpu_slots(2)
+NUM_STEPS = 6
+PAUSE_S = 0.1
+
+
+class SlowScale(Scale):
+    """Takes its time for each run."""
+
+    def scale(self, numbers: Reader[Number], scaled: Writer[Number]) -> None:
+        time.sleep(PAUSE_S)
+        super().scale(numbers, scaled)
+
+
+class SlowLearn(Learn):
+    """Takes its time for each run, once it has all items."""
+
+    def learn(self, shifted: Reader[Number]) -> None:
+        super().learn(shifted)
+        time.sleep(PAUSE_S)
+
+
+class ReportingScale(Scale):
+    """Leaves a file for each run in which it has generated."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = Path(folder)
+
+    def scale(self, numbers: Reader[Number], scaled: Writer[Number]) -> None:
+        super().scale(numbers, scaled)
+        (self._folder / f"generated-{self.step.step}").touch()
+
+
+class WaitingLearn(Learn):
+    """Goes on when the run after its own has generated."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = Path(folder)
+
+    def learn(self, shifted: Reader[Number]) -> None:
+        super().learn(shifted)
+        following = self.step.step + 1
+        while following < NUM_STEPS and not (self._folder / f"generated-{following}").exists():
+            time.sleep(0.01)
+
+
+def flow_of(scale: type[Scale], learn: type[Learn], max_staleness: int, *arguments: str) -> Flow:
+    """The toy flow, with other workers."""
+    flow = Flow("toy", max_staleness=max_staleness)
+    flow.worker("scale", scale, *arguments).worker("shift", Shift).worker("learn", learn, *arguments)
+    flow.stage("scale", scale.scale, reads="numbers", writes="scaled")
+    flow.stage("shift", Shift.shift, reads="scaled", writes="shifted", needs_device=False)
+    flow.stage("learn", learn.learn, reads="shifted", dispatch="key", trains=True)
+    return flow.weights("learn", to="scale")
+
+
+def overlapped(executor: Executor, flow: Flow, first: int, end: int) -> list[FlowRun]:
+    """The runs from `first` to `end`, each begun as early as the bound allows; none is under way afterwards."""
+    begun, runs = first, []
+    for step in range(first, end):
+        while begun < min(end, step + flow.max_staleness + 1):
+            context = StepContext(step=begun, phase="train", seed=0, num_items=len(NUMBERS))
+            executor.begin(flow, context=context, feeds={"numbers": NUMBERS})
+            begun += 1
+        runs.append(executor.finish(60.0))
+    return runs
+
+
+def weights_of(
+    tmp_path, flow: Flow, num_steps: int, mode: Mode = "disaggregated", weight_sync="auto", **choices
+) -> list[float]:
+    plan = plan_for_mode(flow.graph(), CLUSTER, mode, **choices)
+    with Executor(cluster=CLUSTER, log_folder=tmp_path, weight_sync=weight_sync) as executor:
+        executor.start(flow, plan)
+        executor.sync_weights()
+        return [run.metrics["learn/weight"] for run in overlapped(executor, flow, 0, num_steps)]
+
+
+@pytest.mark.parametrize(("max_staleness", "slow"), [(1, "scale"), (1, "learn"), (3, "scale"), (3, "learn")])
+def test_each_run_serves_the_weights_that_are_due_whatever_the_timing(tmp_path, max_staleness, slow):
+    scale, learn = (SlowScale, Learn) if slow == "scale" else (Scale, SlowLearn)
+    weights = weights_of(tmp_path, flow_of(scale, learn, max_staleness), NUM_STEPS)
+    assert weights == reference_run(VALUES, NUM_STEPS, max_staleness=max_staleness)
+
+
+@pytest.mark.parametrize(
+    ("mode", "choices"),
+    [
+        ("disaggregated", {"weight_sync": "streams"}),
+        ("disaggregated", {"granularity": {"scale": 2, "shift": 3, "learn": 5}, "num_ranks": {"scale": 2}}),
+        ("collocated", {}),
+    ],
+)
+def test_every_plan_gives_the_reference_numbers(tmp_path, mode, choices):
+    assert weights_of(tmp_path, toy_flow(max_staleness=2), NUM_STEPS, mode, **choices) == reference_run(
+        VALUES, NUM_STEPS, max_staleness=2
+    )
+
+
+@pytest.mark.parametrize("weight_sync", ["shared", "streams"])
+def test_versions_that_nobody_receives_hold_up_no_later_run(tmp_path, weight_sync):
+    flow = toy_flow(max_staleness=3)
+    with Executor(cluster=CLUSTER, log_folder=tmp_path, weight_sync=weight_sync) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "disaggregated"))
+        executor.sync_weights()
+        ends = [0, 5, 6, 10]  # all runs have ended there, and the next one serves the newest weights
+        runs = [run for first, end in itertools.pairwise(ends) for run in overlapped(executor, flow, first, end)]
+    weights = [1.0]
+    for step in range(10):
+        served = weights[max(step - 3, *(end for end in ends if end <= step))]
+        weights.append(weights[-1] + sum(value * served + 1.0 for value in VALUES) / len(VALUES) / 8)
+    assert [run.metrics["learn/weight"] for run in runs] == weights[1:]
+
+
+def test_a_run_generates_while_the_one_before_trains(tmp_path):
+    """Training only goes on once the next run has generated: without overlap it would never end."""
+    flow = flow_of(ReportingScale, WaitingLearn, 1, str(tmp_path))
+    with Executor(cluster=CLUSTER, log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "disaggregated"))
+        executor.sync_weights()
+        runs = overlapped(executor, flow, 0, NUM_STEPS)
+    assert [run.metrics["learn/weight"] for run in runs] == reference_run(VALUES, NUM_STEPS, max_staleness=1)
+
+
+def test_a_group_with_two_stages_cannot_overlap(tmp_path):
+    flow = Flow("toy", max_staleness=1).worker("scale", Scale).worker("learn", Learn)
+    flow.stage("scale", Scale.scale, reads="numbers", writes="scaled")
+    flow.stage("again", Scale.scale, reads="scaled", writes="shifted", worker="scale")
+    flow.stage("learn", Learn.learn, reads="shifted", dispatch="key", trains=True)
+    flow.weights("learn", to="scale")
+    with (
+        Executor(cluster=CLUSTER, log_folder=tmp_path) as executor,
+        pytest.raises(FlowDefinitionError, match=r"worker 'scale' has the stages \['scale', 'again'\]"),
+    ):
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
