@@ -331,3 +331,25 @@ def test_needs_no_torch():
 
 def test_inputs_are_documented():
     assert {name for takes in BUILTIN_ADVANTAGES.values() for name in takes.inputs} <= set(INPUTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "correction"),
+    [
+        ("grpo", {}, "truncated"),
+        ("rloo", {}, "truncated"),
+        ("gspo", {}, "truncated"),
+        ("grpo", {"correction": None}, None),
+        ("grpo", {"correction": "icepop"}, "icepop"),
+        ("grpo", {"policy_loss": "decoupled", "num_minibatches": 2}, None),
+        ("dppo_tv", {}, None),
+    ],
+)
+def test_older_weights_are_corrected_for_unless_the_loss_does_it(name, changes, correction):
+    assert preset(name, max_staleness=1, **changes).correction == correction
+    assert preset(name).correction is None
+
+
+def test_a_loss_without_a_ratio_cannot_learn_from_older_weights():
+    with pytest.raises(AlgosError, match=r"max_staleness=2: policy_loss=policy_gradient has no ratio"):
+        preset("rloo", max_staleness=2, correction=None)

@@ -790,3 +790,22 @@ def test_without_a_correction_the_engines_numbers_change_no_bit(make_worker, rea
         gradient_after(make_worker, reader, actor_settings(model), one) for one in (groups, noise)
     )
     assert_bitwise_equal(noisy_gradient, plain)
+
+
+def test_the_staleness_of_each_token_is_recorded_and_bounded(make_worker, reader, model):
+    """Half of the groups are from before the first step, the others from after it."""
+    actor = make_worker(Actor, actor_settings(model, max_staleness=1), num_items=NUM_GROUPS)
+    groups = scored_groups()
+    actor.train(reader([groups]))
+    actor._host.metrics.drain()
+    new = [
+        dataclasses.replace(group, samples=dataclasses.replace(group.samples, policy_version=index % 2))
+        for index, group in enumerate(groups)
+    ]
+    actor.train(reader([new]))
+    metrics = merge([actor._host.metrics.drain()])
+    tokens = [float(group.samples.loss_mask.sum()) for group in groups]
+    assert metrics["rollout/staleness_mean"] == pytest.approx(sum(tokens[::2]) / sum(tokens))
+    assert metrics["rollout/staleness_max"] == 1.0
+    with pytest.raises(AssertionError, match="tokens of policy version 0; with max_staleness=1"):
+        actor.train(reader([groups]))

@@ -47,14 +47,17 @@ def test_short_steps_have_time_to_get_over_a_hang():
 def test_a_session_gives_its_executor_the_limit_and_says_why_a_step_was_given_up():
     limits: list[float] = []
 
-    def run(flow: Any, *, context: Any, feeds: Any, timeout_s: float) -> Any:
+    def finish(timeout_s: float) -> Any:
         limits.append(timeout_s)
         if len(limits) == 3:
             raise StepTimeout("flow 'grpo', step 2: not done")
         return SimpleNamespace(duration_s=100.0 * len(limits), spans=[])
 
     unchecked: Any = SimpleNamespace
-    job, executor = unchecked(config=unchecked(seed=0)), unchecked(run=run, notes=[])
+    job, executor = (
+        unchecked(config=unchecked(seed=0)),
+        unchecked(begin=lambda flow, **_: None, finish=finish, notes=[]),
+    )
     folder = unchecked(trace=lambda events: None)
     progress = unchecked(doing=lambda what: nullcontext(), total=3)
     session = Session(job, unchecked(train=unchecked(name="grpo")), executor, folder, progress, Deadlines(None))

@@ -311,6 +311,21 @@ def test_steps_with_something_between_them_are_not_drawn_as_one_stretch(tmp_path
     assert [step for step, _, _ in window.steps] == [3]
 
 
+def test_what_later_steps_compute_meanwhile_is_drawn(tmp_path: Path) -> None:
+    """Generation of each step while the step before trains."""
+    folder = make_run(tmp_path / "run", num_steps=1)
+    for step in range(1, 5):
+        folder.trace([span("rollout", "rollout/0", 100 + 10 * step, 9, step)])
+        folder.trace([span("actor", "actor/0", 110 + 10 * step, 9, step)])
+        folder.metrics(step, {"time/step_s": 10.0}, time_s=0)
+    window = last_steps(read_run(folder.path))
+    assert window is not None
+    assert [step for step, _, _ in window.steps] == [2, 3, 4]
+    assert [(one.name, one.step) for one in sorted(window.spans, key=lambda one: (one.start_s, one.name))] == [
+        ("actor", 2), ("rollout", 3), ("actor", 3), ("rollout", 4), ("actor", 4)
+    ]  # fmt: skip
+
+
 def test_busy_shares_count_overlapping_spans_once(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", num_steps=1)
     folder.trace([span("rollout", "rollout/1", 102, 3, 0)])  # inside the other rollout's

@@ -108,6 +108,9 @@ class Algorithm:
     proximal_policy: Literal["actor", "rollout"] = "actor"
     """The log-probabilities in the denominator of the ratio. actor: the actor's, computed before the first of several
     optimizer steps. rollout: those of the engine that sampled, which saves a forward pass (verl: bypass_mode)."""
+    max_staleness: int = 0
+    """Training steps by which the weights that sampled may be older than those that train, so that generation runs
+    ahead of training (docs/staleness.md). Above 0, correction is truncated by default. 0: the steps do not overlap."""
     clip_low: float | None = None
     """The probability ratio is clipped below at 1 - clip_low. gmpo: the logarithm of the ratio is clipped at -clip_low.
     dppo: maximum divergence of a token that became less likely."""
@@ -285,6 +288,8 @@ def filled(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     base = _preset_fields(name, changes.get("samples"))
     values = {item.name: item.default for item in fields(Algorithm)} | {"options": {}} | base | dict(changes)
     values["name"] = name
+    if "correction" not in changes and _needs_correction(values):
+        values["correction"] = "truncated"
     try:
         used = set(used_options(values))
     except (AlgosError, TypeError):
@@ -353,6 +358,13 @@ def used_options(values: Mapping[str, Any]) -> Iterator[str]:
         yield "rejection_limit"
     if values["overlong_buffer_tokens"]:
         yield "overlong_penalty"
+
+
+def _needs_correction(values: Mapping[str, Any]) -> bool:
+    """Whether older weights sample, and nothing weighs the completions by actor over engine yet."""
+    if values["max_staleness"] in (0, None) or values["correction"] is not None or values["policy_loss"] == "decoupled":
+        return False
+    return values["proximal_policy"] == "actor" or values["policy_loss"] == "policy_gradient"
 
 
 def _preset_fields(name: str, samples: str | None) -> dict[str, Any]:
@@ -432,6 +444,8 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _anchor_misfits(values)
     if values["reward_level"] == "action":
         yield from _level_misfits(values)
+    if values["max_staleness"]:
+        yield from _staleness_misfits(values)
     if not _fits(advantage_takes(values["advantage"]), values):
         names = [name for name, takes in BUILTIN_ADVANTAGES.items() if _fits(takes, values)]
         yield (
@@ -464,6 +478,24 @@ def _anchor_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "correction",
             f"={correction} would weigh a second time: with proximal_policy=rollout the ratio of policy_loss={loss} is "
             "actor over engine already; use rejection or correction=rejected, or policy_loss=policy_gradient",
+        )
+
+
+def _staleness_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What cannot learn from completions of older weights."""
+    staleness, advantage = values["max_staleness"], values["advantage"]
+    corrects = values["correction"] is not None or values["rejection"] is not None
+    if values["policy_loss"] == "policy_gradient" and not corrects:
+        yield (
+            "max_staleness",
+            f"={staleness}: policy_loss=policy_gradient has no ratio to the weights that sampled, so older ones would "
+            "bias it; leave correction out, which is then truncated, or use max_staleness=0",
+        )
+    if "logit_norms" in advantage_takes(advantage).inputs:
+        yield (
+            "max_staleness",
+            f"={staleness}: advantage={advantage} reads the probabilities of the policy that sampled, and the actor "
+            "only has those of the newest weights; use another advantage, or max_staleness=0",
         )
 
 

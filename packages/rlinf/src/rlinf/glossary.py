@@ -67,6 +67,9 @@ TRAINING = (
         rollout/entropy | nats a token | Mean of minus the log-probability of the sampled tokens, as the engine computed
             it: an estimate of the policy's entropy without extra cost. A fall towards 0 means that the policy has
             stopped exploring.
+        rollout/staleness_mean | steps | Training steps by which the weights that sampled a token are older than those
+            that train on it, mean over tokens, with algorithm.max_staleness; docs/staleness.md.
+        rollout/staleness_max | steps | The same of the oldest token; never above algorithm.max_staleness.
         actor/loss | - | Loss of an optimizer step. On-policy its value means little; only its gradient matters.
         actor/trained_token_fraction | share | Tokens in groups with an advantage. The other tokens add nothing to the
             loss but count in its mean.

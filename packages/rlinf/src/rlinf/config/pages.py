@@ -9,6 +9,7 @@ PAGES = {
     "evaluation": "evaluation.md",
     "model": "models.md",
     "sft_warm_up": "start.md",
+    "algorithm.max_staleness": "staleness.md",
     "algorithm": "algorithms.md",
     "algorithm.advantage": "algorithms/custom.md",
     "algorithm.policy_loss": "algorithms/custom.md",

@@ -293,6 +293,7 @@ class ReasoningConfig(JobConfig):
         yield from self._critic_conflicts()
         yield from self._lora_conflicts()
         yield from self._algorithm_conflicts()
+        yield from self._staleness_conflicts()
         yield from self._cut_conflicts(self.actor)
         if self.actor.num_shards != "auto":
             yield from self._shard_conflicts(self.actor.num_shards)
@@ -388,6 +389,25 @@ class ReasoningConfig(JobConfig):
                 keys=("algorithm.kl_horizon", "rollout.num_prompts", "algorithm.group_size"),
                 text=f"={algorithm.kl_horizon} is less than the {num_samples} completions of a step; use at least "
                 f"{num_samples}",
+            )
+
+    def _staleness_conflicts(self) -> Iterator[Conflict]:
+        """Steps overlap where generation and training have separate devices, and nothing else happens in between."""
+        staleness = self.algorithm.max_staleness
+        if not staleness:
+            return
+        if self.mode in ("auto", "collocated"):
+            why = "does not plan steps that overlap" if self.mode == "auto" else "has all stages on the same devices"
+            yield Conflict(
+                keys=("algorithm.max_staleness", "mode"),
+                text=f"={staleness} lets generation run ahead of training, and mode={self.mode} {why}; use "
+                "mode=disaggregated, or mode=hybrid with plan.devices",
+            )
+        if self.reference.sync_every is not None:
+            yield Conflict(
+                keys=("algorithm.max_staleness", "reference.sync_every"),
+                text=f"={staleness}: reference.sync_every={self.reference.sync_every} changes the reference between "
+                "steps, which overlap; leave one of them out",
             )
 
     def _reference_conflicts(self) -> Iterator[Conflict]:

@@ -70,13 +70,19 @@ class Session:
 
         Raises: as Executor.run.
         """
-        config = self._job.config
+        self._begin(flow, step, feeds, phase)
+        return self._finish(flow, step, phase, predicted_s)
+
+    def _begin(self, flow: Flow, step: int, feeds: Mapping[str, Sequence[Any]], phase: Phase) -> None:
         num_items = max(map(len, feeds.values()), default=0)
-        context = StepContext(step=step, phase=phase, seed=config.seed, num_items=num_items)
+        context = StepContext(step=step, phase=phase, seed=self._job.config.seed, num_items=num_items)
+        self.executor.begin(flow, context=context, feeds=feeds)
+
+    def _finish(self, flow: Flow, step: int, phase: Phase, predicted_s: float | None) -> FlowRun:
         deadline = self._deadlines.of(flow.name, predicted_s)
         try:
             with self._progress.doing(running(self._describe(flow, step, phase), self.executor)):
-                run = self.executor.run(flow, context=context, feeds=feeds, timeout_s=deadline.limit_s)
+                run = self.executor.finish(deadline.limit_s)
         except StepTimeout as error:
             raise StepTimeout(f"{error}\nthe limit: {deadline.reason}; run.step_timeout_s sets another") from error
         self._deadlines.took(flow.name, run.duration_s)
@@ -121,9 +127,24 @@ class Session:
         self._run_folder.note(verdict.summary)
         self._progress.warning(verdict.text)
 
-    def train(self, step: int, *, predicted_s: float | None) -> FlowRun:
-        """Runs a training step; `step` counts the steps done before it. Raises: as `run_flow`."""
-        return self.run_flow(self._flows.train, step=step, feeds=self._job.feeds(step), predicted_s=predicted_s)
+    def train(self, step: int, *, predicted_s: float | None, until: int | None = None) -> FlowRun:
+        """Runs a training step; `step` counts the steps done before it. If the flow lets generation run ahead, the next
+        steps begin meanwhile.
+
+        Args:
+            until: the first step that may not begin yet; None: the one after this.
+
+        Raises: as `run_flow`.
+        """
+        flow, until = self._flows.train, step + 1 if until is None else until
+        for following in range(step + self.num_ahead, min(until, step + flow.max_staleness + 1)):
+            self._begin(flow, following, self._job.feeds(following), "train")
+        return self._finish(flow, step, "train", predicted_s)
+
+    @property
+    def num_ahead(self) -> int:
+        """Training steps that have begun and not ended."""
+        return self.executor.num_under_way
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Scores the current weights on held-out problems or seeds; `step` counts the training steps done."""

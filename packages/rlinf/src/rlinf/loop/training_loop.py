@@ -21,6 +21,7 @@ from rlinf.loop.clock import RunClock
 from rlinf.loop.deadlines import Deadlines
 from rlinf.loop.ending import reasons_to_end
 from rlinf.loop.learning_signal import LearningSignal
+from rlinf.loop.pauses import next_pause
 from rlinf.loop.plan_times import PlanHistory, busy_seconds
 from rlinf.loop.profiling import StepProfiles
 from rlinf.loop.recorder import RunRecorder
@@ -169,8 +170,8 @@ class TrainingLoop:
 
     def _repair(self, failure: ProcessesLost) -> float:
         """New processes in place of those that were lost, while the others stay. The run goes on with the step that
-        failed, or from the newest checkpoint where the trainer was lost or had begun with that step. Returns the latest
-        score.
+        failed, or from the newest checkpoint where the trainer was lost or had begun with that step, or steps overlap:
+        their completions come from weights that are gone. Returns the latest score.
 
         Raises: RunFailed where the run is to end. ProcessesLost where it has no checkpoint or this does not work: all
             processes have to be new then.
@@ -185,7 +186,7 @@ class TrainingLoop:
             with self.progress.doing("replacing the lost processes"):
                 changed = session.executor.repair()
             self._profiles.forget()
-            if self._job.trainer in changed:
+            if self._job.trainer in changed or self._flows.train.max_staleness:
                 self._checkpoints.wait_until_written()
                 checkpoint = self._folder.begin_again(str(failure))
                 assert checkpoint is not None, "the run has saved one"
@@ -234,12 +235,13 @@ class TrainingLoop:
         if not self._only_measures:
             latest = self._close_step(latest)  # of a session that ended before it was done with the step
             self._auto.fit_into(self._config.run.num_steps - self._clock.step)
-        while not self._is_over(latest):
+        while self._session.num_ahead or not self._is_over(latest):
             step = self._clock.step
             if self._auto.probes:
                 self._session.executor.replan(self._flows.train, self._auto.probes[0])
             self._profiles.before_step(step, self._session.executor)
-            flow_run = self._session.train(step, predicted_s=self._history.present.predicted_s)
+            predicted_s = self._history.present.predicted_s
+            flow_run = self._session.train(step, predicted_s=predicted_s, until=self._next_pause(latest))
             self._job.trained(flow_run)
             busy_s = busy_seconds(flow_run)
             self._history.present.add(flow_run, busy_s)
@@ -252,7 +254,8 @@ class TrainingLoop:
             self._clock.step, self._clock.own_score = step + 1, None
             self._job.stepped(self._session, step + 1)
             with self.progress.doing("writing the profile"):
-                is_last = asks_for_plan or self._stop.is_made or self._is_over(latest)
+                ends = asks_for_plan or self._stop.is_made or self._is_over(latest)
+                is_last = ends and not self._session.num_ahead
                 self._profiles.after_step(step + 1, self._session.executor, is_last=is_last)
             latest = self._close_step(latest)
             if not asks_for_plan:
@@ -272,6 +275,8 @@ class TrainingLoop:
         Raises: KeyboardInterrupt or Terminated where somebody stops the run, which is saved then.
         """
         run, stop, done = self._config.run, self._stop, self._clock.step
+        if self._session.num_ahead:
+            return latest  # nothing is due: steps pause for it
         if self._clock.own_score is None and (self._is_over(latest) or done % run.evaluate_every == 0):
             latest = self._evaluate_unless(latest)
         if stop.is_made or self._is_over(latest) or done % run.checkpoint_every == 0:
@@ -281,6 +286,13 @@ class TrainingLoop:
             self.progress.message(f"stopped after step {done}; its checkpoint is saved")
             raise stop.error
         return latest
+
+    def _next_pause(self, latest: float) -> int:
+        """The first step that may not begin yet. A run that is about to end begins no further ones."""
+        step = self._clock.step
+        if self._only_measures or self._stop.is_made or self._is_over(latest):
+            return step + max(1, self._session.num_ahead)
+        return next_pause(self._config.run, step)
 
     def _evaluate_unless(self, latest: float) -> float:
         """The score of the present weights; the latest one where somebody stops the run, which then evaluates when it

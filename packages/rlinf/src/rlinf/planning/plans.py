@@ -56,7 +56,9 @@ def make_plans(job: Job, flows: Flows, folder: Path) -> RunPlans:
     if problem is not None and config.mode == "auto":
         return plans_of_problem(job, flows, problem)
     mode = "collocated" if config.mode == "auto" else config.mode
-    return replace(plans_by_rule(job, flows, mode), problem=problem)
+    planned = plans_by_rule(job, flows, mode)
+    _check_overlap(planned.plans[graph.name], graph)
+    return replace(planned, problem=problem)
 
 
 def plans_by_rule(job: Job, flows: Flows, mode: Mode) -> RunPlans:
@@ -185,6 +187,22 @@ def _check_cycles(plan: Plan, graph: FlowGraph) -> None:
                 "has of its work",
                 hint="the stages of a cycle would wait for each other; use a divisor, or change env.num_groups",
             )
+
+
+def _check_overlap(plan: Plan, graph: FlowGraph) -> None:
+    """Raises: UserError if steps are to overlap and generation shares devices with training."""
+    if not graph.max_staleness:
+        return
+    training, generation = (
+        {device for group in groups for device in plan.stage(graph.workers[group][0]).devices}
+        for groups in (graph.training_groups, graph.generation_groups)
+    )
+    if shared := sorted(training & generation):
+        raise UserError(
+            f"algorithm.max_staleness={graph.max_staleness} lets generation run ahead of training, and the two share "
+            f"devices {shared}, on which only one of them computes at a time",
+            hint="use mode=disaggregated, or give their workers separate devices with plan.devices",
+        )
 
 
 def _check_num_ranks(graph: FlowGraph, config: JobConfig) -> None:

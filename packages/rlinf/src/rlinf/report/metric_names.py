@@ -46,6 +46,10 @@ PANELS: dict[str, dict[str, str]] = {
         "rollout/logprob_gap_p999": "99.9 %",
         "rollout/logprob_gap_max": "worst token",
     },
+    "Age of the weights that sampled, in steps": {
+        "rollout/staleness_mean": "mean over tokens",
+        "rollout/staleness_max": "oldest token",
+    },
     "KL to the reference": {"actor/ref_kl": "KL a token"},
     "Entropy": {"actor/entropy": "entropy", "rollout/entropy": "estimate by samples"},
     "Ratios that were clipped": {"actor/clip_fraction": "share"},

@@ -59,7 +59,8 @@ def last_steps(records: RunRecords) -> Window | None:
     """Returns the last complete training steps in the trace; None if there are none.
 
     A step ends with the last span that has its number. Its start is the end minus the duration in the metrics, because
-    an evaluation or an SFT warm-up before it has the same number.
+    an evaluation or an SFT warm-up before it has the same number. If steps overlap, that is the end of the step before,
+    and what later steps compute meanwhile is drawn too.
     """
     timed = [(row["step"], row["metrics"].get("time/step_s")) for row in records.metrics]
     duration_s = {step: float(step_s) for step, step_s in timed[-NUM_STEPS_SEARCHED:] if step_s}
@@ -75,7 +76,10 @@ def last_steps(records: RunRecords) -> Window | None:
         step_s = duration_s[step]
         end_s = max(span.end_s for span in by_step[step])
         start_s = end_s - step_s
-        inside = [span for span in by_step[step] if (span.start_s + span.end_s) / 2 > start_s]
+        until_s = chosen[0][1] if chosen else end_s
+        inside = [span for span in by_step[step] if start_s < _middle_s(span)]
+        ahead = (span for other in by_step if other > step for span in by_step[other])
+        inside += [span for span in ahead if start_s < _middle_s(span) <= until_s]
         if chosen:
             later_step, later_start_s, later_end_s = chosen[0]
             # The driver's part of a step comes after its last span, so steps overlap a little.
@@ -86,6 +90,10 @@ def last_steps(records: RunRecords) -> Window | None:
         chosen.insert(0, (step, start_s, end_s))
         chosen_spans += inside
     return Window(steps=tuple(chosen), spans=tuple(chosen_spans)) if chosen else None
+
+
+def _middle_s(span: SpanRecord) -> float:
+    return (span.start_s + span.end_s) / 2
 
 
 def busy_shares(window: Window) -> dict[str, float]:

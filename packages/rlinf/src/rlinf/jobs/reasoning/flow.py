@@ -34,7 +34,7 @@ def training_flow(config: ReasoningConfig, arguments: Mapping[str, Sequence[Any]
         config: resolved, see `rlinf.config.devices.resolve_for_devices`.
         arguments: worker group -> arguments of its class; a plan needs none.
     """
-    flow = Flow(config.algorithm.name.rpartition(":")[2])
+    flow = Flow(config.algorithm.name.rpartition(":")[2], max_staleness=config.algorithm.max_staleness)
     for role in ("rollout", *(("reference",) if config.has_reference_worker else ()), "reward", "actor"):
         flow.worker(role, WORKERS[role], *arguments.get(role, ()))
     add_generation(flow, config)

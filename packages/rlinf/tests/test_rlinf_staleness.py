@@ -1,0 +1,104 @@
+"""Steps that overlap: which ones begin when, and what is refused before anything starts."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.errors import UserError
+from rlinf.jobs.reasoning.job import ReasoningJob
+from rlinf.loop.deadlines import Deadlines
+from rlinf.loop.pauses import next_pause
+from rlinf.loop.session import Session
+from rlinf.machine import Machine
+from rlinf.planning.plans import make_plans
+
+
+class WatchedExecutor:
+    """Counts the runs under way; each ends when it is waited for."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.events: list[str] = []
+        self.num_under_way = 0
+
+    def begin(self, flow: Any, *, context: Any, feeds: Any) -> None:
+        self.num_under_way += 1
+        self.events.append(f"begin {context.step}")
+
+    def finish(self, timeout_s: float) -> Any:
+        self.num_under_way -= 1
+        self.events.append("finish")
+        return SimpleNamespace(duration_s=1.0, spans=[])
+
+
+def events(max_staleness: int, steps: range, until: int) -> list[str]:
+    """What a session asks of its executor during these steps."""
+    unchecked: Any = SimpleNamespace
+    executor: Any = WatchedExecutor()
+    job = unchecked(config=unchecked(seed=0), feeds=lambda step: {"prompts": [step]})
+    flows = unchecked(train=unchecked(name="grpo", max_staleness=max_staleness))
+    folder, progress = unchecked(trace=lambda events: None), unchecked(doing=lambda what: nullcontext(), total=9)
+    session = Session(job, flows, executor, folder, progress, Deadlines(None))
+    for step in steps:
+        session.train(step, predicted_s=None, until=until)
+    assert session.num_ahead == 0
+    return executor.events
+
+
+def test_steps_begin_as_early_as_the_bound_and_the_next_pause_allow():
+    assert events(0, range(3), 3) == ["begin 0", "finish", "begin 1", "finish", "begin 2", "finish"]
+    assert events(1, range(3), 3) == ["begin 0", "begin 1", "finish", "begin 2", "finish", "finish"]
+    assert events(8, range(4, 6), 6) == ["begin 4", "begin 5", "finish", "finish"]
+
+
+def run_config(line: str) -> Any:
+    return load_config("sort-grpo", parse_overrides(line.split())).run
+
+
+def test_steps_pause_for_evaluations_checkpoints_and_profiles():
+    run = run_config("--run.num_steps 23 --run.evaluate_every 10 --run.checkpoint_every 4 --run.profile_steps 6-7")
+    assert [next_pause(run, step) for step in (0, 4, 5, 6, 7, 8, 9, 20, 21)] == [4, 5, 7, 7, 8, 10, 10, 23, 23]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--algorithm.max_staleness 9", "algorithm.max_staleness=9 must be between 0 and 8"),
+        ("--algorithm.max_staleness -1", "algorithm.max_staleness=-1 must be between 0 and 8"),
+        ("--algorithm.max_staleness 1", "mode=auto does not plan steps that overlap; use mode=disaggregated"),
+        (
+            "--algorithm.max_staleness 1 --mode collocated",
+            "mode=collocated has all stages on the same devices; use mode=disaggregated",
+        ),
+        (
+            "--algorithm.max_staleness 1 --mode disaggregated --algorithm.name otb",
+            "algorithm.max_staleness=1: advantage=otb reads the probabilities of the policy that sampled",
+        ),
+        (
+            "--algorithm.max_staleness 1 --mode disaggregated --reference.sync_every 5 --algorithm.kl_coef 0.1",
+            "reference.sync_every=5 changes the reference between steps",
+        ),
+    ],
+)
+def test_what_cannot_overlap_is_refused(line: str, expected: str):
+    with pytest.raises(UserError) as caught:
+        load_config("sort-grpo", parse_overrides([*line.split(), "--cluster.num_devices", "2"]))
+    assert expected in str(caught.value)
+
+
+def test_robots_cannot_overlap_yet():
+    with pytest.raises(UserError, match=r"max_staleness=1 is not used: it is about completions"):
+        load_config("pushcube-ppo", parse_overrides(["--algorithm.max_staleness", "1"]))
+
+
+def test_a_plan_that_shares_devices_is_refused(tmp_path):
+    line = "--algorithm.max_staleness 1 --mode hybrid --cluster.num_devices 2"
+    config: Any = load_config("sort-grpo", parse_overrides(line.split()))
+    machine = Machine(num_cpus=2, memory_bytes=1 << 34, gpus=())
+    job = ReasoningJob(config, machine)
+    with pytest.raises(UserError, match=r"max_staleness=1 .* the two share devices \[0\]"):
+        make_plans(job, job.build(tmp_path), tmp_path)
