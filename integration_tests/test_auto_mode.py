@@ -56,8 +56,8 @@ def test_a_run_that_moves_to_another_plan_gives_the_same_numbers(tmp_path, refer
         plan = replace(there.plans["grpo"], prediction=replace(predicted, step_s=0.0))
         return replace(there, plans={**there.plans, "grpo": plan}, problem=problem)
 
-    def for_nothing(self, executor, *, num_steps, restart_s):
-        return better(self, executor, num_steps=num_steps, restart_s=0.0)
+    def for_nothing(self, executor, *, num_steps, move_s):
+        return better(self, executor, num_steps=num_steps, move_s=0.0)
 
     better = AutoMode.better
     monkeypatch.setattr(auto_mode, "plans_of_problem", elsewhere)

@@ -77,7 +77,7 @@ class Auto:
         return self.mode.observe(run, busy_seconds(run))
 
     def better(self, **arguments):
-        return self.mode.better(Running(), **{"num_steps": 100, "restart_s": 5.0, **arguments})  # pyright: ignore
+        return self.mode.better(Running(), **{"num_steps": 100, "move_s": 5.0, **arguments})  # pyright: ignore
 
     def probe_all(self):
         while self.mode.probes:
@@ -152,7 +152,7 @@ def test_a_plan_that_pays_is_taken_and_one_that_does_not_is_not(monkeypatch):
     # one rank of the actor takes most of the time: beside it the rollout costs nothing, before it 0.16 s
     problem = problem_of(auto, {"rollout": 0.005, "reward": 0.0001, "actor": 0.02})
     monkeypatch.setattr(AutoMode, "measure", lambda self, executor: type("Found", (), {"problem": problem}))
-    base = {"restart_s": 5.0}
+    base = {"move_s": 5.0}
     assert auto.better(num_steps=1, **base) is None
     assert re.fullmatch(
         r"auto: collocated stays, [\d.]+ s a step; disaggregated takes [\d.]+ s, and moving there 5 s", auto.told[-1]

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from rlinf_comm import Channel, PeerLost
-from rlinf_sched import Cluster, Plan, WeightEdge
+from rlinf_sched import Cluster, Plan, StagePlan, WeightEdge
 from rlinf_workers.addresses import DRIVERS_NODE
 from rlinf_workers.errors import (
     FlowDefinitionError,
@@ -226,10 +226,34 @@ class Executor:
         may be under way.
 
         Raises:
-            FlowDefinitionError: the plan moves a group, which needs a new executor.
+            FlowDefinitionError: the plan moves a group; `move` does that.
         """
         assert not self._under_way, "a plan changes between runs"
         self._open[flow.name].planned = self._planned(flow, plan)
+
+    def move(self, plans: Mapping[str, Plan]) -> set[str]:
+        """Uses other plans from the next run on. Worker groups that they place elsewhere end and start anew there; the
+        others keep running. No run may be under way, and `sync_weights` has to be called before the next one.
+
+        Args:
+            plans: name of each open flow -> its plan.
+
+        Returns: the groups that have moved; whatever state they had is gone.
+        Raises: FlowDefinitionError before anything has changed.
+        """
+        assert not self._under_way, "a plan changes between runs"
+        placements: dict[str, StagePlan] = {}
+        for name, opened in self._open.items():
+            plan, graph = plans[name], opened.planned.graph
+            plan.validate(graph, self._cluster)
+            for worker, stages in graph.workers.items():
+                placed = plan.stage(stages[0])
+                self._groups.check_place(name, worker, placed, beside=placements.setdefault(worker, placed))
+        moved = self._groups.move(placements)
+        for name, opened in self._open.items():
+            opened.planned = self._planned(opened.planned.flow, plans[name])
+        self._begin_anew("the plan has changed")
+        return moved
 
     def group(self, name: str) -> WorkerGroup:
         """The running worker group of that name."""
@@ -605,17 +629,18 @@ class Executor:
             worker_of = run.planned.graph.stage
             broken |= {f"{worker_of(stage).worker}/{rank}" for stage, rank, call in run.stage_calls if not call.done()}
         replaced, begun = self._groups.replace_unusable(broken, [run.context for run in failed])
-        self._groups.gather([handle.call("forget_channels") for handle in self._groups.handles().values()])
-        self._reopen_channels()
-        self._weights.forget()
+        self._begin_anew("a worker was lost")
         train = {
             stage.worker for opened in self._open.values() for stage in opened.planned.graph.stages if stage.trains
         }
         return (begun & train) | replaced
 
-    def _reopen_channels(self) -> None:
+    def _begin_anew(self, reason: str) -> None:
+        """Replaces channels and weight syncs, between runs."""
+        self._groups.gather([handle.call("forget_channels") for handle in self._groups.handles().values()])
+        self._weights.forget()
         for opened in self._open.values():
-            self._abort(opened, "a worker was lost")
+            self._abort(opened, reason)
             for channel_set in opened.channel_sets:
                 for channels in (channel_set.channels, channel_set.homes, channel_set.places):
                     channels.clear()

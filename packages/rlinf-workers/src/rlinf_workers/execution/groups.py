@@ -90,10 +90,11 @@ class RunningGroups:
 
     # -- places ----------------------------------------------------------------------------------------------------
 
-    def check_place(self, flow: str, name: str, placed: StagePlan) -> None:
-        """Raises: FlowDefinitionError if the group already runs on other devices."""
-        planned, runs = (_describe_place(stage) for stage in (placed, self._placements.get(name, placed)))
-        if runs != planned:
+    def check_place(self, flow: str, name: str, placed: StagePlan, beside: StagePlan | None = None) -> None:
+        """Raises: FlowDefinitionError if the group runs on other devices already, or in the plan `beside` this one."""
+        expected = beside or self._placements.get(name, placed)
+        if _place(expected) != _place(placed):
+            planned, runs = _describe_place(placed), _describe_place(expected)
             raise FlowDefinitionError(f"flow {flow!r}: worker {name!r} runs on {runs}; the plan wants {planned}")
 
     def node(self, name: str, rank: int) -> int:
@@ -133,6 +134,25 @@ class RunningGroups:
         self._meetings.begin(name)
         handles = [self._start_rank(name, rank) for rank in range(placed.num_ranks)]
         self._running[name] = WorkerGroup(handles, self._launcher)
+
+    def move(self, placements: Mapping[str, StagePlan]) -> set[str]:
+        """Starts groups anew where they have another place than before, without waiting for them; all of these end
+        before the first one starts, so that their devices are free. Returns their names.
+
+        Args:
+            placements: the place of each group.
+        """
+        moved = {
+            name: placed for name, placed in placements.items() if _place(placed) != _place(self._placements[name])
+        }
+        for name in moved:
+            for rank, handle in enumerate(self._running[name].handles):
+                self._launcher.end(handle)
+                self.device_state.forget(f"{name}/{rank}")
+                del self._born[f"{name}/{rank}"]
+        for name, placed in moved.items():
+            self.start(name, self._definitions[name], placed)
+        return set(moved)
 
     def _start_rank(self, name: str, rank: int) -> WorkerHandle:
         definition, placed = self._definitions[name], self._placements[name]
@@ -219,6 +239,11 @@ def _gone(name: str, num_ranks: int, conditions: Mapping[str, Condition]) -> lis
     ranks = [conditions.get(f"{name}/{rank}") for rank in range(num_ranks)]
     gone = [rank for rank, condition in enumerate(ranks) if condition is None]
     return list(range(num_ranks)) if gone and any(one is not None and one.has_met_ranks for one in ranks) else gone
+
+
+def _place(placed: StagePlan) -> tuple[tuple[int, ...], int, int]:
+    """What a group's processes depend on."""
+    return placed.devices, placed.num_ranks, placed.num_ranks_per_replica
 
 
 def _describe_place(placed: StagePlan) -> str:

@@ -7,6 +7,7 @@ which mode.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from rlinf.loop.restarts import Restarts
 from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
 from rlinf.loop.watch import RunWatch
-from rlinf.planning.auto_mode import AutoMode, moves
+from rlinf.planning.auto_mode import AutoMode
 from rlinf.planning.memory import memory_lines
 from rlinf.planning.plans import RunPlans, make_plans, placements_to_measure
 from rlinf.processes import fork_server
@@ -89,7 +90,6 @@ class TrainingLoop:
 
     def _run(self) -> None:
         flows = self._flows = self._job.build(self._folder.path)
-        planned: RunPlans | None
         with self.progress.doing("planning the placement of the workers"):
             if self._only_measures:
                 planned, *self._placements = placements_to_measure(self._job, flows)
@@ -103,11 +103,10 @@ class TrainingLoop:
             self._folder.venvs(describe_venvs(self._job.venvs))
         self._folder.write("flow.json", flows.train.graph().to_json())
         self._folder.write("flow.mmd", flow_diagram(flows.train.graph()))
-        while planned is not None:
-            planned = self._run_under(planned)
+        self._run_under(planned)
 
-    def _run_under(self, planned: RunPlans) -> RunPlans | None:
-        """Processes where the plans have them, until the run ends (None) or goes on under other plans."""
+    def _run_under(self, planned: RunPlans) -> None:
+        """Processes where the plans have them, until the run ends."""
         executor = make_executor(
             self._config.cluster,
             planned.cluster,
@@ -130,9 +129,9 @@ class TrainingLoop:
             try:
                 while True:
                     try:
-                        planned_next = self._train(go_on())
+                        self._train(go_on())
                         self._checkpoints.wait()
-                        return planned_next
+                        return
                     except WorkersError as error:
                         failure = self._failure(error, executor, watch)
                         if not isinstance(failure, ProcessesLost):
@@ -220,15 +219,13 @@ class TrainingLoop:
 
     # -- the program -----------------------------------------------------------------------------------------------
 
-    def _train(self, latest: float) -> RunPlans | None:
+    def _train(self, latest: float) -> None:
         self._clock.start()
-        if self._only_measures:
-            return self._train_until(latest)
-        with self._stop:
-            return self._train_until(latest)
+        with nullcontext() if self._only_measures else self._stop:
+            self._train_until(latest)
 
-    def _train_until(self, latest: float) -> RunPlans | None:
-        """Trains until the run is over, goes on under other plans, or somebody stops it.
+    def _train_until(self, latest: float) -> None:
+        """Trains until the run is over, or somebody stops it.
 
         Raises: KeyboardInterrupt, or Terminated, after a checkpoint.
         """
@@ -262,11 +259,14 @@ class TrainingLoop:
                 continue
             if self._only_measures:
                 self._auto.measure(self._session.executor)
-                return self._next_placement()
-            if not self._is_over(latest) and (planned := self._replan()) is not None:
-                return planned
+                if not self._placements:
+                    return
+                planned = self._placements.pop(0)
+                self._auto.begin_probes(planned)
+                self._go_on_under(planned)
+            elif not self._is_over(latest):
+                self._replan()
         self._finish(latest)
-        return None
 
     def _close_step(self, latest: float) -> float:
         """The evaluation and the checkpoint that are due after so many steps, where they were not made yet. Returns the
@@ -305,32 +305,43 @@ class TrainingLoop:
                 raise
             return latest
 
-    def _replan(self) -> RunPlans | None:
-        """Asks for a plan. One that moves no process holds from the next step on; another is returned, after a
-        checkpoint."""
+    def _replan(self) -> None:
+        """Asks for a plan, and goes on under it if there is a better one."""
         before, num_steps = self._auto.plan, self._config.run.num_steps - self._clock.step
         self._session.executor.replan(self._flows.train, before)  # ends the last probe
         with self.progress.doing("planning from the measured times"):
-            planned = self._auto.better(self._session.executor, num_steps=num_steps, restart_s=self._session.start_s)
+            planned = self._auto.better(self._session.executor, num_steps=num_steps, move_s=self._session.start_s)
         if planned is None:
             self._history.keep(self._auto.plan, self._auto.problem, self._clock.step)
-            return None
-        after = planned.plans[self._flows.train.name]
-        if moves(before, after):
-            self._save_checkpoint()
-            return planned
-        self._session.executor.replan(self._flows.train, after)
-        self._begin_plan(planned)
-        return None
+        else:
+            self._go_on_under(planned)
 
-    def _next_placement(self) -> RunPlans | None:
-        """Saves a checkpoint and goes on to the next placement of a measurement; None: all are measured."""
-        if not self._placements:
-            return None
-        planned = self._placements.pop(0)
-        self._auto.begin_probes(planned)
+    def _go_on_under(self, planned: RunPlans) -> None:
+        """Workers that the plans place elsewhere are started anew there, and the others keep running. The trainer takes
+        its state along in a checkpoint.
+
+        Raises: ProcessesLost if a worker was lost meanwhile; all processes have to be new then.
+        """
+        session, began_s = self._session, time.monotonic()
         self._save_checkpoint()
-        return planned
+        self._checkpoints.wait()
+        checkpoint = self._folder.latest_checkpoint()
+        assert checkpoint is not None, "this step has one"
+        try:
+            with self.progress.doing("moving workers to other devices"):
+                moved = session.executor.move(planned.plans)
+                if self._job.trainer in moved:
+                    session.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
+                if moved:
+                    session.sync_weights()
+                    self._job.restore(session, self._clock.step)
+                    self._profiles.forget()
+        except WorkersError as error:
+            raise ProcessesLost(f"while workers moved to other devices: {error}") from error
+        self._begin_plan(planned)
+        if moved:
+            names = ", ".join(sorted(moved))
+            self.progress.message(f"moved {names} in {time.monotonic() - began_s:.1f} s, without a restart")
 
     def _resume(self, checkpoint: Path) -> float:
         """Returns the latest score."""

@@ -122,13 +122,13 @@ class AutoMode:
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def better(self, executor: Executor, *, num_steps: int, restart_s: float) -> RunPlans | None:
+    def better(self, executor: Executor, *, num_steps: int, move_s: float) -> RunPlans | None:
         """Plans that save time within the remaining steps; they become the current ones. None: the current plans stay.
         Stages for which the prediction assumes another number of ranks than was measured are measured there next.
 
         Args:
             executor: runs the flow; provides what the probes did not measure.
-            restart_s: seconds to restart all processes, for a plan that moves any.
+            move_s: seconds to start the workers that a plan moves, at most those of the first start.
         """
         stays = f"auto: {self.plan.mode} stays"
         try:
@@ -146,7 +146,7 @@ class AutoMode:
         plan = run_plans.plans[self._flows.train.name]
         assert plan.prediction is not None, "the planner predicts"
         gain_s = (now_s - plan.prediction.step_s) * num_steps
-        cost_s = restart_s if moves(self.plan, plan) else 0.0
+        cost_s = move_s if moves(self.plan, plan) else 0.0
         other = plan.mode if plan.mode != self.plan.mode else f"another {plan.mode} plan"
         if gain_s <= cost_s:
             moving = f", and moving there {cost_s:.0f} s" if gain_s > 0 else ""

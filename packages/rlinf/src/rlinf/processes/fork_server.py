@@ -2,7 +2,7 @@
 
 Imports take some seconds of CPU time per worker, and a run has five workers or more. The server starts while the driver
 still reads its inputs. It is multiprocessing's fork server and lives as long as the driver, so it can be used again
-when a new plan moves processes. On machines with a GPU nothing is forked, because processes that initialized CUDA must
+when a new plan moves workers. On machines with a GPU nothing is forked, because processes that initialized CUDA must
 not be.
 """
 
