@@ -69,11 +69,6 @@ def test_steps_pause_for_evaluations_checkpoints_and_profiles():
     [
         ("--algorithm.max_staleness 9", "algorithm.max_staleness=9 must be between 0 and 8"),
         ("--algorithm.max_staleness -1", "algorithm.max_staleness=-1 must be between 0 and 8"),
-        ("--algorithm.max_staleness 1", "mode=auto does not plan steps that overlap; use mode=disaggregated"),
-        (
-            "--algorithm.max_staleness 1 --mode collocated",
-            "mode=collocated has all stages on the same devices; use mode=disaggregated",
-        ),
         (
             "--algorithm.max_staleness 1 --mode disaggregated --algorithm.name otb",
             "algorithm.max_staleness=1: advantage=otb reads the probabilities of the policy that sampled",
@@ -95,10 +90,17 @@ def test_robots_cannot_overlap_yet():
         load_config("pushcube-ppo", parse_overrides(["--algorithm.max_staleness", "1"]))
 
 
-def test_a_plan_that_shares_devices_is_refused(tmp_path):
-    line = "--algorithm.max_staleness 1 --mode hybrid --cluster.num_devices 2"
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("auto", "lets generation run ahead of training, and mode=auto runs step by step"),
+        ("collocated", r"the two share devices \[0, 1\]"),
+        ("hybrid", r"the two share devices \[0\]"),
+    ],
+)
+def test_a_plan_without_devices_for_both_sides_is_refused(tmp_path, mode: str, expected: str):
+    line = f"--algorithm.max_staleness 1 --mode {mode} --cluster.num_devices 2"
     config: Any = load_config("sort-grpo", parse_overrides(line.split()))
-    machine = Machine(num_cpus=2, memory_bytes=1 << 34, gpus=())
-    job = ReasoningJob(config, machine)
-    with pytest.raises(UserError, match=r"max_staleness=1 .* the two share devices \[0\]"):
+    job = ReasoningJob(config, Machine(num_cpus=2, memory_bytes=1 << 34, gpus=()))
+    with pytest.raises(UserError, match=expected):
         make_plans(job, job.build(tmp_path), tmp_path)

@@ -293,7 +293,6 @@ class ReasoningConfig(JobConfig):
         yield from self._critic_conflicts()
         yield from self._lora_conflicts()
         yield from self._algorithm_conflicts()
-        yield from self._staleness_conflicts()
         yield from self._cut_conflicts(self.actor)
         if self.actor.num_shards != "auto":
             yield from self._shard_conflicts(self.actor.num_shards)
@@ -391,25 +390,6 @@ class ReasoningConfig(JobConfig):
                 f"{num_samples}",
             )
 
-    def _staleness_conflicts(self) -> Iterator[Conflict]:
-        """Steps overlap where generation and training have separate devices, and nothing else happens in between."""
-        staleness = self.algorithm.max_staleness
-        if not staleness:
-            return
-        if self.mode in ("auto", "collocated"):
-            why = "does not plan steps that overlap" if self.mode == "auto" else "has all stages on the same devices"
-            yield Conflict(
-                keys=("algorithm.max_staleness", "mode"),
-                text=f"={staleness} lets generation run ahead of training, and mode={self.mode} {why}; use "
-                "mode=disaggregated, or mode=hybrid with plan.devices",
-            )
-        if self.reference.sync_every is not None:
-            yield Conflict(
-                keys=("algorithm.max_staleness", "reference.sync_every"),
-                text=f"={staleness}: reference.sync_every={self.reference.sync_every} changes the reference between "
-                "steps, which overlap; leave one of them out",
-            )
-
     def _reference_conflicts(self) -> Iterator[Conflict]:
         """Checks `reference.sync_every`, which needs a reference that can follow the policy."""
         reference, every = self.reference, self.reference.sync_every
@@ -429,6 +409,12 @@ class ReasoningConfig(JobConfig):
             what = ("actor.lora", "with actor.lora the reference is the model without its adapter; leave it out")
         if what is not None:
             yield Conflict(keys=("reference.sync_every", what[0]), text=f"={every} is not used: {what[1]}")
+        elif self.algorithm.max_staleness:
+            yield Conflict(
+                keys=("algorithm.max_staleness", "reference.sync_every"),
+                text=f"={self.algorithm.max_staleness}: reference.sync_every={every} changes the reference between "
+                "steps, which overlap; leave one of them out",
+            )
 
     def _model_conflicts(self) -> Iterator[Conflict]:
         architecture = self.model.architecture

@@ -54,11 +54,12 @@ def make_plans(job: Job, flows: Flows, folder: Path) -> RunPlans:
     path = config.plan.profile or folder / PROBLEM
     problem = _read_profile(path, job, graph, cluster) if config.plan.profile or path.is_file() else None
     if problem is not None and config.mode == "auto":
-        return plans_of_problem(job, flows, problem)
-    mode = "collocated" if config.mode == "auto" else config.mode
-    planned = plans_by_rule(job, flows, mode)
-    _check_overlap(planned.plans[graph.name], graph)
-    return replace(planned, problem=problem)
+        planned = plans_of_problem(job, flows, problem)
+    else:
+        mode = "collocated" if config.mode == "auto" else config.mode
+        planned = replace(plans_by_rule(job, flows, mode), problem=problem)
+    _check_overlap(planned.plans[graph.name], graph, config.mode)
+    return planned
 
 
 def plans_by_rule(job: Job, flows: Flows, mode: Mode) -> RunPlans:
@@ -189,18 +190,21 @@ def _check_cycles(plan: Plan, graph: FlowGraph) -> None:
             )
 
 
-def _check_overlap(plan: Plan, graph: FlowGraph) -> None:
-    """Raises: UserError if steps are to overlap and generation shares devices with training."""
+def _check_overlap(plan: Plan, graph: FlowGraph, mode: str) -> None:
+    """Raises: UserError if steps are to overlap, and mode auto plans them or generation shares devices with
+    training."""
     if not graph.max_staleness:
         return
+    why = f"algorithm.max_staleness={graph.max_staleness} lets generation run ahead of training"
+    if mode == "auto":
+        raise UserError(f"{why}, and mode=auto runs step by step", hint="use mode=disaggregated")
     training, generation = (
         {device for group in groups for device in plan.stage(graph.workers[group][0]).devices}
         for groups in (graph.training_groups, graph.generation_groups)
     )
     if shared := sorted(training & generation):
         raise UserError(
-            f"algorithm.max_staleness={graph.max_staleness} lets generation run ahead of training, and the two share "
-            f"devices {shared}, on which only one of them computes at a time",
+            f"{why}, and the two share devices {shared}, on which only one of them computes at a time",
             hint="use mode=disaggregated, or give their workers separate devices with plan.devices",
         )
 
