@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_comm.weights import ReshardPlan
 from rlinf_sched import Cluster, Mode, plan_for_mode
 from rlinf_workers import Executor, Flow, FlowDefinitionError, FlowRun, Reader, StepContext, Writer
 from rlinf_workers.testing.toy_flow import Learn, Number, Scale, Shift, reference_run, toy_flow
+from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -151,3 +153,20 @@ def test_a_group_with_two_stages_cannot_overlap(tmp_path):
         pytest.raises(FlowDefinitionError, match=r"worker 'scale' has the stages \['scale', 'again'\]"),
     ):
         executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
+
+
+class TwoVersions(SharedWeightSync):
+    """Has no argument for the number of versions."""
+
+    def __init__(self, edge: str, reshard: ReshardPlan) -> None:
+        super().__init__(edge, reshard)
+
+
+def test_a_weight_sync_that_cannot_keep_enough_versions_is_named(tmp_path):
+    flow, weight_sync = toy_flow(max_staleness=2), f"{__name__}:TwoVersions"
+    with Executor(cluster=CLUSTER, log_folder=tmp_path, weight_sync=weight_sync) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "disaggregated"))
+        with pytest.raises(
+            FlowDefinitionError, match=r"num_versions=3 are kept, and weight sync .*TwoVersions keeps two"
+        ):
+            executor.sync_weights()

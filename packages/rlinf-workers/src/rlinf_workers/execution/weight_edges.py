@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
@@ -86,7 +87,13 @@ class WeightEdges:
                 self._note(f"weights {edge.name} are sent by {choices[number + 1][0]} and not by {kind}: {error}")
 
     def _open(self, edge: WeightEdge, reshard: ReshardPlan, kind: str, options: Mapping[str, Any]) -> None:
-        opened = self.weight_syncs[edge] = WEIGHT_SYNCS.get(kind)(edge.name, reshard, **options)
+        weight_sync = WEIGHT_SYNCS.get(kind)
+        if "num_versions" in options and not _takes_num_versions(weight_sync):
+            raise FlowDefinitionError(
+                f"weights {edge.name}: steps overlap so far that num_versions={options['num_versions']} are kept, and "
+                f"weight sync {kind} keeps two; give it that argument, or use max_staleness 0 or 1"
+            )
+        opened = self.weight_syncs[edge] = weight_sync(edge.name, reshard, **options)
         sides: dict[Literal["send", "receive"], str] = {"send": edge.source, "receive": edge.target}
         for side, name in sides.items():
             handles = self._groups[name].handles
@@ -122,3 +129,8 @@ class WeightEdges:
         return FlowDefinitionError(
             f"worker {name!r}: layout() describes {layout.num_ranks} ranks, but there are {num_ranks}"
         )
+
+
+def _takes_num_versions(weight_sync: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(weight_sync).parameters.values()
+    return any(one.name == "num_versions" or one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
