@@ -9,12 +9,17 @@ ensure_environment
 .venv/bin/python -m pip --quiet --disable-pip-version-check install -c tools/constraints.txt -r tools/docs-requirements.txt
 export NO_MKDOCS_2_WARNING=1 # about another product
 
+# Without --quiet, which hides warnings from --strict too, so that no dead link would be an error.
+build() {
+  .venv/bin/python -m mkdocs build --strict 2>&1 | sed '/^INFO/d'
+}
+
 case "${1:-}" in
   --serve) exec .venv/bin/python -m mkdocs serve ;;
   --check)
-    .venv/bin/python -m mkdocs build --strict --quiet
+    build
     .venv/bin/python tools/site/check_in_browser.py build/site
     ;;
-  "") .venv/bin/python -m mkdocs build --strict --quiet ;;
+  "") build ;;
   *) fail "usage: tools/site.sh [--serve | --check]" ;;
 esac

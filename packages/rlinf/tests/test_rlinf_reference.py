@@ -198,6 +198,12 @@ def test_pages_that_rank_higher_or_lower_in_the_search_exist(site):
     assert values == sorted(values, reverse=True) and len(set(values)) == 4
 
 
+def test_warnings_about_dead_links_reach_the_strict_build():
+    """mkdocs drops warnings before --strict counts them if it has --quiet."""
+    (command,) = re.findall(r"mkdocs build.*", (REPOSITORY / "tools" / "site.sh").read_text(encoding="utf-8"))
+    assert "--strict" in command and "--quiet" not in command and " -q" not in command
+
+
 def test_the_search_finds_keys_and_names_by_their_parts():
     (pattern,) = re.findall(r"separator: '(.*)' #", (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
     assert re.split(pattern, "algorithm.clip_high, W&amp;B (rollout/entropy)") == [

@@ -43,7 +43,7 @@ In a notebook, put this line on top of its cell: %%writefile my_module.py"""
 class Run:
     """A run in its folder, finished or under way; every attribute reads the folder anew.
 
-    Example: Run("runs/sort-grpo-...").metrics[-1]["reward/mean"]
+    Example: `Run("runs/sort-grpo-...").metrics[-1]["reward/mean"]`
     """
 
     folder: Path
