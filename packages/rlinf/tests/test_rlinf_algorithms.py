@@ -157,16 +157,17 @@ def test_a_run_with_a_wrong_loss_leaves_nothing_behind(own, refused, tmp_path):
 @pytest.mark.parametrize(
     ("name", "changes", "keys"),
     [
-        ("grpo", {}, "algorithm.clip_low, algorithm.clip_high have"),
-        ("grpo", {"dual_clip": 3.0}, "algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip have"),
+        ("grpo", {}, None),
+        ("grpo", {"clip_high": 0.3}, "algorithm.clip_high has"),
+        ("grpo", {"clip_high": 0.3, "dual_clip": 3.0}, "algorithm.clip_high, algorithm.dual_clip have"),
         ("grpo", {"policy_loss": "sapo", "options": {"tau_negative": 1.2}}, "algorithm.options.tau_negative has"),
-        ("grpo", {"num_minibatches": 2}, None),
-        ("grpo", {"num_epochs": 2}, None),
-        ("grpo", {"proximal_policy": "rollout"}, None),
+        ("grpo", {"clip_high": 0.3, "num_minibatches": 2}, None),
+        ("grpo", {"clip_high": 0.3, "num_epochs": 2}, None),
+        ("grpo", {"clip_high": 0.3, "proximal_policy": "rollout"}, None),
         ("rloo", {}, None),
     ],
 )
-def test_clip_ranges_that_cannot_act_are_said(name, changes, keys):
+def test_chosen_clip_ranges_that_cannot_act_are_said(name, changes, keys):
     notes = idle_notes(preset(name, **changes))
     assert notes == () if keys is None else notes[0].startswith(f"{keys} no effect: with one optimizer step a batch")
 

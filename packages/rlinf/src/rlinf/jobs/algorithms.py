@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ import rlinf
 import rlinf_algos
 import rlinf_workers
 from rlinf.errors import UserError
-from rlinf_algos import ADVANTAGES, BUILTIN_ADVANTAGES, BUILTIN_POLICY_LOSSES, POLICY_LOSSES, Algorithm, check_finite
+from rlinf_algos import (
+    ADVANTAGES,
+    BUILTIN_ADVANTAGES,
+    BUILTIN_POLICY_LOSSES,
+    POLICY_LOSSES,
+    Algorithm,
+    check_finite,
+    filled,
+)
 from rlinf_workers import AdvantagePart, PolicyLossPart
 
 NUM_TOKENS = 6
@@ -31,8 +40,10 @@ SEE = "see docs/algorithms/custom.md"
 
 
 def idle_notes(algorithm: Algorithm) -> tuple[str, ...]:
-    """What the numbers of an algorithm cannot do, for whoever sweeps them."""
-    names = algorithm.idle_fields
+    """The numbers that were chosen for an algorithm, other than its preset's, and have no effect."""
+    usual = filled(algorithm.name, {"samples": algorithm.samples, "policy_loss": algorithm.policy_loss})
+    chosen = {item.name: getattr(algorithm, item.name) for item in fields(algorithm)} | algorithm.options
+    names = [name for name in algorithm.idle_fields if chosen[name] != {**usual, **usual["options"]}.get(name)]
     if not names:
         return ()
     keys = ", ".join(f"algorithm.{name if name in Algorithm.__slots__ else f'options.{name}'}" for name in names)

@@ -23,6 +23,8 @@ from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
 from rlinf.run_folder.rows import write_file
 from rlinf_sched.explain import gib, seconds
 
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
 NUM_COLORS = 7
 NUM_WORST = 6
 """Tokens with the largest mismatch that are shown."""
@@ -147,7 +149,7 @@ def _headline(records: RunRecords) -> str:
     cells.append(("training steps", html.Raw(f"{records.num_steps_done:,}{of}")))
     training_s = result.get("training_s") or max((row.get("time_s") or 0 for row in records.metrics), default=None)
     if training_s is not None:
-        cells.append(("training time", seconds(training_s)))
+        cells.append(("training time", seconds(training_s).replace(" ", NO_BREAK)))
     if len(step_s):
         cells.append(("time of a step, median", seconds(sorted(step_s.values)[len(step_s) // 2])))
     return html.boxes(cells, main=main)
