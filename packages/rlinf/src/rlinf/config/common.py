@@ -227,7 +227,7 @@ class RunConfig(Section):
                 "last one, such as 5-7",
             )
 
-    num_steps: int = Field(ge=1, description="Training steps.")
+    num_steps: int = Field(ge=1, description="Training steps of the whole run, those before a `--resume` included.")
     max_minutes: float | None = Field(
         default=None, gt=0, description="Stop after this much training time, checked after each step."
     )
