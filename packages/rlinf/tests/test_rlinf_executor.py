@@ -31,7 +31,9 @@ class Recording:
 
 def make(tmp_path: Path, **config):
     cluster = Cluster.cpu_slots(1, memory_bytes=1)
-    return make_executor(ClusterConfig(**config), cluster, log_folder=tmp_path, worker_timeout_s=7.0, forks=True)
+    return make_executor(
+        ClusterConfig(**config), cluster, models=(), log_folder=tmp_path, worker_timeout_s=7.0, forks=True
+    )
 
 
 class Typed:

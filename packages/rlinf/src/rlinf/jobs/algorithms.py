@@ -42,7 +42,7 @@ SEE = "see docs/algorithms/custom.md"
 def idle_notes(algorithm: Algorithm) -> tuple[str, ...]:
     """The numbers that were chosen for an algorithm, other than its preset's, and have no effect."""
     usual = filled(algorithm.name, {"samples": algorithm.samples, "policy_loss": algorithm.policy_loss})
-    chosen = {item.name: getattr(algorithm, item.name) for item in fields(algorithm)} | algorithm.options
+    chosen = {item.name: getattr(algorithm, item.name) for item in fields(algorithm)} | {**algorithm.options}
     names = [name for name in algorithm.idle_fields if chosen[name] != {**usual, **usual["options"]}.get(name)]
     if not names:
         return ()
