@@ -154,10 +154,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=8, help="steps of a burst")
     parser.add_argument("--warmup", type=int, default=1, help="rounds that do not count")
+    parser.add_argument("--what", nargs="+", choices=["paced", "sorting"], default=["paced", "sorting"])
     parser.add_argument("--output", type=Path, default=None)
     options, overrides = parser.parse_known_args()
     samples_s, findings, comparisons = {}, {}, []
-    for what, (seconds, limits) in {"paced": paced(options), "sorting": sorting(options, overrides)}.items():
+    for what in options.what:
+        seconds, limits = paced(options) if what == "paced" else sorting(options, overrides)
         samples_s |= seconds
         comparisons.append(compare(seconds, f"{what}, {IN_TURN}", f"{what}, {OVERLAPPED}"))
         findings[what] = limits | {"share_of_limit": comparisons[-1].median_of_ratios / limits["limit"]}
