@@ -6,8 +6,8 @@ A group of processes trains on two CPU slots, generation on one and training on 
 first one after the other, then with generation one step ahead; what is timed is from the end of the first step of a
 burst to the end of its last.
 
-sorting   the sorting job. Several optimizer steps on a batch need all of it, so that without overlap nothing of a step
-          is pipelined; their number makes training about as long as generation.
+sorting   the sorting job. Two optimizer steps on a batch need all of it, so that without overlap nothing of a step is
+          pipelined. The reward is the length, which gives every group a gradient from the first step on.
 paced     stages that sleep for a fixed time, as drivers of accelerators do: what the executor costs, on a machine whose
           cores do other work too.
 
@@ -45,8 +45,8 @@ FIXED = (
     "--cluster.oversubscribe=true",
     "--algorithm.max_staleness=1",
     "--algorithm.num_minibatches=2",
-    "--algorithm.num_epochs=3",
     "--sft_warm_up=null",
+    "--reward={kind: length, free: 0, limit: 10}",
 )
 PACE_S = 0.5
 """Seconds that generation and training each take in a paced step."""
