@@ -31,6 +31,7 @@ def assert_equal(actual, expected):
     assert weights(actual) == weights(expected)
 
 
+@pytest.mark.slow
 def test_a_run_that_measures_and_plans_gives_the_same_numbers(tmp_path, reference):
     run = train("sort-grpo", tmp_path / "run", SETTINGS)
     assert_equal(run, reference)
@@ -71,6 +72,7 @@ def test_a_run_that_moves_to_another_plan_gives_the_same_numbers(tmp_path, refer
     assert_equal(path, reference)
 
 
+@pytest.mark.slow
 def test_profiling_sees_every_stage_together_and_apart(tmp_path):
     flags = [part for key, value in SETTINGS.items() for part in (f"--{key}", str(value))]
     config = load_config("sort-grpo", parse_overrides([*flags, "--cluster.num_devices", "2"]))

@@ -12,6 +12,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "examples"
 EXAMPLE = FOLDER / "custom_flow.py"
 
 
+@pytest.mark.slow
 def test_custom_flow_is_short_and_gives_one_result_in_two_modes():
     assert len(EXAMPLE.read_text().splitlines()) < 80
     outputs = {

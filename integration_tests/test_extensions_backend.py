@@ -36,6 +36,7 @@ def sorted_by_own(tmp_path_factory):
     return train("sort-grpo", tmp_path_factory.mktemp("own") / "run", SHORT_SORT | REPLICA | OWN)
 
 
+@pytest.mark.slow
 def test_it_trains_ten_steps(sorted_by_own):
     metrics = rows(sorted_by_own)
     assert len(metrics) == 10

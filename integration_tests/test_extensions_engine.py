@@ -42,6 +42,7 @@ def train(folder, overrides):
     )
 
 
+@pytest.mark.slow
 def test_ten_steps_with_it_give_the_numbers_of_the_shipped_engine(tmp_path):
     own = {"rollout.engine": "extensions.engine:OutOfOrder", "rollout.engine_options": "{order_seed: 3}"}
     for name, overrides in (("shipped", {}), ("own", own)):

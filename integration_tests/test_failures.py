@@ -95,6 +95,7 @@ def stop_after_a_step(output, how):
     assert last_checkpoint(output).name == f"step-{steps_done(output):06d}"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_told_to_end_twice_ends_at_once(tmp_path):
     output = tmp_path / "run"
     process = start("sort-grpo", output, SHORT_SORT | LONG)
@@ -113,6 +114,7 @@ def test_a_run_that_is_told_to_end_twice_ends_at_once(tmp_path):
     assert all_gone(workers.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe", ["sort-grpo", pytest.param("pushcube-ppo", marks=[pytest.mark.maniskill, pytest.mark.slow])]
 )

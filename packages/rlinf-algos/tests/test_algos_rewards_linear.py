@@ -31,6 +31,8 @@ RULES: dict[str, Callable[[str], object]] = {
     "program": last_program,
     "exact": lambda text: exact_match(text, "5"),
 }
+SHORT = ("final answer", "box", "numeric", "choice", "form", "program", "exact")
+"""Those of every run of the tests; the others contain much of the same, and take seconds each."""
 
 UNITS = (
     " ", "\t", "\n", " \n", "\n\n\n", "\u00a0", "\u3000", "\r\n", "\u200b", "\x00",
@@ -68,7 +70,9 @@ def _cpu_s(rule: Callable[[str], object], text: str) -> float:
     return time.process_time() - start
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow) for name in RULES]
+)
 def test_work_grows_linearly(name):
     assert len(UNITS) >= 80
     slow = {}

@@ -44,6 +44,7 @@ def bare(task: str, seed: int) -> Any:
     return env
 
 
+@pytest.mark.slow
 def test_conforms_with_pictures() -> None:
     check_env(lambda: metaworld(steps=4, cameras=("corner2",), image_size=16), num_steps=9)
 
@@ -165,6 +166,7 @@ def test_one_task_is_not_named() -> None:
     assert [end.task for end in env.step(torch.zeros(2, 4)).episodes] == [None, None]
 
 
+@pytest.mark.slow
 def test_processes_change_no_number() -> None:
     options = {"tasks": THREE, "cameras": ("corner3",), "image_size": 16}
     spec = EnvSpec(kind="metaworld", id="MT10", num_envs=2, max_episode_steps=2, options=options)

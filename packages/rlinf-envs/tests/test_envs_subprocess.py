@@ -240,6 +240,7 @@ def test_a_process_that_hangs_again_and_again_ends_it(folder: Path, monkeypatch:
     assert wait_until_gone([pid]) == []
 
 
+@pytest.mark.slow
 def test_a_lost_process_is_replaced_and_nothing_changes(folder: Path) -> None:
     """Killed or stopped before a reset, a step, a chunk and a picture: the numbers are those without."""
     messages: list[str] = []

@@ -175,6 +175,7 @@ def of_two_products(draw: random.Random) -> Problem:
     return chain(profiles, cluster, num_items=16)
 
 
+@pytest.mark.slow
 def test_a_worker_group_is_on_one_product():
     for seed in range(4):
         problem = of_two_products(random.Random(seed))

@@ -45,6 +45,7 @@ def small(seed: int) -> Problem:
     return chain(stages, gpus(4, gib=24), num_items=12, allow_offload=draw.random() < 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
 def test_no_mode_alone_is_better_than_all_of_them(seed: int):
     problem = small(seed)

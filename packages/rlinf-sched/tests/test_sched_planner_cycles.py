@@ -58,6 +58,7 @@ def every_plan(problem: Problem, sizes: Sequence[int] = SIZES) -> Iterator[Plan]
         yield Plan(flow="cycle", mode="hybrid", stages=stages, reason="tried")
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(cycles())
 def test_the_best_is_as_good_as_trying_all_splits_and_granularities(problem: Problem) -> None:

@@ -196,7 +196,7 @@ def test_the_longest_times_are_planned_without_a_warning():
     assert MAX_SECONDS < plan.prediction.step_s < 10 * MAX_SECONDS
 
 
-@pytest.mark.parametrize("num_devices", [8, 64, 1024])
+@pytest.mark.parametrize("num_devices", [8, 64, pytest.param(1024, marks=pytest.mark.slow)])
 def test_plans_of_any_size_are_valid_and_say_what_the_search_thought(num_devices: int, record_property):
     problem = ppo(num_devices)
     plan = best_plan(problem)

@@ -18,6 +18,7 @@ def steps(name: str) -> dict[str, float]:
     return {plan.mode: plan.prediction.step_s} | {o.mode: o.step_s for o in plan.prediction.runners_up}
 
 
+@pytest.mark.slow
 def test_grpo_7b_on_64_is_faster_collocated():
     modes = steps("grpo-qwen2.5-7b-64")
     assert min(modes, key=lambda mode: modes[mode]) == "collocated"
@@ -29,6 +30,7 @@ def test_ppo_7b_on_32_is_faster_apart():
     assert min(modes, key=lambda mode: modes[mode]) == "disaggregated"
 
 
+@pytest.mark.slow
 def test_qwen3_30b_on_128_is_faster_collocated():
     modes = steps("grpo-qwen3-30b-a3b-128")
     assert min(modes, key=lambda mode: modes[mode]) == "collocated"

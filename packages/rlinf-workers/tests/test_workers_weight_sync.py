@@ -29,6 +29,9 @@ from rlinf_workers.weight_sync.streams.sync import StreamsWeightSync
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
+MOST_CHECKS = [pytest.param(one, marks=pytest.mark.slow) if one is check_versions else one for one in CHECKS]
+"""Resharding is the same for all weight syncs."""
+
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_shared_memory_conforms(check):
@@ -42,7 +45,7 @@ def test_shared_memory_refuses_a_flipped_byte():
     check_a_flipped_byte(SharedWeightSync, flip)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", MOST_CHECKS, ids=lambda check: check.__name__)
 def test_streams_conform(check):
     check(StreamsWeightSync)
 
@@ -64,7 +67,7 @@ def test_streams_without_deltas_conform():
     check_a_missing_version(StreamsWeightSync, deltas=False)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", MOST_CHECKS, ids=lambda check: check.__name__)
 def test_once_for_each_node_conforms(check):
     check(PerNodeWeightSync)
 
