@@ -327,7 +327,7 @@ def test_a_mistake_in_a_problem_file_names_file_and_key(plan, tmp_path: Path):
 def test_an_output_that_cannot_be_a_folder_is_refused(plan, tmp_path: Path):
     (tmp_path / "file").write_text("")
     assert plan(LAPTOP, "--output", "file").err == (
-        "error: --output=file: cannot write there: File exists\nhint: choose another folder\n"
+        "error: --output=file is a file; a folder is written\nhint: choose another name with --output\n"
     )
 
 
