@@ -90,6 +90,18 @@ def test_what_stays_keeps_its_state(tmp_path):
         assert run(executor, flow, 1) == expected[1]
 
 
+def test_a_plan_that_moves_nothing_needs_no_sync(tmp_path):
+    flow = toy_flow()
+    with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "disaggregated", granularity={"scale": 1}))
+        executor.sync_weights()
+        expected = reference_run([number.value for number in NUMBERS], 2)
+        assert run(executor, flow, 0) == expected[0]
+        whole = plan_for_mode(flow.graph(), CLUSTER, "disaggregated", granularity={"scale": 17})
+        assert executor.move({"toy": whole}) == set()
+        assert run(executor, flow, 1) == expected[1]
+
+
 def test_a_plan_that_does_not_fit_changes_nothing(tmp_path):
     flow, other = toy_flow(), toy_flow()
     other.name = "other"

@@ -233,7 +233,7 @@ class Executor:
 
     def move(self, plans: Mapping[str, Plan]) -> set[str]:
         """Uses other plans from the next run on. Worker groups that they place elsewhere end and start anew there; the
-        others keep running. No run may be under way, and `sync_weights` has to be called before the next one.
+        others keep running. No run may be under way. If any has moved, call `sync_weights` before the next one.
 
         Args:
             plans: name of each open flow -> its plan.
@@ -252,7 +252,8 @@ class Executor:
         moved = self._groups.move(placements)
         for name, opened in self._open.items():
             opened.planned = self._planned(opened.planned.flow, plans[name])
-        self._begin_anew("the plan has changed")
+        if moved:
+            self._begin_anew("the plan has changed")
         return moved
 
     def group(self, name: str) -> WorkerGroup:

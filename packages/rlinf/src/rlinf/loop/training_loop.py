@@ -30,7 +30,7 @@ from rlinf.loop.restarts import Restarts
 from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
 from rlinf.loop.watch import RunWatch
-from rlinf.planning.auto_mode import AutoMode
+from rlinf.planning.auto_mode import AutoMode, moves
 from rlinf.planning.memory import memory_lines
 from rlinf.planning.plans import RunPlans, make_plans, placements_to_measure
 from rlinf.processes import fork_server
@@ -263,7 +263,7 @@ class TrainingLoop:
                     return
                 planned = self._placements.pop(0)
                 self._auto.begin_probes(planned)
-                self._go_on_under(planned)
+                self._move(planned)
             elif not self._is_over(latest):
                 self._replan()
         self._finish(latest)
@@ -313,12 +313,15 @@ class TrainingLoop:
             planned = self._auto.better(self._session.executor, num_steps=num_steps, move_s=self._session.start_s)
         if planned is None:
             self._history.keep(self._auto.plan, self._auto.problem, self._clock.step)
+        elif moves(before, after := planned.plans[self._flows.train.name]):
+            self._move(planned)
         else:
-            self._go_on_under(planned)
+            self._session.executor.replan(self._flows.train, after)
+            self._begin_plan(planned)
 
-    def _go_on_under(self, planned: RunPlans) -> None:
-        """Workers that the plans place elsewhere are started anew there, and the others keep running. The trainer takes
-        its state along in a checkpoint.
+    def _move(self, planned: RunPlans) -> None:
+        """Goes on under plans that place workers elsewhere. These are started anew there, and the others keep running.
+        The trainer takes its state along in a checkpoint.
 
         Raises: ProcessesLost if a worker was lost meanwhile; all processes have to be new then.
         """
