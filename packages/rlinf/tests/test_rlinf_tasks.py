@@ -200,6 +200,24 @@ def test_a_mixture_has_its_shares_and_names_its_sources(files):
         FileProblems(config.model_copy(update={"mixture": rare}), 3)
 
 
+def test_without_files_to_evaluate_on_problems_are_held_out(files):
+    rows = [{"question": f"{i // 2}+1", "answer": f"{i // 2 + 1}"} for i in range(60)]  # each problem twice
+
+    def of(num_held_out: int, seed: int = 0, some_rows: list[dict[str, str]] = rows) -> FileProblems:
+        config = FilesTask(kind="files", train_files=(files("rows.jsonl", some_rows),), num_held_out=num_held_out)
+        return FileProblems(config, seed)
+
+    problems = of(500)
+    held_out = [problem.prompt for problem in problems.held_out()[""]]
+    trained = [problems.train_problem(i).prompt for i in range(problems.num_train_problems)]
+    assert len(held_out) == 3 and len(trained) == 54 and set(held_out).isdisjoint(trained)
+    assert problems.notes == ["task.eval_files is empty: 3 of 30 training problems are held out to evaluate on"]
+    assert len(of(2).held_out()[""]) == 2
+    assert [problem.prompt for problem in of(500, seed=1).held_out()[""]] != held_out
+    with pytest.raises(UserError, match=r"task\.train_files has too few problems to hold some out"):
+        of(500, some_rows=rows[:2])
+
+
 # -- the stream ----------------------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,8 @@ class _Task(Section):
         default=500,
         ge=1,
         description="Maximum number of problems that an evaluation uses. Generated tasks make this many, which are "
-        "never trained on; of task.eval_files the first ones are used.",
+        "never trained on; of task.eval_files the first ones are used. Without eval_files at most a tenth of the "
+        "training problems.",
     )
 
 
@@ -103,8 +104,9 @@ class FilesTask(_Task):
         "row gets its source's name as data_source, unless it has one; reward.kind by_source reads it.",
     )
     eval_files: Files = Field(
-        min_length=1,
-        description="Problems to evaluate on, named the same way. At most num_held_out are used, the first ones.",
+        default=(),
+        description="Problems to evaluate on, named the same way. At most num_held_out are used, the first ones. "
+        "Empty: random training problems, at most a tenth of them, which are then not trained on.",
     )
     eval_source: str | None = Field(
         default=None,

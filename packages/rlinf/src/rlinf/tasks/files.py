@@ -50,7 +50,7 @@ class FileProblems:
         self.notes: list[str] = []
         self._training = {name: self._load_source(name, source) for name, source in config.sources.items()}
         self._evaluation = {
-            "eval_files": self._load_evaluation(config),
+            "eval_files": self._load_evaluation(config) if config.eval_files else self._hold_out(config.num_held_out),
             **{f"eval_sets.{name}": self._load([path], name, name) for name, path in config.eval_sets.items()},
         }
         evaluated = {name: {problem.prompt for problem in rows} for name, rows in self._evaluation.items()}
@@ -152,6 +152,30 @@ class FileProblems:
             )
         return problems[:count]
 
+    def _hold_out(self, most: int) -> SpooledRows[TaskProblem]:
+        """Takes random problems out of training, at most a tenth of all; those that occur again go with them.
+
+        Raises: UserError if there are too few.
+        """
+        prompts = sorted({problem.prompt for problems in self._training.values() for problem in problems})
+        count = min(most, -(-len(prompts) // 10))
+        chosen = set(random.Random(f"held out {self._seed}").sample(prompts, count))
+        held_out: list[SpooledRows[TaskProblem]] = []
+        for name, problems in self._training.items():
+            is_chosen = [problem.prompt in chosen for problem in problems]
+            held_out.append(problems.subset(place for place, goes in enumerate(is_chosen) if goes))
+            self._training[name] = problems.subset(place for place, goes in enumerate(is_chosen) if not goes)
+            if not self._training[name]:
+                source = f"task.mixture.{name}.files" if name else "task.train_files"
+                raise UserError(
+                    f"task.eval_files is empty, and {source} has too few problems to hold some out",
+                    hint="give other files with --task.eval_files",
+                )
+        self.notes.append(
+            f"task.eval_files is empty: {count:,} of {len(prompts):,} training problems are held out to evaluate on"
+        )
+        return _each_once(SpooledRows.joined(held_out))
+
     def _load(
         self, paths: Sequence[Path], source: str, published_name: str = "", settings: RowSettings | None = None
     ) -> SpooledRows[TaskProblem]:
@@ -173,6 +197,14 @@ class FileProblems:
             parts.append(SpooledRows(named) if source else loaded.problems)
             self.notes += loaded.notes
         return SpooledRows.joined(parts)
+
+
+def _each_once(problems: SpooledRows[TaskProblem]) -> SpooledRows[TaskProblem]:
+    """The first problem with each prompt."""
+    first: dict[str, int] = {}
+    for place, problem in enumerate(problems):
+        first.setdefault(problem.prompt, place)
+    return problems.subset(first.values())
 
 
 def _shares(weights: Mapping[str, float]) -> dict[str, int]:
