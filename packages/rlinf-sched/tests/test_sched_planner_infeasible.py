@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from sched_planner_problems import GIB, chain, gpus, profile
 
-from rlinf_sched import InfeasibleError, Problem, ProblemError, Profiles
+from rlinf_sched import InfeasibleError, Problem, ProblemError, Profiles, WeightEdge
 from rlinf_sched.planner import best_plan
 
 pytestmark = pytest.mark.usefixtures("brief_search")
@@ -110,3 +110,30 @@ def test_a_stage_without_a_profile_is_named():
     missing = Profiles(stages={"rollout": profile(1.0)})
     with pytest.raises(ProblemError, match="actor"):
         best_plan(replace(problem, profiles=missing))
+
+
+def with_versions(problem: Problem, max_staleness: int) -> Problem:
+    """The problem with 20 GiB for each published version that the trainer keeps."""
+    edges = (WeightEdge(source="actor", target="rollout", kept_bytes=20 * GIB),)
+    return replace(problem, flow=replace(problem.flow, weight_edges=edges, max_staleness=max_staleness))
+
+
+def test_versions_that_wait_take_memory_of_the_devices_that_train():
+    """k + 1 of them, which offload does not move; none are counted where steps do not overlap."""
+    problem = chain({"rollout": profile(1.0), "actor": profile(1.0, state_bytes=10 * GIB)}, gpus(4))
+    (instance,) = problem.profile("actor").instances
+    for max_staleness, expected in ((0, 10), (1, 10 + 20), (3, 10 + 40)):
+        overlapping = with_versions(problem, max_staleness)
+        assert overlapping.state_bytes("actor", instance, 2) == expected * GIB
+        assert overlapping.state_bytes("rollout", instance, 2) == 0
+        assert overlapping.switch_s("actor", instance, 2) == problem.switch_s("actor", instance, 2)
+
+
+def test_a_plan_gives_the_trainer_devices_for_all_versions():
+    """Five versions take 100 GiB, so one device of 80 GiB is not enough."""
+    problem = chain({"rollout": profile(4.0), "actor": profile(0.1)}, gpus(4))
+    plan = best_plan(with_versions(problem, 4), ["disaggregated"])
+    assert len(plan.stage("actor").devices) == 2
+    assert len(best_plan(with_versions(problem, 1), ["disaggregated"]).stage("actor").devices) == 1
+    with pytest.raises(InfeasibleError):
+        best_plan(with_versions(chain({"rollout": profile(4.0), "actor": profile(0.1)}, gpus(1)), 4))

@@ -521,6 +521,74 @@ def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
         check(together - 1, offload=False)
 
 
+APART = tuple(
+    StagePlan(stage=name, devices=(device,), num_ranks=1, granularity=0, offload=False, turn=device)
+    for device, name in enumerate(("rollout", "actor"))
+)
+
+
+def overlapping(max_staleness: int, *more: str) -> tuple[ReasoningConfig, ModelShape]:
+    flags = ("--sft_warm_up=null", "--mode=disaggregated", f"--algorithm.max_staleness={max_staleness}")
+    return config_of(*flags, *more), ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+def test_a_gpu_that_trains_holds_a_version_for_each_step_under_way(max_staleness: int) -> None:
+    config, shape = overlapping(max_staleness)
+    actor = rank_memory(config, shape, job_shape(config), {"actor": 1})["actor"].peak(64)
+    needed = actor + (max_staleness + 1) * 4 * shape.num_parameters
+
+    def check(memory_bytes: int) -> None:
+        cluster = Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=memory_bytes)
+        plan = Plan(flow="grpo", mode="disaggregated", stages=APART, reason="")
+        ReasoningMemory(config, shape, cluster, 1 << 40).check(plan)
+
+    check(needed)
+    with pytest.raises(UserError, match=r"a device needs about .* and fake \(device 1\) has"):
+        check(needed - 1)
+
+
+def test_versions_that_do_not_fit_are_named_with_settings_that_do() -> None:
+    config, shape = overlapping(4)
+    actor = rank_memory(config, shape, job_shape(config), {"actor": 1})["actor"].peak(64)
+    cluster = Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=actor + 2 * 4 * shape.num_parameters)
+    plan = Plan(flow="grpo", mode="disaggregated", stages=APART, reason="")
+    with pytest.raises(UserError) as error:
+        ReasoningMemory(config, shape, cluster, 1 << 40).check(plan)
+    size = 5 * 4 * shape.num_parameters / 2**30
+    assert f"actor: 5 versions of the weights, kept until the engines have received them: {size:.2f} GiB" in str(
+        error.value
+    )
+    hint = error.value.hint or ""
+    assert "--cluster.weight_sync shared" in hint and "--algorithm.max_staleness 1" in hint
+    for changed in (overlapping(1)[0], overlapping(4, "--cluster.weight_sync=shared")[0]):
+        ReasoningMemory(changed, shape, cluster, 1 << 40).check(plan)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_versions_in_host_memory_are_counted_there(kind: str) -> None:
+    config, shape = overlapping(3, "--cluster.weight_sync=shared")
+    plan = Plan(flow="grpo", mode="disaggregated", stages=APART, reason="")
+    gpus, slots = Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=1 << 40), Cluster.cpu_slots(2, memory_bytes=1)
+    memory = ReasoningMemory(config, shape, gpus if kind == "cuda" else slots, 0)
+    place = memory.fullest_place(plan)
+    versions = 4 * 4 * shape.num_parameters
+    processes = 0 if kind == "cuda" else sum(load.process for load in place.loads)
+    assert place.needed_bytes == versions + processes
+    with pytest.raises(UserError, match=r"4 versions of the weights, .* of host memory"):
+        replace(memory, host_bytes=place.needed_bytes - 1).check(plan)
+    replace(memory, host_bytes=place.needed_bytes).check(plan)
+
+
+def test_ranks_share_the_versions_between_machines() -> None:
+    """Streams keep what the ranks train, in float32."""
+    config, shape = overlapping(1)
+    actor = replace(APART[1], devices=(1, 2), num_ranks=2)
+    plan = Plan(flow="grpo", mode="disaggregated", stages=(APART[0], actor), reason="")
+    loads = loads_of(config, shape, plan, nodes=(0, 1))
+    assert [load.versions.gpu_bytes for load in loads] == [0, *[2 * 4 * shape.num_parameters // 2] * 2]
+
+
 def test_state_stays_on_a_gpu_that_has_room_for_all() -> None:
     """However much each rank takes in its turn, the allocators of the others keep what they took in theirs."""
     config = config_of("--sft_warm_up=null")

@@ -76,6 +76,9 @@ class WeightEdge:
 
     source: str
     target: str
+    kept_bytes: int = 0
+    """Bytes of a published version that all devices of `source` together keep until `target` has received it; with
+    `max_staleness` k up to k + 1 versions are kept. 0: versions are kept in host memory."""
 
     @property
     def name(self) -> str:
@@ -328,6 +331,8 @@ def _weight_problems(graph: FlowGraph) -> Iterator[str]:
         if edge in seen:
             yield f"{text} is declared twice; declare it once"
         seen.add(edge)
+        if edge.kept_bytes < 0:
+            yield f"{text}: kept_bytes={edge.kept_bytes} must not be negative"
         if edge.source == edge.target:
             yield f"{text} leads from a worker group to itself; remove it"
         elif not any(graph.stage(name).trains for name in workers[edge.source]):

@@ -52,8 +52,21 @@ class Problem:
         """Bytes of state on each of `num_devices` devices for the whole worker group of the stage.
 
         A group keeps one state for all its stages, so this is the largest value given by one of them for this many
-        instances of this size.
+        instances of this size; and the versions of its weights, if steps overlap.
         """
+        return self._moved_bytes(stage, instance, num_devices) + self.versions_bytes(stage, num_devices)
+
+    def versions_bytes(self, stage: str, num_devices: int) -> int:
+        """Bytes of published weights on each of `num_devices` devices of the stage's worker group, if steps overlap: up
+        to `max_staleness` + 1 versions that have yet to be received."""
+        if not self.flow.max_staleness:
+            return 0
+        worker = self.flow.stage(stage).worker
+        of_version = sum(edge.kept_bytes for edge in self.flow.weight_edges if edge.source == worker)
+        return -(-(self.flow.max_staleness + 1) * of_version // max(num_devices, 1))
+
+    def _moved_bytes(self, stage: str, instance: InstanceProfile, num_devices: int) -> int:
+        """Bytes of the state that offload moves."""
         names = self.flow.workers[self.flow.stage(stage).worker]
         num_ranks = num_devices // instance.num_devices if instance.num_devices else instance.num_ranks or 1
         serving = (self.profile(name).serving(instance, num_ranks) for name in names)
@@ -61,7 +74,7 @@ class Problem:
 
     def switch_s(self, stage: str, instance: InstanceProfile, num_devices: int) -> tuple[float, float]:
         """Onload and offload time of the state: from the profile, or its bytes over the host link."""
-        moved_s = self.state_bytes(stage, instance, num_devices) / self.cluster.links.host_bytes_per_s
+        moved_s = self._moved_bytes(stage, instance, num_devices) / self.cluster.links.host_bytes_per_s
         return (
             moved_s if instance.onload_s is None else instance.onload_s,
             moved_s if instance.offload_s is None else instance.offload_s,

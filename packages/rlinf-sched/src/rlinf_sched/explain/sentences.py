@@ -195,6 +195,18 @@ def _memory(explanation: PlanExplanation) -> Iterator[str]:
             f"Memory is fullest on {index_ranges(use.group.devices)} while {use.fullest} computes: "
             f"{gib(use.used_bytes)} of {gib(use.capacity_bytes)} ({share:.0%}){warning}."
         )
+    yield from _versions(explanation.problem, explanation.plan)
+
+
+def _versions(problem: Problem, plan: Plan) -> Iterator[str]:
+    """What published weights take of the devices that train, if steps overlap."""
+    for worker, names in problem.flow.workers.items():
+        placed = plan.stage(names[0])
+        if placed.devices and (size := problem.versions_bytes(placed.stage, len(placed.devices))):
+            yield (
+                f"{worker} keeps {problem.flow.max_staleness + 1} versions of the weights until generation has "
+                f"received them: {gib(size)} on each of its devices."
+            )
 
 
 def _runner_up(explanation: PlanExplanation) -> Iterator[str]:

@@ -29,9 +29,10 @@ def coarsened(problem: Problem, pools: Sequence[Pool], factor: int) -> Problem |
     divided = [problem.num_items, *problem.pinned_devices.values()]
     if cluster is None or None in stages or None in profiles.values() or any(count % factor for count in divided):
         return None
+    edges = tuple(replace(edge, kept_bytes=edge.kept_bytes // factor) for edge in problem.flow.weight_edges)
     return replace(
         problem,
-        flow=replace(problem.flow, stages=tuple(stage for stage in stages if stage)),
+        flow=replace(problem.flow, stages=tuple(stage for stage in stages if stage), weight_edges=edges),
         profiles=replace(problem.profiles, stages={name: one for name, one in profiles.items() if one}),
         cluster=cluster,
         num_items=problem.num_items // factor,

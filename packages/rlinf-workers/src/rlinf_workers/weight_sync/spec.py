@@ -54,11 +54,19 @@ class WeightSyncSpec(Spec):
         return None
 
     def gpu_bytes(self, *, trained_bytes: int, served_bytes: int, options: Mapping[str, Any]) -> int:
-        """Bytes that a trainer's rank keeps on its GPU for a published version until all servers have received it.
+        """Bytes that a trainer's rank keeps on its GPU for each published version until all servers have received it.
 
         Args:
             trained_bytes: the rank's share of the weights in the training dtype.
             served_bytes: the same in the serving dtype.
             options: the recipe's options.
+        """
+        return 0
+
+    def host_bytes(self, *, trained_bytes: int, served_bytes: int, options: Mapping[str, Any], on_gpus: bool) -> int:
+        """As `gpu_bytes`, in the memory of the rank's machine.
+
+        Args:
+            on_gpus: whether all ranks of the edge are on GPUs.
         """
         return 0

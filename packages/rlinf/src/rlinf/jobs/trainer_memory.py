@@ -13,7 +13,7 @@ from rlinf.config.lora import LoraConfig
 from rlinf.errors import UserError
 from rlinf.hub import fetch_model, hub_name
 from rlinf.planning.fitting import FittingChanges, Key, KeyChange
-from rlinf.planning.memory import MemoryPool
+from rlinf.planning.memory import MemoryPool, versions_lines
 from rlinf_sched import ProfileError, StagePlan
 from rlinf_sched.derive import Adapter, ModelShape, resolve_model
 from rlinf_workers.plugins import TRAINERS
@@ -108,6 +108,7 @@ def hint_of(fits: Sequence[FittingChanges], nothing_fits: str) -> str:
 def does_not_fit(shape: ModelShape, place: MemoryPool, hint: str) -> UserError:
     """The error of a model that needs more than the fullest place has."""
     lines = {f"{load.group} {load.peak / 2**30:.2f} ({load.memory.describe(load.num_items)})" for load in place.loads}
+    lines |= set(versions_lines(place.loads))
     return UserError(
         f"model.path: {shape.name}, {shape.num_parameters / 1e9:.2f} billion parameters, does not fit: {place.needs} "
         f"about {place.needed_bytes / 2**30:.1f} GiB, and {place.name} has {place.has_bytes / 2**30:.1f}\n  - "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from rlinf.planning.memory import Load, memory_rows
+from rlinf.planning.memory import Load, memory_rows, versions_lines
 from rlinf.report import html
 from rlinf.report.axes import percent
 from rlinf_sched import index_ranges
@@ -42,6 +42,7 @@ def memory_by_kind(loads: Sequence[Load]) -> str:
     return html.section(
         f"Memory of a rank by kind, {unit}",
         html.table(header, rows, numeric=range(1, len(header))),
+        *(f'<p class="sub after">{escape(line)}.</p>' for line in versions_lines(loads)),
         note="At the longest sequences that the recipe allows. The optimizer's step and the weight sync come at other "
         "times than a pass, so the peak may be less than the sum.",
     )

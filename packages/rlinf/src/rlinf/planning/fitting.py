@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from rlinf.config.common import JobConfig
 
@@ -79,5 +81,6 @@ def _with(section: Any, key: Key, value: Any) -> Any:
     first, *rest = key
     if isinstance(section, dict):
         return {**section, first: value}
-    inner = getattr(section, first)
-    return section.model_copy(update={first: _with(inner, tuple(rest), value) if rest else value})
+    changed = _with(getattr(section, first), tuple(rest), value) if rest else value
+    update = {first: changed}
+    return section.model_copy(update=update) if isinstance(section, BaseModel) else replace(section, **update)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlinf_sched import Plan
@@ -25,6 +26,21 @@ UNITS = (("GiB", 30), ("MiB", 20))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KeptWeights:
+    """Published weights that a rank of the trainer keeps until the engines have received them.
+
+    Example: with max_staleness 1, weights of 15.2 GB in GPU memory: num_versions=2, gpu_bytes=30.4e9, host_bytes=0
+    """
+
+    num_versions: int = 1
+    """Maximum number of versions."""
+    gpu_bytes: int = 0
+    """Bytes of all versions on the rank's GPU. Offloading does not move them."""
+    host_bytes: int = 0
+    """The same in the memory of its machine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
     """The memory of a rank of a worker group on a device."""
 
@@ -37,6 +53,7 @@ class Load:
     """Each of them carries as much."""
     engine_process_bytes: int = 0
     """Host bytes of the processes that the rank's own process starts, beside the model."""
+    versions: KeptWeights = KeptWeights()
 
     @property
     def peak(self) -> int:
@@ -69,14 +86,9 @@ class MemoryPool:
         return self.needed_bytes - self.has_bytes
 
 
-def device_place(name: str, has_bytes: int, loads: Sequence[Load], mailbox: int = 0) -> MemoryPool:
-    """What stays there, and the largest of those that take turns.
-
-    Args:
-        mailbox: as `mailbox_bytes`.
-    """
-    resident = sum(load.memory.state for load in loads if not load.offload)
-    resident += mailbox if any(load.group == "actor" for load in loads) else 0
+def device_place(name: str, has_bytes: int, loads: Sequence[Load]) -> MemoryPool:
+    """What stays there, and the largest of those that take turns."""
+    resident = sum(load.versions.gpu_bytes + (0 if load.offload else load.memory.state) for load in loads)
     needed = max((resident + load.peak - (0 if load.offload else load.memory.state) for load in loads), default=0)
     return MemoryPool(name=name, has_bytes=has_bytes, needed_bytes=needed, loads=tuple(loads))
 
@@ -93,6 +105,25 @@ def host_place(has_bytes: int, loads: Sequence[Load], shared: int = 0) -> Memory
         needed_bytes=sum(load.process for load in loads) + shared,
         loads=tuple(loads),
         needs="the process needs" if len(loads) == 1 else f"the {len(loads)} processes need",
+    )
+
+
+def versions_place(has_bytes: int, loads: Sequence[Load], node_of: Callable[[int], int]) -> MemoryPool:
+    """The machine whose trainer ranks keep the most published weights in its memory.
+
+    Args:
+        has_bytes: memory of every machine.
+        node_of: returns the node of a device.
+    """
+    needed_bytes: Counter[int] = Counter()
+    for load in loads:
+        needed_bytes[node_of(load.devices[0])] += load.versions.host_bytes
+    return MemoryPool(
+        name="the trainer's machine",
+        has_bytes=has_bytes,
+        needed_bytes=max(needed_bytes.values(), default=0),
+        loads=tuple(loads),
+        needs="the published weights need",
     )
 
 
@@ -141,13 +172,27 @@ def memory_lines(place: MemoryPool) -> list[str]:
     unit, rows = memory_rows(place.loads)
     lines = _columns([(f"memory, {unit}", *rows[0][1:]), *rows[1:]])
     needs = f"{place.needs} {place.needed_bytes / 2**30:.2f} GiB at most; {place.name} has"
-    return [*lines, f"{needs} {place.has_bytes / 2**30:.1f}"]
+    return [*lines, *versions_lines(place.loads), f"{needs} {place.has_bytes / 2**30:.1f}"]
 
 
 def memory_text(loads: Sequence[Load]) -> str:
     """What `rlinf plan` prints."""
     unit, rows = memory_rows(loads)
-    return "\n".join([f"memory of a rank, {unit}", *(f"  {line}" for line in _columns(rows))])
+    return "\n".join(
+        [f"memory of a rank, {unit}", *(f"  {line}" for line in [*_columns(rows), *versions_lines(loads)])]
+    )
+
+
+def versions_lines(loads: Sequence[Load]) -> list[str]:
+    """A line for the versions of the weights that a rank keeps; none where steps do not overlap."""
+    lines = [
+        f"{load.group}: {load.versions.num_versions} versions of the weights, kept until the engines have received "
+        f"them: {size / 2**30:.2f} GiB {where} for each rank"
+        for load in loads
+        for size, where in ((load.versions.gpu_bytes, "of GPU memory"), (load.versions.host_bytes, "of host memory"))
+        if load.versions.num_versions > 1 and size
+    ]
+    return list(dict.fromkeys(lines))
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

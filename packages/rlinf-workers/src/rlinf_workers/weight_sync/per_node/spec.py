@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ class PerNodeSpec(WeightSyncSpec):
 
     def settings(self, ends: EdgeEnds) -> dict[str, Any]:
         return {**({} if ends.are_local else {"host": own_address()}), "nodes": list(ends.targets)}
+
+    def host_bytes(self, *, trained_bytes: int, served_bytes: int, options: Mapping[str, Any], on_gpus: bool) -> int:
+        return trained_bytes
 
 
 SPEC = PerNodeSpec(name="per_node", implementation="rlinf_workers.weight_sync.per_node.sync:PerNodeWeightSync")

@@ -22,5 +22,8 @@ class StreamsSpec(WeightSyncSpec):
     def gpu_bytes(self, *, trained_bytes: int, served_bytes: int, options: Mapping[str, Any]) -> int:
         return trained_bytes if options.get("device_memory", True) else 0
 
+    def host_bytes(self, *, trained_bytes: int, served_bytes: int, options: Mapping[str, Any], on_gpus: bool) -> int:
+        return 0 if on_gpus and options.get("device_memory", True) else trained_bytes
+
 
 SPEC = StreamsSpec(name="streams", implementation="rlinf_workers.weight_sync.streams.sync:StreamsWeightSync")

@@ -7,9 +7,10 @@ settings would fit, before any process starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
@@ -25,7 +26,17 @@ from rlinf.jobs.trainer_memory import (
     trainer_stage,
 )
 from rlinf.planning.fitting import KeyChange, fitting_changes
-from rlinf.planning.memory import ALLOCATED_SHARE, CONTEXT_BYTES, Load, MemoryPool, PlanMemory, device_place, host_place
+from rlinf.planning.memory import (
+    ALLOCATED_SHARE,
+    CONTEXT_BYTES,
+    KeptWeights,
+    Load,
+    MemoryPool,
+    PlanMemory,
+    device_place,
+    host_place,
+    versions_place,
+)
 from rlinf.plugin_checks import spec_of
 from rlinf_sched import Cluster, Plan, ProfileError, StagePlan
 from rlinf_sched.derive import (
@@ -36,7 +47,7 @@ from rlinf_sched.derive import (
 )
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.trainers import DTYPE_BYTES
-from rlinf_workers.weight_sync import EdgeEnds, suitable_weight_syncs
+from rlinf_workers.weight_sync import EdgeEnds, WeightSyncSpec, suitable_weight_syncs
 
 NUM_STORED = 2
 """Copies of the weights that the host's store between trainer and engines takes at most: the version that is served,
@@ -112,11 +123,13 @@ def loads_of(
     on_gpu: bool = True,
     device_bytes: int = 0,
     host_bytes: int = 0,
+    nodes: Sequence[int] = (0,),
 ) -> list[Load]:
     """The load of every rank of the plan that has a model; `device_bytes` as in `job_shape`.
 
     Args:
         host_bytes: memory of the machine, for an engine on CPU slots that takes a share of it.
+        nodes: nodes of the plan's devices.
     """
     job = job_shape(config, on_gpu=on_gpu, device_bytes=device_bytes)
     under_way = _most_at_once(config, job, plan.stage("rollout")) * job.lengths.group_size
@@ -125,6 +138,7 @@ def loads_of(
     span = trainer.num_ranks_of_replica(job)  # the planner's plans have a rank for each replica
     ranks = {stage.stage: stage.num_replicas * span if span > 1 else stage.num_ranks for stage in plan.stages}
     of_group = rank_memory(config, shape, job, ranks)
+    versions = kept_weights(config, shape, ranks.get("actor", 1), nodes=nodes, on_gpu=on_gpu)
     loads = []
     for stage in plan.stages:
         if (memory := of_group.get(stage.stage)) is None:
@@ -139,6 +153,7 @@ def loads_of(
                 offload=stage.offload,
                 devices=stage.devices_of(rank)[:num_devices],  # where a rank has more, it computes on the first
                 engine_process_bytes=num_devices * engine.process_bytes if stage.stage == "rollout" else 0,
+                versions=versions if stage.stage == "actor" else KeptWeights(),
             )
             loads.append(load)
     return loads
@@ -193,6 +208,7 @@ class ReasoningMemory(PlanMemory):
             most_ranks=most_ranks(actor, config.rollout.num_prompts // config.algorithm.num_minibatches),
             num_devices=len(actor.devices),
             num_engine_devices=len(rollout.devices),
+            nodes=nodes_of(plan, self.cluster),
         )
 
     def all_fit_at_once(self, plan: Plan) -> bool:
@@ -200,58 +216,89 @@ class ReasoningMemory(PlanMemory):
         leave it. False where a role is not counted: a teacher of a kind that we do not know."""
         if not self.is_on_gpu:
             return False
-        loads, mailbox = self._loads(plan), self._mailbox_bytes(plan)
+        loads = self._loads(plan)
         is_counted = {load.group for load in loads} >= {stage.stage for stage in plan.stages if stage.devices}
         return is_counted and all(
-            sum(ALLOCATED_SHARE * load.peak + CONTEXT_BYTES for load in loads if index in load.devices) + mailbox
+            sum(
+                ALLOCATED_SHARE * load.peak + CONTEXT_BYTES + load.versions.gpu_bytes
+                for load in loads
+                if index in load.devices
+            )
             <= device.memory_bytes
             for index, device in enumerate(self.cluster.devices)
         )
 
     def fullest_place(self, plan: Plan) -> MemoryPool:
         """The device that has least to spare; the host where the devices are CPU slots, on which offloading leaves
-        everything where it is."""
-        loads = self._loads(plan)
+        everything where it is, or where it lacks memory for published weights."""
+        loads, devices = self._loads(plan), self.cluster.devices
         if not self.is_on_gpu:
             return host_place(self.host_bytes, loads, shared=stored_bytes(self.shape, self.config))
-        mailbox = self._mailbox_bytes(plan)
+        versions = versions_place(self.host_bytes, loads, lambda index: devices[index].node)
+        if versions.missing_bytes > 0:
+            return versions
         places = [
             device_place(
-                f"{device.name} (device {index})",
-                device.memory_bytes,
-                [x for x in loads if index in x.devices],
-                mailbox,
+                f"{device.name} (device {index})", device.memory_bytes, [x for x in loads if index in x.devices]
             )
-            for index, device in enumerate(self.cluster.devices)
+            for index, device in enumerate(devices)
         ]
         return max(places, key=lambda place: place.missing_bytes)
 
     def _loads(self, plan: Plan) -> list[Load]:
         device_bytes = self.cluster.devices[0].memory_bytes
-        on_gpu, host_bytes = self.is_on_gpu, self.host_bytes
-        return loads_of(self.config, self.shape, plan, on_gpu=on_gpu, device_bytes=device_bytes, host_bytes=host_bytes)
+        return loads_of(
+            self.config,
+            self.shape,
+            plan,
+            on_gpu=self.is_on_gpu,
+            device_bytes=device_bytes,
+            host_bytes=self.host_bytes,
+            nodes=nodes_of(plan, self.cluster),
+        )
 
-    def _mailbox_bytes(self, plan: Plan) -> int:
-        """What a rank of the actor keeps on its GPU of a published version until the servers have taken it: its share
-        of what is served or, between machines, of what it trains. 0 where weights go another way than through device
-        memory."""
-        config, num_parameters = self.config, self.shape.num_parameters
-        name, num_ranks = config.cluster.weight_sync, plan.stage("actor").num_ranks
-        nodes = sorted({self.cluster.devices[index].node for stage in plan.stages for index in stage.devices})
-        ends = EdgeEnds(sources=nodes, targets=nodes, on_gpus=True)
-        spec = (
-            suitable_weight_syncs(ends)[0] if name == "auto" else spec_of(WEIGHT_SYNCS, name, at="cluster.weight_sync")
-        )
-        return spec.gpu_bytes(
-            trained_bytes=DTYPE_BYTES["float32"] * num_parameters // num_ranks,
-            served_bytes=DTYPE_BYTES[config.served_dtype] * num_parameters // num_ranks,
-            options=config.cluster.weight_sync_options,
-        )
+
+def nodes_of(plan: Plan, cluster: Cluster) -> list[int]:
+    """The nodes of the devices that the plan uses."""
+    return sorted({cluster.devices[index].node for stage in plan.stages for index in stage.devices})
+
+
+# -- published weights -------------------------------------------------------------------------------------------------
+
+
+def kept_weights(
+    config: ReasoningConfig, shape: ModelShape, num_ranks: int, *, nodes: Sequence[int] = (0,), on_gpu: bool = True
+) -> KeptWeights:
+    """What one of `num_ranks` ranks of the actor keeps of published versions until the engines have received them: a
+    version for each step that is under way.
+
+    Args:
+        nodes: nodes of trainer and engines.
+    """
+    spec, num_versions = _weight_sync_of(config, nodes, on_gpu=on_gpu), config.algorithm.max_staleness + 1
+    sizes: dict[str, Any] = {
+        "trained_bytes": DTYPE_BYTES["float32"] * shape.num_parameters // num_ranks,
+        "served_bytes": DTYPE_BYTES[config.served_dtype] * shape.num_parameters // num_ranks,
+        "options": config.cluster.weight_sync_options,
+    }
+    return KeptWeights(
+        num_versions=num_versions,
+        gpu_bytes=num_versions * spec.gpu_bytes(**sizes) if on_gpu else 0,
+        host_bytes=num_versions * spec.host_bytes(**sizes, on_gpus=on_gpu),
+    )
+
+
+def _weight_sync_of(config: ReasoningConfig, nodes: Sequence[int], *, on_gpu: bool) -> WeightSyncSpec:
+    """The weight sync between ranks on these nodes; of several candidates the first one."""
+    if (name := config.cluster.weight_sync) != "auto":
+        return spec_of(WEIGHT_SYNCS, name, at="cluster.weight_sync")
+    return suitable_weight_syncs(EdgeEnds(sources=nodes, targets=nodes, on_gpus=on_gpu))[0]
 
 
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
-    """Bytes of the store of weights between trainer and engines, which the processes share."""
-    return NUM_STORED * DTYPE_BYTES[config.served_dtype] * shape.num_parameters
+    """Bytes of published weights in the memory of a machine without GPUs, which its processes share."""
+    served = DTYPE_BYTES[config.served_dtype] * shape.num_parameters
+    return max(NUM_STORED * served, kept_weights(config, shape, 1, on_gpu=False).host_bytes)
 
 
 # -- settings that fit -------------------------------------------------------------------------------------------------
@@ -267,6 +314,7 @@ def check_fits(
     most_ranks: int,
     num_devices: int,
     num_engine_devices: int,
+    nodes: Sequence[int],
 ) -> None:
     """Checks that a config has enough memory.
 
@@ -275,6 +323,7 @@ def check_fits(
         job_of: returns the planner's job shape for a config on these devices.
         num_ranks: ranks of the actor; `most_ranks` could be, on `num_devices`.
         num_engine_devices: devices of the rollout.
+        nodes: nodes of all these devices.
 
     Raises: UserError with the nearest settings that fit.
     """
@@ -295,7 +344,7 @@ def check_fits(
     place = None if shortage else place_of(config)
     if place is not None and place.missing_bytes <= 0:
         return
-    fits = fitting_changes(config, list(_axes(config, num_ranks, most_ranks, num_devices)), fitting)
+    fits = fitting_changes(config, list(_axes(config, num_ranks, most_ranks, num_devices, nodes)), fitting)
     hint = hint_of(fits, NOTHING_FITS)
     raise UserError(shortage or "", hint=hint) if place is None else does_not_fit(shape, place, hint)
 
@@ -322,11 +371,25 @@ def cut_refusal(config: ReasoningConfig, shape: ModelShape, num_devices: int | N
     return None
 
 
-def _axes(config: ReasoningConfig, num_ranks: int, most_ranks: int, num_devices: int) -> Iterator[list[KeyChange]]:
+def _axes(
+    config: ReasoningConfig, num_ranks: int, most_ranks: int, num_devices: int, nodes: Sequence[int]
+) -> Iterator[list[KeyChange]]:
     """Values of a key to try, mild ones first; the keys in the order of what they cost."""
     yield from trainer_axes(config, "micro_batch_groups", num_ranks, most_ranks, num_devices)
+    yield from _version_axes(config, nodes)
     yield from _engine_axes(config, job_shape(config))
     yield from precision_axes(config)
+
+
+def _version_axes(config: ReasoningConfig, nodes: Sequence[int]) -> Iterator[list[KeyChange]]:
+    """Where steps overlap: a weight sync that keeps no versions on GPUs, or fewer versions."""
+    if not (staleness := config.algorithm.max_staleness):
+        return
+    sizes: dict[str, Any] = {"trained_bytes": 1, "served_bytes": 1, "options": config.cluster.weight_sync_options}
+    syncs = suitable_weight_syncs(EdgeEnds(sources=nodes, targets=nodes, on_gpus=True))
+    if names := [spec.name for spec in syncs if not spec.gpu_bytes(**sizes)]:
+        yield [KeyChange(key=("cluster", "weight_sync"), value=name) for name in names]
+    yield [KeyChange(key=("algorithm", "max_staleness"), value=smaller) for smaller in reversed(range(staleness))]
 
 
 def _engine_axes(config: ReasoningConfig, job: JobShape) -> Iterator[list[KeyChange]]:

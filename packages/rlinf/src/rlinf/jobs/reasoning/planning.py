@@ -7,6 +7,7 @@ to generate. Memory that they have not got is refused with numbers. `embodied` d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,12 +18,14 @@ from rlinf.jobs.reasoning.flow import job_shape, training_flow
 from rlinf.jobs.reasoning.memory import (
     check_fits,
     cut_refusal,
+    kept_weights,
     loads_of,
+    nodes_of,
     rank_memory,
     reference_shape,
 )
 from rlinf.jobs.trainer_memory import named_shape, ranks_in_replicas
-from rlinf.planning.memory import Load, MemoryPool, device_place
+from rlinf.planning.memory import KeptWeights, Load, MemoryPool, device_place
 from rlinf_sched import Cluster, FlowGraph, Plan, Problem, Profiles, SchedError, Stage, StageProfile
 from rlinf_sched.derive import Gpu, JobShape, ModelShape, find_gpu, gpu_cluster, rule_profile
 
@@ -52,20 +55,22 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
             raise refusal
         sheet = find_gpu(gpu)
         job = job_shape(resolved, device_bytes=sheet.memory_bytes)
-        _check_gpu(resolved, model, sheet, num_devices)
+        cluster = gpu_cluster(gpu, num_devices)
+        nodes = range(cluster.num_nodes)
+        _check_gpu(resolved, model, sheet, num_devices, nodes)
         group_bytes = TOKEN_BYTES * job.lengths.group_tokens
-        flow = planned_flow(resolved, group_bytes=group_bytes)
+        flow = with_versions(planned_flow(resolved, group_bytes=group_bytes), resolved, model, nodes)
         return Problem(
             flow=flow,
             profiles=recipe_profiles(flow, config, model, sheet, job),
-            cluster=gpu_cluster(gpu, num_devices),
+            cluster=cluster,
             num_items=job.num_groups,
         )
     except SchedError as error:
         raise UserError(str(error)) from error
 
 
-def _check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices: int) -> None:
+def _check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices: int, nodes: Sequence[int]) -> None:
     """Whether each worker group alone fits GPUs that need not be there, spread over all. Raises: as
     `check_fits`."""
     job_of = partial(job_shape, device_bytes=gpu.memory_bytes)
@@ -75,7 +80,11 @@ def _check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices
         size = changed.actor.trainer_spec.num_ranks_of_replica(job)
         ranks = {"actor": ranks_in_replicas(changed, size, num_devices)}
         memory_of = rank_memory(changed, shape, job, ranks)
-        alone = [Load(group=group, memory=memory, num_items=1, offload=True) for group, memory in memory_of.items()]
+        versions = {"actor": kept_weights(changed, shape, ranks["actor"], nodes=nodes)}
+        alone = [
+            Load(group=group, memory=memory, num_items=1, offload=True, versions=versions.get(group, KeptWeights()))
+            for group, memory in memory_of.items()
+        ]
         places = [device_place(gpu.name, gpu.memory_bytes, [load]) for load in alone]
         return max(places, key=lambda place: place.missing_bytes)
 
@@ -88,6 +97,7 @@ def _check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices
         most_ranks=num_devices,
         num_devices=num_devices,
         num_engine_devices=num_devices,
+        nodes=nodes,
     )
 
 
@@ -113,7 +123,19 @@ def reasoning_loads(config: ReasoningConfig, plan: Plan, cluster: Cluster) -> li
     resolved = resolve_for_devices(config, int(config.cluster.num_devices))
     assert resolved.model.path is not None, "there is a problem of it"
     device_bytes = cluster.devices[0].memory_bytes
-    return loads_of(resolved, named_shape(resolved.model.path), plan, device_bytes=device_bytes)
+    nodes = nodes_of(plan, cluster)
+    return loads_of(resolved, named_shape(resolved.model.path), plan, device_bytes=device_bytes, nodes=nodes)
+
+
+def with_versions(flow: FlowGraph, config: ReasoningConfig, model: ModelShape, nodes: Sequence[int]) -> FlowGraph:
+    """The flow with the size of the versions that the trainer's GPUs keep.
+
+    Args:
+        nodes: nodes of trainer and engines.
+    """
+    versions = kept_weights(config, model, 1, nodes=nodes)
+    of_version = versions.gpu_bytes // versions.num_versions
+    return replace(flow, weight_edges=tuple(replace(edge, kept_bytes=of_version) for edge in flow.weight_edges))
 
 
 def planned_flow(config: ReasoningConfig, *, group_bytes: float) -> FlowGraph:
