@@ -17,7 +17,7 @@ NOT_OF_STEPS = {"sft_warm_up/loss", "check/moved_kl"}
 def recorded() -> set[str]:
     """Every name that a role records, as it stands in the source; what is filled in is written {}."""
     package = Path(rlinf_workers.__file__).parent
-    roles = [file for job in ("language", "embodied") for file in (package / "roles" / job).glob("*.py")]
+    roles = (package / "roles").rglob("*.py")
     files = [package / "algorithm_parts.py", *roles]
     text = "\n".join(file.read_text() for file in files)
     names = re.findall(r"record(?:_spread)?\(\s*f?\"([^\"]+)\"", text) + re.findall(

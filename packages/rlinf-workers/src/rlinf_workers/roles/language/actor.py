@@ -30,8 +30,8 @@ from rlinf_workers.roles.language.advantages import AdvantageMaker, LearningGrou
 from rlinf_workers.roles.language.critic import Critic
 from rlinf_workers.roles.language.logprob_mismatch import LogprobMismatch, k3
 from rlinf_workers.roles.language.micro_batches import MicroBatch, MicroBatches, num_tokens_of
-from rlinf_workers.roles.language.staleness import Staleness
 from rlinf_workers.roles.records.language import ComparedGroup, ExampleBatch, SampleGroup, ScoredGroup
+from rlinf_workers.roles.staleness import Staleness
 from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutputs, OptimizerSettings
 from rlinf_workers.trainers.sft_warm_up import WarmedUpWorker
 
@@ -183,10 +183,8 @@ class Actor(WarmedUpWorker):
     def learning_groups(self, scored: Sequence[ScoredGroup]) -> list[LearningGroup]:
         """The groups that the step trains on, with their advantages. If an update needs more than single groups, call
         it once with all groups of the step (in any order); otherwise with any subset."""
-        if self._staleness.max_staleness:
-            for group in scored:
-                for staleness, num_tokens in self._staleness.of(group.samples).items():
-                    self.record("rollout/staleness_mean", staleness, weight=num_tokens)
+        for samples in (group.samples for group in scored):
+            self._staleness.add(samples.tokens_by_version(), f"completions of prompt {samples.index} have tokens")
         if not self._gathers:
             have_signal = self._signals(scored)
             if self._settings.algorithm.dynamic_sampling:
@@ -248,9 +246,7 @@ class Actor(WarmedUpWorker):
         """Ends a training step: adapts the weight of the KL, and records the log-prob mismatch to the engine."""
         if self._settings.algorithm.kl_target is not None:
             self._adapt_kl()
-        if self._staleness.max_staleness:
-            largest = max(self.ranks.objects(self._staleness.largest))
-            self.record("rollout/staleness_max", largest)
+        self._staleness.record(self)
         self._report_gap(self._gaps[: self._num_compared])
 
     # -- which groups to train on, and what is computed before the first update ------------------------------------

@@ -82,6 +82,11 @@ class SampleGroup:
                 begin += segment.num_tokens
         return versions
 
+    def tokens_by_version(self) -> dict[int, int]:
+        """Policy version -> number of tokens that its weights sampled."""
+        versions, counts = self.token_versions()[self.loss_mask.bool()].unique(return_counts=True)
+        return dict(zip(versions.tolist(), counts.tolist(), strict=True))
+
     def subset(self, rows: slice) -> SampleGroup:
         """A subset of the completions, with the same prompt."""
         names = ("completion_ids", "loss_mask", "rollout_logprobs", "ref_logprobs", "truncated", "segments")
