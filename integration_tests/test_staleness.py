@@ -2,6 +2,8 @@
 
 import os
 import signal
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -9,32 +11,76 @@ from command_line import TINY_SORT, all_gone, numbers, rows, start, steps_done, 
 
 pytestmark = pytest.mark.slow
 
-REWARD = """
+MODULE = """
 import os
 import time
+
+from gymnasium.envs.classic_control import CartPoleEnv
 
 
 def score(completion, answer):
     time.sleep(float(os.environ["PAUSE_S"]))
     return sum(map(str.__eq__, completion, answer)) / len(answer)
+
+
+class PausedCartPole(CartPoleEnv):
+    def step(self, action):
+        time.sleep(float(os.environ["PAUSE_S"]))
+        return super().step(action)
 """
-KEYS = TINY_SORT | {
+KEYS = {
     "algorithm.max_staleness": 2,
-    "reward": "{kind: function, path: paused_reward:score}",
     "run.num_steps": 9,
     "run.evaluate_every": 8,
     "run.checkpoint_every": 4,
 }
-STALENESS = [0, 1, 2, 2, 0, 1, 2, 2, 0]
-"""Of each step: all begin again with the newest weights after the evaluations and checkpoints behind steps 4 and 8."""
+POLE = {
+    "mode": "disaggregated",
+    "cluster.num_devices": 2,
+    "cluster.oversubscribe": "true",
+    "env.kind": "import",
+    "env.id": "paused:PausedCartPole",
+    "env.num_envs": 4,
+    "env.num_steps": 16,
+    "env.max_episode_steps": 40,
+    "env.num_eval_episodes": 4,
+    "policy": "{name: actor_critic, hidden_sizes: [16], normalize_observations: true}",
+    "algorithm.num_minibatches": 2,
+    "algorithm.num_epochs": 2,
+}
+"""A step is shorter than an episode, so that episodes go on with weights of several versions."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recipe, its settings, and the workers that are killed."""
+
+    recipe: str
+    keys: dict[str, Any]
+    victims: tuple[str, ...]
+
+    @property
+    def staleness(self) -> list[int]:
+        """Of each step: all begin again with the newest weights after the evaluations and checkpoints behind steps 4
+        and 8."""
+        return [min(step % 4, self.keys["algorithm.max_staleness"]) for step in range(9)]
+
+
+CASES = {
+    "language": Case(
+        "sort-grpo", TINY_SORT | KEYS | {"reward": "{kind: function, path: paused:score}"}, ("rollout/0",)
+    ),
+    "robots-1": Case("env-ppo", POLE | KEYS | {"algorithm.max_staleness": 1}, ()),
+    "robots-2": Case("env-ppo", POLE | KEYS, ("policy/0", "env/0")),
+}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Has the reward, which waits as long as the environment variable says."""
+    """Has a reward and an environment, which wait as long as the environment variable says."""
     with pytest.MonkeyPatch.context() as patch:
         path = tmp_path_factory.mktemp("overlapping")
-        (path / "paused_reward.py").write_text(REWARD)
+        (path / "paused.py").write_text(MODULE)
         patch.setenv("PYTHONPATH", str(path))
         patch.setenv("PAUSE_S", "0")
         yield path
@@ -42,27 +88,42 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(folder):
-    """A run without any delay or interruption."""
-    return train("sort-grpo", folder / "whole", KEYS)
+    """Name of a case -> its run without any delay or interruption."""
+    outputs = {}
+
+    def of(name):
+        if name not in outputs:
+            outputs[name] = train(CASES[name].recipe, folder / f"whole-{name}", CASES[name].keys)
+        return outputs[name]
+
+    return of
 
 
-def test_each_step_is_as_stale_as_the_bound_and_the_pauses_say(whole):
-    steps = rows(whole)
-    for name in ("rollout/staleness_mean", "rollout/staleness_max"):
-        assert [row[name] for row in steps] == STALENESS
+@pytest.mark.parametrize("name", CASES)
+def test_each_step_is_as_stale_as_the_bound_and_the_pauses_say(whole, name):
+    steps = rows(whole(name))
+    for metric in ("rollout/staleness_mean", "rollout/staleness_max"):
+        assert [row[metric] for row in steps] == CASES[name].staleness
     assert any(row["actor/grad_norm"] > 0 for row in steps)
-    assert any(row["actor/rollout_kl"] > 1e-4 for row in steps), "the weights that sampled are not older"
 
 
-def test_the_numbers_do_not_depend_on_the_timing(folder, whole, monkeypatch):
+def test_the_weights_that_sampled_are_older_than_those_that_train(whole):
+    assert any(row["actor/rollout_kl"] > 1e-4 for row in rows(whole("language")))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_numbers_do_not_depend_on_the_timing(folder, whole, monkeypatch, name):
+    expected = numbers(whole(name))
     monkeypatch.setenv("PAUSE_S", "0.01")
-    assert numbers(train("sort-grpo", folder / "delayed", KEYS)) == numbers(whole)
+    assert numbers(train(CASES[name].recipe, folder / f"delayed-{name}", CASES[name].keys)) == expected
 
 
-@pytest.mark.parametrize("victim", ["rollout/0", "driver"])
-def test_a_run_that_is_killed_in_the_middle_goes_on_to_the_same_numbers(folder, whole, victim):
-    output = folder / victim.partition("/")[0]
-    process = start("sort-grpo", output, KEYS)
+@pytest.mark.parametrize(
+    ("name", "victim"), [(name, victim) for name, case in CASES.items() for victim in (*case.victims, "driver")]
+)
+def test_a_run_that_is_killed_in_the_middle_goes_on_to_the_same_numbers(folder, whole, name, victim):
+    expected, output = numbers(whole(name)), folder / f"{name}-{victim.partition('/')[0]}"
+    process = start(CASES[name].recipe, output, CASES[name].keys)
     wait_for(lambda: steps_done(output) >= 5, process, "step 5")
     workers = worker_processes(output)
     os.kill(workers.get(victim, process.pid), signal.SIGKILL)
@@ -72,4 +133,4 @@ def test_a_run_that_is_killed_in_the_middle_goes_on_to_the_same_numbers(folder, 
         train(None, output, {})
     else:
         assert process.returncode == 0, "the run did not go on"
-    assert numbers(output) == numbers(whole)
+    assert numbers(output) == expected

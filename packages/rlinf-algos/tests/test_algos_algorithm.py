@@ -350,6 +350,19 @@ def test_older_weights_are_corrected_for_unless_the_loss_does_it(name, changes, 
     assert preset(name).correction is None
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "correction"),
+    [
+        ("ppo", {}, None),
+        ("grpo", {}, None),
+        ("ppo", {"correction": "truncated"}, "truncated"),
+        ("ppo", {"policy_loss": "policy_gradient"}, "truncated"),
+    ],
+)
+def test_the_ratio_of_episodes_corrects_for_older_weights_if_the_loss_has_one(name, changes, correction):
+    assert preset(name, samples="episodes", max_staleness=1, **changes).correction == correction
+
+
 def test_a_loss_without_a_ratio_cannot_learn_from_older_weights():
     with pytest.raises(AlgosError, match=r"max_staleness=2: policy_loss=policy_gradient has no ratio"):
         preset("rloo", max_staleness=2, correction=None)

@@ -282,6 +282,44 @@ def test_the_epoch_loop_ends_at_the_target_kl(make_worker, reader):
     assert merge([hasty._host.metrics.drain()])["actor/kl"] > 1e-3
 
 
+def test_a_step_that_begins_beyond_the_target_kl_still_publishes_a_new_version(make_worker, reader):
+    """Older weights sampled, so the policy is far away before its first optimizer step."""
+    batch = [replace(t, rollout_logprobs=t.rollout_logprobs - 1.0) for t in trajectories(make_worker, reader)]
+    actor = make_worker(EmbodiedActor, actor_settings(num_epochs=4, target_kl=1e-3))
+    for version in (1, 2):
+        actor.train(reader([batch]))
+        assert actor.policy_version == version
+
+
+def test_the_staleness_of_each_environment_step_is_recorded_and_bounded(make_worker, reader):
+    """Half of the groups acted with the weights from before the first step, the others with those after it."""
+    actor = make_worker(EmbodiedActor, actor_settings(max_staleness=1))
+    old = [replace(t, policy_version=0) for t in trajectories(make_worker, reader)]
+    actor.train(reader([old]))
+    actor._host.metrics.drain()
+    new = [replace(t, policy_version=actor.policy_version) if t.group % 2 else t for t in old]
+    new[1] = replace(new[1], num_executed=torch.zeros_like(new[1].num_executed))
+    actor.train(reader([new]))
+    metrics = merge([actor._host.metrics.drain()])
+    assert metrics["rollout/staleness_mean"] == pytest.approx(2 / 3)
+    assert metrics["rollout/staleness_max"] == 1.0
+    with pytest.raises(AssertionError, match="group 0 has steps of policy version 0; with max_staleness=1"):
+        actor.train(reader([old]))
+
+
+def test_weights_that_change_within_a_segment_are_refused(make_worker, reader):
+    policy = make_worker(EmbodiedRollout, POLICY, step=4)
+    policy.weights_received(3)
+
+    def stream():
+        yield [observation(0)]
+        policy.weights_received(4)
+        yield [observation(1)]
+
+    with pytest.raises(AssertionError, match="began its segment with policy version 3, and at time 1 version 4 acts"):
+        policy.act(stream(), Put(), Put())
+
+
 def test_a_checkpoint_restores_the_actor_to_the_bit(make_worker, reader, tmp_path):
     batch = trajectories(make_worker, reader)
     actor = make_worker(EmbodiedActor, actor_settings())

@@ -198,6 +198,16 @@ def test_a_robots_recipe_takes_what_the_published_workload_takes(plan):
     assert recipe["step_s"] == pytest.approx(collocated, rel=1e-6)
 
 
+def test_a_robots_steps_that_overlap_are_predicted_from_end_to_end(plan):
+    outcomes = [
+        json.loads(plan(*ROBOT, "--mode", "disaggregated", "--algorithm.max_staleness", str(k), "--json").out)
+        for k in (0, 1)
+    ]
+    predictions = [outcome["plan"]["prediction"] for outcome in outcomes]
+    assert [prediction["max_staleness"] for prediction in predictions] == [0, 1]
+    assert predictions[1]["step_s"] < 0.8 * predictions[0]["step_s"]
+
+
 def test_what_a_recipe_leaves_out_is_planned_as_the_policies_have_it():
     from rlinf_workers.plugins import POLICIES
     from rlinf_workers.policies import ActingCost

@@ -9,12 +9,17 @@ import pytest
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
+from rlinf.jobs.embodied.job import EmbodiedJob
 from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.loop.deadlines import Deadlines
 from rlinf.loop.pauses import next_pause
 from rlinf.loop.session import Session
 from rlinf.machine import Machine
 from rlinf.planning.plans import make_plans
+from rlinf.program.recipe import make_workers
+
+JOBS: dict[str, Any] = {"sort-grpo": ReasoningJob, "env-ppo": EmbodiedJob}
+MACHINE = Machine(num_cpus=3, memory_bytes=1 << 34, gpus=())
 
 
 class WatchedExecutor:
@@ -85,9 +90,21 @@ def test_what_cannot_overlap_is_refused(line: str, expected: str):
     assert expected in str(caught.value)
 
 
-def test_robots_cannot_overlap_yet():
-    with pytest.raises(UserError, match=r"max_staleness=1 is not used: it is about completions"):
-        load_config("pushcube-ppo", parse_overrides(["--algorithm.max_staleness", "1"]))
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--algorithm.max_staleness 9", "algorithm.max_staleness=9 must be between 0 and 8"),
+        (
+            "--algorithm.max_staleness 1 --algorithm.policy_loss policy_gradient --algorithm.correction null "
+            "--algorithm.target_kl null",
+            "algorithm.max_staleness=1: policy_loss=policy_gradient has no ratio to the weights that sampled",
+        ),
+    ],
+)
+def test_robots_learn_from_older_weights_by_a_ratio_alone(line: str, expected: str):
+    with pytest.raises(UserError) as caught:
+        load_config("env-ppo", parse_overrides([*line.split(), "--mode", "disaggregated"]))
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +112,28 @@ def test_robots_cannot_overlap_yet():
     [
         ("auto", "lets generation run ahead of training, and mode=auto runs step by step"),
         ("collocated", r"the two share devices \[0, 1\]"),
-        ("hybrid", r"the two share devices \[0\]"),
+        ("hybrid", r"the two share devices \[0"),
     ],
 )
-def test_a_plan_without_devices_for_both_sides_is_refused(tmp_path, mode: str, expected: str):
+@pytest.mark.parametrize(("recipe", "make"), JOBS.items())
+def test_a_plan_without_devices_for_both_sides_is_refused(tmp_path, recipe, make, mode: str, expected: str):
     line = f"--algorithm.max_staleness 1 --mode {mode} --cluster.num_devices 2"
-    config: Any = load_config("sort-grpo", parse_overrides(line.split()))
-    job = ReasoningJob(config, Machine(num_cpus=2, memory_bytes=1 << 34, gpus=()))
+    job = make(load_config(recipe, parse_overrides(line.split())), MACHINE)
     with pytest.raises(UserError, match=expected):
         make_plans(job, job.build(tmp_path), tmp_path)
+
+
+def test_a_hybrid_plan_with_the_actor_on_a_device_of_its_own_overlaps(tmp_path):
+    devices = "{env: [0, 1], policy: [0, 1], actor: [2]}"
+    line = ["--algorithm.max_staleness", "1", "--mode", "hybrid", "--cluster.num_devices", "3"]
+    config: Any = load_config("env-ppo", parse_overrides([*line, "--plan.devices", devices]))
+    job = EmbodiedJob(config, MACHINE)
+    flows = job.build(tmp_path)
+    assert make_plans(job, flows, tmp_path).plans[flows.train.name].stage("actor").devices == (2,)
+
+
+@pytest.mark.parametrize("recipe", JOBS)
+def test_one_process_runs_step_by_step(tmp_path, recipe):
+    config = load_config(recipe, parse_overrides(["--algorithm.max_staleness", "1", "--mode", "disaggregated"]))
+    with pytest.raises(UserError, match=r"max_staleness=1: steps in one process do not overlap"):
+        make_workers(config, tmp_path)

@@ -110,7 +110,8 @@ class Algorithm:
     optimizer steps. rollout: those of the engine that sampled, which saves a forward pass (verl: bypass_mode)."""
     max_staleness: int = 0
     """Training steps by which the weights that sampled may be older than those that train, so that generation runs
-    ahead of training (docs/staleness.md). Above 0, correction is truncated by default. 0: the steps do not overlap."""
+    ahead of training (docs/staleness.md). Above 0, correction is truncated by default, unless the ratio of the policy
+    loss is to the policy that sampled. 0: the steps do not overlap."""
     clip_low: float | None = None
     """The probability ratio is clipped below at 1 - clip_low. gmpo: the logarithm of the ratio is clipped at -clip_low.
     dppo: maximum divergence of a token that became less likely."""
@@ -361,10 +362,12 @@ def used_options(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _needs_correction(values: Mapping[str, Any]) -> bool:
-    """Whether older weights sample, and nothing weighs the completions by actor over engine yet."""
+    """Whether older weights sample, and nothing weighs the samples by actor over engine yet. The ratio of episodes is
+    to the policy that sampled."""
     if values["max_staleness"] in (0, None) or values["correction"] is not None or values["policy_loss"] == "decoupled":
         return False
-    return values["proximal_policy"] == "actor" or values["policy_loss"] == "policy_gradient"
+    is_anchored = values["samples"] == "episodes" or values["proximal_policy"] == "rollout"
+    return not is_anchored or values["policy_loss"] == "policy_gradient"
 
 
 def _preset_fields(name: str, samples: str | None) -> dict[str, Any]:
@@ -482,7 +485,7 @@ def _anchor_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _staleness_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What cannot learn from completions of older weights."""
+    """What cannot learn from samples of older weights."""
     staleness, advantage = values["max_staleness"], values["advantage"]
     corrects = values["correction"] is not None or values["rejection"] is not None
     if values["policy_loss"] == "policy_gradient" and not corrects:

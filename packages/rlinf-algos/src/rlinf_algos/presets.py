@@ -179,7 +179,6 @@ FIELDS_OF_SAMPLES: dict[str, tuple[str, ...]] = {
         "group_size",
         "aggregation",
         "proximal_policy",
-        "max_staleness",
         "kl",
         "kl_coef",
         "kl_in",
@@ -222,7 +221,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "overlong_buffer_tokens": (0, math.inf, "it counts tokens"),
     "overlong_penalty": (0.0, math.inf, "it is subtracted from the reward"),
     "group_size": (1, math.inf, "a prompt has at least one completion"),
-    "max_staleness": (0, 8, "completions of much older weights teach little"),
+    "max_staleness": (0, 8, "samples of much older weights teach little"),
     "num_minibatches": (1, math.inf, "a step trains at least once"),
     "num_epochs": (1, math.inf, "a step trains at least once"),
 }

@@ -67,9 +67,6 @@ TRAINING = (
         rollout/entropy | nats a token | Mean of minus the log-probability of the sampled tokens, as the engine computed
             it: an estimate of the policy's entropy without extra cost. A fall towards 0 means that the policy has
             stopped exploring.
-        rollout/staleness_mean | steps | Training steps by which the weights that sampled a token are older than those
-            that train on it, mean over tokens, with algorithm.max_staleness; docs/staleness.md.
-        rollout/staleness_max | steps | The same of the oldest token; never above algorithm.max_staleness.
         actor/loss | - | Loss of an optimizer step. On-policy its value means little; only its gradient matters.
         actor/trained_token_fraction | share | Tokens in groups with an advantage. The other tokens add nothing to the
             loss but count in its mean.
@@ -112,8 +109,8 @@ TRAINING = (
         actor/value_loss | - | Loss of the values, half the squared error by default, mean over the minibatches.
         actor/kl | nats | KL divergence of the policy that sampled from the updated one, estimate k3, on the last
             minibatch, mean over the units of algorithm.ratio_level. The epochs end when it exceeds algorithm.target_kl.
-        actor/optimizer_steps | steps | Optimizer steps of the training step; fewer if algorithm.target_kl ended the
-            epochs.
+        actor/optimizer_steps | steps | Optimizer steps of the training step, at least one; fewer if
+            algorithm.target_kl ended the epochs.
         """,
     ),
     *_of(
@@ -135,6 +132,10 @@ TRAINING = (
     *_of(
         "both",
         """
+        rollout/staleness_mean | steps | Training steps by which the weights that sampled are older than those that
+            train, mean over tokens or environment steps, with algorithm.max_staleness; docs/staleness.md.
+        rollout/staleness_max | steps | The same of the oldest token or environment step; never above
+            algorithm.max_staleness.
         actor/grad_norm | - | Norm of the gradient before clipping, at actor.max_grad_norm.
         actor/learning_rate | - | Learning rate of the optimizer step; jobs with language models.
         actor/clip_fraction | share | Trained tokens, or actions, whose loss term the policy loss clipped.

@@ -36,6 +36,11 @@ def make_workers(config: JobConfig, folder: Path) -> tuple[Job, InProcessWorkers
     job = jobs.prepare(config)
     torch.set_num_threads(job.config.cluster.threads_per_device)
     flow = job.build(folder).train
+    if flow.max_staleness:
+        raise UserError(
+            f"algorithm.max_staleness={flow.max_staleness}: steps in one process do not overlap",
+            hint="use --algorithm.max_staleness 0, or rlinf train",
+        )
     job.write_inputs(folder)
     device = device_kind(job.config.cluster, job.machine)
     return job, InProcessWorkers(flow, f"{device}:0")

@@ -47,8 +47,8 @@ PANELS: dict[str, dict[str, str]] = {
         "rollout/logprob_gap_max": "worst token",
     },
     "Age of the weights that sampled, in steps": {
-        "rollout/staleness_mean": "mean over tokens",
-        "rollout/staleness_max": "oldest token",
+        "rollout/staleness_mean": "mean",
+        "rollout/staleness_max": "oldest",
     },
     "KL to the reference": {"actor/ref_kl": "KL a token"},
     "Entropy": {"actor/entropy": "entropy", "rollout/entropy": "estimate by samples"},

@@ -33,6 +33,7 @@ from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
 from rlinf_workers.roles.embodied.steps import action_steps, chunk_steps, of_actions, state_ids, was_executed
 from rlinf_workers.roles.records.embodied import DemonstratedBatch, Trajectory
+from rlinf_workers.roles.staleness import Staleness
 from rlinf_workers.token_choice import TokenChoice, TokenChooser, TokenValues
 from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutputs, OptimizerSettings
 from rlinf_workers.trainers.sft_warm_up import WarmedUpWorker
@@ -168,6 +169,7 @@ class EmbodiedActor(WarmedUpWorker):
         self._advantage = AdvantagePart(settings.algorithm)
         self._policy_loss, self._chooser = PolicyLossPart(settings.algorithm), TokenChooser(settings.algorithm)
         self._totals = (*TOTALS, *self._policy_loss.statistics)
+        self._staleness = Staleness(settings.algorithm.max_staleness)
         self._first_version, self._last_kl = 0, 0.0
         """The version at the start of the step, and the KL of its last minibatch."""
         self._num_learned = 0
@@ -224,6 +226,9 @@ class EmbodiedActor(WarmedUpWorker):
         """The samples of each shard of this replica, with their advantages."""
         self._optimize_with(None)
         self._first_version, self._last_kl, self._num_learned = self._version, 0.0, 0
+        self._staleness.begin_step(self._version)
+        for t in trajectories:
+            self._staleness.add({t.policy_version: int(t.num_executed.sum())}, f"environment group {t.group} has steps")
         batches = {
             shard: self._prepare([t for t in trajectories if t.group % self._num_shards == shard])
             for shard in self._backend.shards
@@ -270,10 +275,11 @@ class EmbodiedActor(WarmedUpWorker):
 
     def end_update(self) -> bool:
         """Sums the gradient over shards and ranks, clips it and takes the optimizer step, unless the policy has moved
-        farther than `target_kl`. Returns whether the step was taken."""
+        farther than `target_kl`. A training step takes its first one always: older weights may have sampled, and what
+        it publishes needs a new version. Returns whether the step was taken."""
         sums = dict(zip(self._totals, self._backend.finish_backward(), strict=True))
         self._last_kl, target = sums["kl"] / sums["ratios"], self._algorithm.target_kl
-        if target is not None and self._last_kl > target:
+        if target is not None and self._last_kl > target and self._version > self._first_version:
             return False
         self._apply(sums)
         return True
@@ -283,6 +289,7 @@ class EmbodiedActor(WarmedUpWorker):
         if self.rank == 0:
             self.record("actor/kl", self._last_kl)
             self.record("actor/optimizer_steps", self._version - self._first_version)
+        self._staleness.record(self)
         self._absorb(lambda policy: [policy.observation_sums(batch.fields) for batch in batches.values()])
 
     # -- samples and their advantages ------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from rlinf_workers.serving import ServedModule, ServingWorker
 class _Segment:
     """What one group has done since its reset; the lists are indexed by time."""
 
+    policy_version: int
+    """The version that acts and estimates values, from the first observation to the last."""
     fields: list[dict[str, Tensor]] = field(default_factory=list)
     answers: list[PolicyStep] = field(default_factory=list)
     next_values: list[Tensor] = field(default_factory=list)
@@ -102,7 +104,11 @@ class EmbodiedRollout(ServingWorker):
     def _extend(self, observation: GroupObservation, answer: PolicyStep, next_values: Tensor) -> Trajectory | None:
         """Adds to the segment of the group. Copies, because channel memory is limited and a segment of pictures may
         exceed it."""
-        segment = self._segments.setdefault(observation.group, _Segment())
+        segment = self._segments.setdefault(observation.group, _Segment(self._version))
+        assert segment.policy_version == self._version, (
+            f"environment group {observation.group} began its segment with policy version {segment.policy_version}, "
+            f"and at time {observation.time} version {self._version} acts"
+        )
         if observation.time > 0:
             segment.results.append(_result_of(observation))
             segment.next_values.append(next_values)
@@ -128,7 +134,7 @@ class EmbodiedRollout(ServingWorker):
             num_executed=torch.stack([result.num_executed for result in segment.results]),
             terminated=torch.stack([result.terminated for result in segment.results]),
             truncated=torch.stack([result.truncated for result in segment.results]),
-            policy_version=self._version,
+            policy_version=segment.policy_version,
         )
 
 

@@ -103,6 +103,7 @@ class Trajectory:
     truncated: Tensor
     """[T, n] bool"""
     policy_version: int
+    """Version of the weights that chose all actions and estimated all values; counts optimizer steps from 0."""
 
 
 @record

@@ -32,7 +32,7 @@ def training_flow(
         arguments: worker group -> arguments of its class; a plan needs none.
         on_host, continues: as `join_env_and_policy`.
     """
-    flow = Flow(config.algorithm.name.rpartition(":")[2])
+    flow = Flow(config.algorithm.name.rpartition(":")[2], max_staleness=config.algorithm.max_staleness)
     for role, path in WORKERS.items():
         flow.worker(role, path, *arguments.get(role, ()))
     join_env_and_policy(flow, config.env.num_groups, on_host=on_host, continues=continues)
