@@ -10,6 +10,8 @@ import pytest
 from rlinf_comm.weights import ReshardPlan
 from rlinf_sched import Cluster, Mode, plan_for_mode
 from rlinf_workers import Executor, Flow, FlowDefinitionError, FlowRun, Reader, StepContext, Writer
+from rlinf_workers.explaining import explain
+from rlinf_workers.explaining.text import graph_lines
 from rlinf_workers.testing.toy_flow import Learn, Number, Scale, Shift, reference_run, toy_flow
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
@@ -140,6 +142,24 @@ def test_a_run_generates_while_the_one_before_trains(tmp_path):
         executor.sync_weights()
         runs = overlapped(executor, flow, 0, NUM_STEPS)
     assert [run.metrics["learn/weight"] for run in runs] == reference_run(VALUES, NUM_STEPS, max_staleness=1)
+
+
+def test_an_explanation_names_the_step_that_generation_waits_for(tmp_path):
+    flow = flow_of(ReportingScale, WaitingLearn, 1, str(tmp_path))
+    with Executor(cluster=CLUSTER, log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "disaggregated"))
+        executor.sync_weights()
+        texts = []
+        for step in range(2):
+            context = StepContext(step=step, phase="train", seed=0, num_items=len(NUMBERS))
+            executor.begin(flow, context=context, feeds={"numbers": NUMBERS})
+            until_s = time.monotonic() + 60
+            while not (ahead := executor.snapshot().ahead) or not ahead.idle:
+                assert time.monotonic() < until_s
+                time.sleep(0.01)
+            texts.append("\n".join(graph_lines(explain(executor.snapshot()))))
+    assert "scale of step 1 waits until step 0 has been trained: a pause follows" in texts[0]
+    assert "scale of step 2 waits until step 0 has been trained (max_staleness 1)" in texts[1]
 
 
 def test_a_group_with_two_stages_cannot_overlap(tmp_path):

@@ -1,5 +1,7 @@
 """What an actor knows of the age of the weights that sampled what it trains on."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -23,6 +25,31 @@ def test_staleness_counts_training_steps_and_not_optimizer_steps():
     staleness.begin_step(10)
     staleness.add({10: 2}, "samples")
     assert staleness.num_samples == {0: 2}
+
+
+class RecordingWorker:
+    """Keeps what is recorded; the other ranks' largest staleness is 1."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, list[tuple[float, float]]] = {}
+        self.ranks = self
+
+    def record(self, name: str, value: float, *, weight: float = 1.0) -> None:
+        self.records.setdefault(name, []).append((value, weight))
+
+    def objects(self, own: int) -> list[int]:
+        return [own, 1]
+
+
+def test_the_share_of_every_age_is_recorded():
+    staleness, worker = begun(2, 4, 6, 9), RecordingWorker()
+    unchecked: Any = worker
+    staleness.record(unchecked)
+    assert worker.records == {"rollout/staleness_max": [(1, 1.0)]}, "this rank trained on nothing"
+    staleness.add({9: 3, 4: 1}, "samples")
+    staleness.record(unchecked)
+    shares = {age: worker.records[f"rollout/staleness_{age}_fraction"] for age in range(3)}
+    assert shares == {0: [(0.75, 4)], 1: [(0.0, 4)], 2: [(0.25, 4)]}
 
 
 @pytest.mark.parametrize("version", [4, 5, 11], ids=["too old", "never served", "of the future"])

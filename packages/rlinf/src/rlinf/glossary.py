@@ -136,6 +136,8 @@ TRAINING = (
             train, mean over tokens or environment steps, with algorithm.max_staleness; docs/staleness.md.
         rollout/staleness_max | steps | The same of the oldest token or environment step; never above
             algorithm.max_staleness.
+        rollout/staleness_<steps>_fraction | share | Tokens or environment steps that were sampled by weights of that
+            age.
         actor/grad_norm | - | Norm of the gradient before clipping, at actor.max_grad_norm.
         actor/learning_rate | - | Learning rate of the optimizer step; jobs with language models.
         actor/clip_fraction | share | Trained tokens, or actions, whose loss term the policy loss clipped.

@@ -48,6 +48,7 @@ from rlinf_workers.explaining.snapshot import (
     ProcessRecord,
     Snapshot,
     StageState,
+    StepsAhead,
     own_processes,
 )
 from rlinf_workers.explaining.text import graph_lines
@@ -527,6 +528,7 @@ class Executor:
             step=run.context.step,
             phase=run.context.phase,
             began_s=self._oldest_since[0],
+            ahead=_steps_ahead(self._under_way),
             stages=tuple(_stage_states(run)),
             channels=tuple(_channel_state(name, home.channel) for name, home in channel_set.homes.items()),
             keepers=channel_set.keepers,
@@ -695,6 +697,19 @@ def _stage_states(run: _UnderWay) -> Iterator[StageState]:
                 rank for name, rank, future in run.stage_calls if name == stage.name and not _has_returned(future)
             ),
         )
+
+
+def _steps_ahead(under_way: Sequence[_UnderWay]) -> StepsAhead | None:
+    """How far generation is ahead; None for a flow whose runs do not overlap."""
+    graph, newest = under_way[0].planned.graph, under_way[-1]
+    if not graph.max_staleness:
+        return None
+    running = {graph.stage(name).worker for name, _, future in newest.stage_calls if not _has_returned(future)}
+    return StepsAhead(
+        max_staleness=graph.max_staleness,
+        num_under_way=len(under_way),
+        idle=tuple(dict.fromkeys(edge.target for edge in graph.weight_edges if edge.target not in running)),
+    )
 
 
 def _has_returned(future: Future[Any]) -> bool:

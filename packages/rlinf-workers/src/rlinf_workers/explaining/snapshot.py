@@ -53,6 +53,17 @@ class ChannelState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StepsAhead:
+    """Steps that overlap: how far generation is ahead of the oldest step under way."""
+
+    max_staleness: int
+    num_under_way: int
+    """Steps that have begun and not ended."""
+    idle: tuple[str, ...] = ()
+    """Worker groups that generate and have ended their stages of all steps under way."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
     """A run at one moment. Waits are as old as the last heartbeat of their worker, about a second."""
 
@@ -67,6 +78,8 @@ class Snapshot:
     """Unix time at which the run of the flow began."""
     expected_s: float = 0.0
     """Expected duration; 0: unknown."""
+    ahead: StepsAhead | None = None
+    """None: steps of the flow do not overlap."""
     stages: tuple[StageState, ...] = ()
     channels: tuple[ChannelState, ...] = ()
     keepers: dict[str, str] = field(default_factory=dict)

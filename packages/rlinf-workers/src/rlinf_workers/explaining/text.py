@@ -10,6 +10,7 @@ import msgspec
 from rlinf_workers.control_characters import printable
 from rlinf_workers.explaining.explanation import Look, RunExplanation
 from rlinf_workers.explaining.graph import SETTLED_S, Cause, RootCause, WaitNode
+from rlinf_workers.explaining.snapshot import Snapshot
 from rlinf_workers.explaining.stacks import Frame, Stacks, ThreadStack
 
 NUM_CULPRITS = 3
@@ -80,8 +81,10 @@ def graph_lines(explanation: RunExplanation, *, every: bool = False) -> Iterator
     if left := len(root_causes) - 1 - len(others):
         yield f"and {left} more"
     waiting = [node for node in explanation.graph.nodes if node.wait is not None]
-    if waiting:
+    ahead = list(_ahead_lines(explanation.snapshot))
+    if waiting or ahead:
         yield "who waits for what:"
+    yield from (f"  {line}" for line in ahead)
     for node in waiting if every else waiting[:NUM_NODES]:
         yield f"  {_node_text(explanation, node)}"
     if not every and len(waiting) > NUM_NODES:
@@ -99,6 +102,19 @@ def _head(explanation: RunExplanation) -> Iterator[str]:
         took_s = snapshot.taken_s - snapshot.began_s
         expected = f"; {snapshot.expected_s:.1f} s were expected" if snapshot.expected_s else ""
         yield f"flow {snapshot.flow!r}, step {snapshot.step} ({snapshot.phase}), under way for {took_s:.1f} s{expected}"
+
+
+def _ahead_lines(snapshot: Snapshot) -> Iterator[str]:
+    """What generation waits for, if steps overlap."""
+    if (ahead := snapshot.ahead) is None:
+        return
+    following = snapshot.step + ahead.num_under_way
+    for group in ahead.idle:
+        if ahead.num_under_way > ahead.max_staleness:
+            until = f"step {snapshot.step} has been trained (max_staleness {ahead.max_staleness})"
+        else:
+            until = f"step {following - 1} has been trained: a pause follows (evaluation, checkpoint, end of the run)"
+        yield f"{group} of step {following} waits until {until}"
 
 
 def _root_cause_text(explanation: RunExplanation, root_cause: RootCause) -> str:

@@ -64,4 +64,8 @@ class Staleness:
             return
         for staleness, count in self.num_samples.items():
             worker.record("rollout/staleness_mean", staleness, weight=count)
+        if total := self.num_samples.total():
+            for staleness in range(self.max_staleness + 1):
+                share = self.num_samples[staleness] / total
+                worker.record(f"rollout/staleness_{staleness}_fraction", share, weight=total)
         worker.record("rollout/staleness_max", max(worker.ranks.objects(max(self.num_samples, default=0))))

@@ -137,11 +137,13 @@ def folded(title: str, body: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{body}</details>" if body else ""
 
 
-def color_key(entries: Iterable[tuple[str, str]], *, has_waits: bool = False) -> str:
+def color_key(entries: Iterable[tuple[str, str]], *, has_waits: bool = False, has_step_waits: bool = False) -> str:
     """Returns the legend of the colours: (label, CSS colour)."""
     items = [f'<span><i style="background:{color}"></i>{escape(label)}</span>' for label, color in entries]
     if has_waits:
         items.append('<span><i class="thin"></i>waiting, onload, offload</span>')
+    if has_step_waits:
+        items.append('<span><i class="idle"></i>waiting for the other side</span>')
     return f'<div class="key">{"".join(items)}</div>'
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rlinf.glossary import SHARE, find
 from rlinf.report.curves import Curve, Line
 from rlinf.report.records import RunRecords, is_stage_time
+from rlinf.report.waits_section import AGE
 
 SCORES = ("accuracy", "success_at_end", "success_once", "token_accuracy", "preference_accuracy")
 """Metrics of an evaluation that are shares; the first one present is the run's score."""
@@ -76,6 +77,8 @@ def curves(records: RunRecords) -> tuple[list[Curve], list[Curve]]:
 def panels_of(runs: Sequence[RunRecords]) -> dict[str, dict[str, str]]:
     """Returns `PANELS` with one more for each further set of problems that a run evaluates on."""
     panels = dict(PANELS)
+    ages = {AGE.format(age): f"{age} steps" if age != 1 else "1 step" for age in range(7)}
+    panels["Tokens or environment steps by that age"] = ages
     for name in dict.fromkeys(name for records in runs for name in records.metric_names(evaluation=True)):
         score, _, held_out = name.partition("/")
         if held_out and score in ("accuracy", "reward"):  # success by task is a table

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from rlinf.report.metric_names import SCORES, curves, score_name
 from rlinf.report.records import WORST, RunRecords, read_run
 from rlinf.report.samples import samples
 from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
+from rlinf.report.waits import WAIT, Waits, read_waits
+from rlinf.report.waits_section import draw_waits
 from rlinf.run_folder.rows import write_file
 from rlinf_sched.explain import gib, seconds
 
@@ -65,6 +68,7 @@ def render(records: RunRecords) -> str:
     except (TypeError, KeyError, AttributeError):  # malformed plan.json, which its section reports
         stages = []
     colors = {stage: f"var(--c{i % NUM_COLORS})" for i, stage in enumerate(stages)}
+    waits = cache(lambda: _waits(records))
     parts: dict[str, Callable[[], str]] = {
         "Run": lambda: _header(records),
         "Scores": lambda: _headline(records),
@@ -72,7 +76,8 @@ def render(records: RunRecords) -> str:
         "Curves": lambda: _curves(records),
         "Success by task": lambda: success_by_task(records),
         "Films": lambda: films(records),
-        "Timeline": lambda: _timeline(records, colors),
+        "Timeline": lambda: _timeline(records, colors, waits()),
+        "Who waited for whom": lambda: draw_waits(waits(), records),
         "Profiles": lambda: _profiles(records),
         "Time by stage": lambda: _time_by_stage(records, colors),
         "Engine and trainer": lambda: _trust(records),
@@ -87,6 +92,13 @@ def render(records: RunRecords) -> str:
     )
     body = [_part(title, draw) for title, draw in parts.items()]
     return html.document(f"{records.name} - run report", body, footer=footer)
+
+
+def _waits(records: RunRecords) -> Waits | None:
+    try:
+        return read_waits(records)
+    except (TypeError, KeyError, AttributeError, ValueError):  # malformed flow.json, plan.json or trace
+        return None
 
 
 def _part(title: str, draw: Callable[[], str]) -> str:
@@ -164,22 +176,24 @@ def _figures(drawings: list[Any]) -> str:
     return f'<div class="curves">{figures}</div>' if figures else ""
 
 
-def _timeline(records: RunRecords, colors: Mapping[str, str]) -> str:
+def _timeline(records: RunRecords, colors: Mapping[str, str], waits: Waits | None) -> str:
     window = last_steps(records)
     if window is None:
         is_off = (records.config.get("run") or {}).get("trace") is False
         text = "run.trace is off." if is_off else "The trace holds no whole step."
         return html.section("Timeline", f'<p class="sub">{text}</p>')
+    if waits is not None:
+        window = window.with_waits(wait.to_span() for wait in waits.waits)
     used = {span.name for span in window.spans if span.category == "stage"}
     entries = [(stage, color) for stage, color in colors.items() if stage in used]
     if any(span.category == "sync" for span in window.spans):
         entries.append(("weight sync", "var(--sync)"))
-    has_waits = any(span.category not in ("stage", "sync") for span in window.spans)
+    has_waits = any(span.category not in ("stage", "sync", WAIT) for span in window.spans)
     steps = [step + 1 for step, _, _ in window.steps]
     what = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
     return html.section(
         f"Timeline of {what}",
-        html.color_key(entries, has_waits=has_waits),
+        html.color_key(entries, has_waits=has_waits, has_step_waits=any(one.category == WAIT for one in window.spans)),
         draw_timeline(window, colors),
         note=describe_busy(window),
     )

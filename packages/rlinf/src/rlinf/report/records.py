@@ -52,6 +52,8 @@ class SpanRecord:
     start_s: float
     """Seconds from the run's start."""
     duration_s: float
+    label: str = ""
+    """A few words to draw on the bar, if there is room."""
 
     @property
     def end_s(self) -> float:

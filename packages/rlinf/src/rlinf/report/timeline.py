@@ -6,11 +6,12 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from rlinf.report.axes import percent, time_axis
 from rlinf.report.records import RunRecords, SpanRecord
+from rlinf.report.waits import WAIT
 from rlinf_sched.explain import seconds
 
 NUM_STEPS = 3
@@ -26,6 +27,7 @@ WIDTH = 1120
 LABEL_WIDTH = 150
 TOP, BOTTOM = 22, 38
 ROW_HEIGHT, BAR_HEIGHT, THIN_HEIGHT = 28, 20, 4
+LETTER_WIDTH = 6
 MERGE_PIXELS = 0.5
 """Spans of one stage and row that are closer together are drawn as one."""
 
@@ -37,6 +39,11 @@ class Window:
     steps: tuple[tuple[int, float, float], ...]
     """Consecutive (step, start, end), in seconds from the run's start."""
     spans: tuple[SpanRecord, ...]
+
+    def with_waits(self, waits: Iterable[SpanRecord]) -> Window:
+        """The window with the waits between its steps."""
+        inside = [span for span in waits if self.start_s < span.end_s and span.start_s < self.end_s]
+        return replace(self, spans=(*inside, *self.spans))
 
     @property
     def start_s(self) -> float:
@@ -200,9 +207,10 @@ def _draw_row(row: _Row, y: int, window: Window, scale: float, colors: Mapping[s
         f'<text class="lane" x="0" y="{y + ROW_HEIGHT / 2 + 4}">{escape(label)}'
         f'<tspan class="tick" dx="7">{escape(note)}</tspan></text>',
     ]
-    thin = [span for span in spans if span.category not in ("stage", "sync")]
+    waits = [span for span in spans if span.category == WAIT]
+    thin = [span for span in spans if span.category not in ("stage", "sync", WAIT)]
     thick = [span for span in spans if span.category in ("stage", "sync")]
-    for drawn, offset in ((thin, BAR_HEIGHT), (thick, 0)):
+    for drawn, offset in ((waits, 0), (thin, BAR_HEIGHT), (thick, 0)):
         for bar in _bars(drawn, MERGE_PIXELS / scale):
             parts.append(_draw_bar(bar, y + 3 + offset, window, scale, colors))
     return parts
@@ -228,6 +236,8 @@ def _draw_bar(bar: Sequence[SpanRecord], y: float, window: Window, scale: float,
         look, height = f'fill="{colors.get(first.name, "var(--c7)")}"', BAR_HEIGHT - 2
     elif first.category == "sync":
         look, height = 'class="sync"', BAR_HEIGHT - 2
+    elif first.category == WAIT:
+        look, height = 'class="idle"', BAR_HEIGHT - 2
     else:
         look, height = 'class="wait"', THIN_HEIGHT
     num_items = sum(span.num_items for span in bar)
@@ -238,7 +248,12 @@ def _draw_bar(bar: Sequence[SpanRecord], y: float, window: Window, scale: float,
         *([f"{num_items} items"] if num_items else []),
     ]
     tip = escape("\n".join(lines))
-    return f'<rect {look} x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" rx="1.5" data-tip="{tip}"/>'
+    text = ""
+    if first.label and len(first.label) * LETTER_WIDTH < width:
+        text = (
+            f'<text class="tick" x="{x + width / 2:.1f}" y="{y + 13}" text-anchor="middle">{escape(first.label)}</text>'
+        )
+    return f'<rect {look} x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" rx="1.5" data-tip="{tip}"/>{text}'
 
 
 def describe_busy(window: Window) -> str:
