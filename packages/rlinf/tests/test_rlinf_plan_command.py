@@ -206,6 +206,8 @@ def test_a_robots_steps_that_overlap_are_predicted_from_end_to_end(plan):
     predictions = [outcome["plan"]["prediction"] for outcome in outcomes]
     assert [prediction["max_staleness"] for prediction in predictions] == [0, 1]
     assert predictions[1]["step_s"] < 0.8 * predictions[0]["step_s"]
+    notices = [[text for text in outcome["sentences"] if "versions of the weights" in text] for outcome in outcomes]
+    assert notices[0] == [] and notices[1][0].startswith("actor keeps 2 versions of the weights")
 
 
 def test_what_a_recipe_leaves_out_is_planned_as_the_policies_have_it():

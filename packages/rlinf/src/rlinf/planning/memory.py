@@ -7,8 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rlinf.config.common import ClusterConfig
+from rlinf.plugin_checks import spec_of
 from rlinf_sched import Plan
 from rlinf_sched.derive import MEMORY_KINDS, RankMemory
+from rlinf_workers.plugins import WEIGHT_SYNCS
+from rlinf_workers.weight_sync import EdgeEnds, WeightSyncSpec, suitable_weight_syncs
 
 PROCESS_BYTES = 384 << 20
 """Bytes of a worker process on a CPU slot without its model: the interpreter with torch and transformers, as measured
@@ -38,6 +42,13 @@ class KeptWeights:
     """Bytes of all versions on the rank's GPU. Offloading does not move them."""
     host_bytes: int = 0
     """The same in the memory of its machine."""
+
+
+def weight_sync_of(cluster: ClusterConfig, nodes: Sequence[int], *, on_gpu: bool) -> WeightSyncSpec:
+    """The weight sync between ranks on these nodes; of several candidates the first one."""
+    if cluster.weight_sync != "auto":
+        return spec_of(WEIGHT_SYNCS, cluster.weight_sync, at="cluster.weight_sync")
+    return suitable_weight_syncs(EdgeEnds(sources=nodes, targets=nodes, on_gpus=on_gpu))[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,9 +12,10 @@ from dataclasses import replace
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.embodied.flow import training_flow
+from rlinf.planning.memory import weight_sync_of
 from rlinf_algos import AlgosError
 from rlinf_envs import EnvError
-from rlinf_sched import InstanceProfile, Problem, Profiles, SchedError, Stage, StageProfile
+from rlinf_sched import Cluster, InstanceProfile, Problem, Profiles, SchedError, Stage, StageProfile
 from rlinf_sched.derive import (
     CORES_PER_DEVICE,
     GPUS_PER_NODE,
@@ -51,10 +52,13 @@ def embodied_problem(config: EmbodiedConfig, num_devices: int, *, gpu: str, env_
         in_groups = {
             stage.name: _of_workers(config, stage, profiles.stages[stage.name], num_devices) for stage in flow.stages
         }
+        cluster = gpu_cluster(gpu, num_devices)
+        kept_bytes = _version_bytes(config, cost, cluster)
+        edges = tuple(replace(edge, kept_bytes=kept_bytes) for edge in flow.weight_edges)
         return Problem(
-            flow=replace(flow, item_bytes=_item_bytes(config, job)),
+            flow=replace(flow, item_bytes=_item_bytes(config, job), weight_edges=edges),
             profiles=Profiles(stages=in_groups),
-            cluster=gpu_cluster(gpu, num_devices),
+            cluster=cluster,
             num_items=config.env.num_groups,
         )
     except (SchedError, AlgosError, EnvError) as error:
@@ -142,6 +146,13 @@ def _item_bytes(config: EmbodiedConfig, job: Embodied) -> dict[str, int]:
         "actions": group_size * 4 * numbers,
         "trajectories": group_size * job.num_rounds * (pictures + NUMBER_BYTES * numbers),
     }
+
+
+def _version_bytes(config: EmbodiedConfig, cost: ActingCost, cluster: Cluster) -> int:
+    """What the actor's GPUs keep of each published version until the policy has received it."""
+    spec = weight_sync_of(config.cluster, sorted({device.node for device in cluster.devices}), on_gpu=True)
+    size = cost.shape.weights_bytes
+    return spec.gpu_bytes(trained_bytes=size, served_bytes=size, options=config.cluster.weight_sync_options)
 
 
 def _of_workers(config: EmbodiedConfig, stage: Stage, profile: StageProfile, num_devices: int) -> StageProfile:

@@ -36,8 +36,8 @@ from rlinf.planning.memory import (
     device_place,
     host_place,
     versions_place,
+    weight_sync_of,
 )
-from rlinf.plugin_checks import spec_of
 from rlinf_sched import Cluster, Plan, ProfileError, StagePlan
 from rlinf_sched.derive import (
     JobShape,
@@ -45,9 +45,8 @@ from rlinf_sched.derive import (
     RankMemory,
     forward_memory,
 )
-from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.trainers import DTYPE_BYTES
-from rlinf_workers.weight_sync import EdgeEnds, WeightSyncSpec, suitable_weight_syncs
+from rlinf_workers.weight_sync import EdgeEnds, suitable_weight_syncs
 
 NUM_STORED = 2
 """Copies of the weights that the host's store between trainer and engines takes at most: the version that is served,
@@ -275,7 +274,7 @@ def kept_weights(
     Args:
         nodes: nodes of trainer and engines.
     """
-    spec, num_versions = _weight_sync_of(config, nodes, on_gpu=on_gpu), config.algorithm.max_staleness + 1
+    spec, num_versions = weight_sync_of(config.cluster, nodes, on_gpu=on_gpu), config.algorithm.max_staleness + 1
     sizes: dict[str, Any] = {
         "trained_bytes": DTYPE_BYTES["float32"] * shape.num_parameters // num_ranks,
         "served_bytes": DTYPE_BYTES[config.served_dtype] * shape.num_parameters // num_ranks,
@@ -286,13 +285,6 @@ def kept_weights(
         gpu_bytes=num_versions * spec.gpu_bytes(**sizes) if on_gpu else 0,
         host_bytes=num_versions * spec.host_bytes(**sizes, on_gpus=on_gpu),
     )
-
-
-def _weight_sync_of(config: ReasoningConfig, nodes: Sequence[int], *, on_gpu: bool) -> WeightSyncSpec:
-    """The weight sync between ranks on these nodes; of several candidates the first one."""
-    if (name := config.cluster.weight_sync) != "auto":
-        return spec_of(WEIGHT_SYNCS, name, at="cluster.weight_sync")
-    return suitable_weight_syncs(EdgeEnds(sources=nodes, targets=nodes, on_gpus=on_gpu))[0]
 
 
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
