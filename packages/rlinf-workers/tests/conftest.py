@@ -34,12 +34,17 @@ FORKED = ("rlinf_workers.testing.toy_flow", "rlinf_workers.testing.backends")
 """What the workers of most tests import, torch and transformers among it: 3 s of a core each."""
 
 
-@pytest.fixture(scope="module")
-def forked_workers() -> Iterator[None]:
-    """Local workers are forked from one process that has their imports behind it, as those of a run on CPUs are."""
+@pytest.fixture(scope="session")
+def fork_server() -> None:
+    """The process that workers are forked from has their imports behind it."""
     with worker_variables({"OMP_NUM_THREADS": "1"}):
         multiprocessing.set_forkserver_preload([*FORKED, "transformers.models.qwen2.modeling_qwen2"])
         forkserver.ensure_running()
+
+
+@pytest.fixture(scope="module")
+def forked_workers(fork_server: None) -> Iterator[None]:
+    """Local workers are forked, as those of a run on CPUs are."""
     with pytest.MonkeyPatch.context() as patch:
         defaults = LocalLauncher.__init__.__kwdefaults__
         assert defaults is not None

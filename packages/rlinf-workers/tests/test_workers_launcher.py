@@ -15,14 +15,46 @@ from rlinf_workers.errors import WorkersError
 from rlinf_workers.launchers.child import cores_of_slots
 from rlinf_workers.launchers.messages import Returned
 from rlinf_workers.launchers.served import ServedWorker
-from rlinf_workers.testing.launchers import CHECKS, assert_gone, check_a_killed_driver, launched, start
+from rlinf_workers.testing.launchers import (
+    CHECKS,
+    assert_gone,
+    check_a_killed_driver,
+    check_another_environment,
+    check_calls,
+    check_deaths,
+    check_shutdown,
+    launched,
+    start,
+)
 from rlinf_workers.testing.toy_flow import Fault
 from rlinf_workers.testing.venvs import second_venv
 
+SPAWNED = (check_calls, check_deaths, check_shutdown, check_a_killed_driver, check_another_environment)
+"""Those that every run of the tests does with workers of an interpreter each, which take seconds of a core to start."""
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+
+@pytest.mark.parametrize(
+    "check",
+    [check if check in SPAWNED else pytest.param(check, marks=pytest.mark.slow) for check in CHECKS],
+    ids=lambda check: check.__name__,
+)
 def test_it_conforms(check, tmp_path):
     check(LocalLauncher, tmp_path)
+
+
+def forking() -> LocalLauncher:
+    return LocalLauncher(forks=True)
+
+
+@pytest.mark.usefixtures("fork_server")
+@pytest.mark.parametrize(
+    "check",
+    [check for check in CHECKS if check not in (check_a_killed_driver, check_another_environment)],
+    ids=lambda check: check.__name__,
+)
+def test_forked_workers_conform(check, tmp_path):
+    """The two checks left out start interpreters in any case."""
+    check(forking, tmp_path)
 
 
 def test_workers_end_with_a_driver_that_is_interrupted(tmp_path):
@@ -56,8 +88,9 @@ def test_a_class_from_a_notebook_is_refused(tmp_path, monkeypatch):
         start(launcher, tmp_path)
 
 
+@pytest.mark.usefixtures("fork_server")
 def test_a_group_calls_all_ranks_or_some(tmp_path):
-    with launched(LocalLauncher) as launcher:
+    with launched(forking) as launcher:
         group = start(launcher, tmp_path, num_ranks=2)
         every = group.call("process_id")
         assert len(set(every)) == 2
