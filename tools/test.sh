@@ -14,6 +14,7 @@ if [ "${1:-}" = "--engines" ]; then
   exit
 fi
 
+unset PYTHONDONTWRITEBYTECODE # with it, each process that a test starts compiles our packages again
 selection=(-m "not slow and not gpu")
 if [ "${1:-}" = "--all" ]; then
   shift
