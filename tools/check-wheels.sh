@@ -1,12 +1,18 @@
 #!/usr/bin/env bash
 # Builds every wheel from its sdist (tools/build-wheels.sh) and runs the native ones in an environment without torch.
 # Catches a source that an sdist forgot, a wheel without its licence, a tag that promises too much.
+#   tools/check-wheels.sh [--optimized]    compiled as for a release; by default without optimizing, which is quicker
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+case "${1:-}" in
+  "") native=(--unoptimized) ;;
+  --optimized) native=() ;;
+  *) fail "usage: tools/check-wheels.sh [--optimized]" ;;
+esac
 ensure_environment
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
-tools/build-wheels.sh "$scratch/wheels"
+tools/build-wheels.sh "$scratch/wheels" "${native[@]}"
 .venv/bin/python -m venv "$scratch/venv"
 "$scratch/venv/bin/python" -m pip --quiet --disable-pip-version-check install numpy lazy-loader # torch is needed only for tensors
 "$scratch/venv/bin/python" -m pip --quiet --disable-pip-version-check install --no-deps "$scratch"/wheels/rlinf_{comm,sched}-*.whl
