@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from hypothesis import settings
@@ -25,12 +26,25 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(scope="module")
-def brief_search() -> Iterator[None]:
-    """The planner times a tenth of the plans: for modules that ask for plans, and not for the best ones."""
+@contextmanager
+def _brief_search() -> Iterator[None]:
     from rlinf_sched.planner import improvement
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_MOST_SEARCHED", "_FEW_WALKED", "_ITEMS_SEARCHED"):
             patch.setattr(improvement, name, getattr(improvement, name) // 10)
+        yield
+
+
+@pytest.fixture(scope="module")
+def brief_search() -> Iterator[None]:
+    """The planner times a tenth of the plans: for modules that ask for plans, and not for the best ones."""
+    with _brief_search():
+        yield
+
+
+@pytest.fixture(params=["brief", pytest.param("whole", marks=pytest.mark.slow)])
+def each_search(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The planner times a tenth of the plans, and with `--all` also as many as in use: for what holds in both."""
+    with _brief_search() if request.param == "brief" else nullcontext():
         yield

@@ -28,6 +28,9 @@ from rlinf_sched.planner.pools import device_counts, pools_of
 from rlinf_sched.planner.search import Search
 
 
+pytestmark = pytest.mark.usefixtures("each_search")
+
+
 def small(seed: int) -> Problem:
     """Three stages of unequal items on four devices with little memory."""
     draw = random.Random(seed)

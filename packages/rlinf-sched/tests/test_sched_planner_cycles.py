@@ -16,6 +16,8 @@ from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.planner.search import Search
 from rlinf_sched.planner.tree import Cycle, leaves
 
+pytestmark = pytest.mark.usefixtures("each_search")
+
 NUM_ITEMS = 8
 SIZES = (1, 2, 4, 8)
 

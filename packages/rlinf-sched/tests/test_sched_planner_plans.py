@@ -12,6 +12,7 @@ from rlinf_sched.plan import Mode
 from rlinf_sched.planner import best_plan, plan_and_compare
 from rlinf_sched.profile import MAX_SECONDS
 
+pytestmark = pytest.mark.usefixtures("each_search")
 TWO = {"rollout": profile(0.5, fixed=1.0, state_bytes=15 * GIB), "actor": profile(1.0, state_bytes=20 * GIB)}
 
 

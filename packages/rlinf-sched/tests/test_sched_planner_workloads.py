@@ -7,6 +7,8 @@ import pytest
 from rlinf_sched.derive import workload
 from rlinf_sched.planner import best_plan
 
+pytestmark = pytest.mark.usefixtures("each_search")
+
 NUM_DEVICES = [8, *(pytest.param(num, marks=pytest.mark.slow) for num in (16, 32))]
 
 
