@@ -27,7 +27,6 @@ from rlinf_sched.planner.placements import StagePlacement
 from rlinf_sched.planner.pools import device_counts, pools_of
 from rlinf_sched.planner.search import Search
 
-
 pytestmark = pytest.mark.usefixtures("each_search")
 
 
