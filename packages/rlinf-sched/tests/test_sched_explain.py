@@ -1,6 +1,7 @@
 """Explanations of hand-made timelines, against numbers worked out by hand."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -337,7 +338,7 @@ def test_cores_that_all_stages_share_are_the_busiest():
 
 def test_text_and_json_say_the_same(problem: Problem, plan: Plan):
     gains = [Gain(label="actor", share=0.04)]
-    explanation = explain(problem, plan, STEP, PATH, what_if(problem, plan, lambda _: plan), gains)
+    explanation = explain(problem, plan, STEP, PATH, what_if(problem, plan, lambda *_: plan), gains)
     text = explanation_text(explanation)
     assert max(map(len, text.splitlines())) <= 110
     assert text.splitlines()[-1].split() == ["no", "offload", "10", "s", "2", "makes", "no", "difference"]
@@ -352,6 +353,8 @@ def test_text_and_json_say_the_same(problem: Problem, plan: Plan):
         "twice the devices",
         "twice the items a step",
         "staleness 1",
+        "staleness 2",
+        "staleness 4",
         "30 % longer answers",
         "no offload",
     ]
@@ -434,7 +437,8 @@ def test_more_devices_are_on_new_nodes():
 
 
 def test_answers_compare_with_the_plan_and_tell_what_does_not_fit(problem: Problem, plan: Plan):
-    def planner(changed: Problem) -> Plan:
+    def planner(changed: Problem, modes: Sequence[Mode] | None) -> Plan:
+        assert modes == (("disaggregated",) if changed.flow.max_staleness else None)
         if not changed.allow_offload:
             raise InfeasibleError("actor does not fit")
         step_s = {2: 13.0, 4: 5.0}[changed.cluster.num_devices]
@@ -446,8 +450,7 @@ def test_answers_compare_with_the_plan_and_tell_what_does_not_fit(problem: Probl
         (5.0, "2.00 times as fast; hybrid in place of collocated"),
         (5.0, "2.00 times as fast; hybrid in place of collocated"),
         (13.0, "1.54 times as fast; hybrid in place of collocated"),  # twice the items
-        (13.0, "30% slower; hybrid in place of collocated"),
-        (13.0, "30% slower; hybrid in place of collocated"),
+        *[(13.0, "30% slower; hybrid in place of collocated")] * 4,  # staleness 1, 2 and 4, longer answers
         (None, "actor does not fit"),
     ]
 
@@ -466,7 +469,36 @@ def test_quantities():
 
 
 def test_nothing_is_asked_that_no_problem_may_have(problem: Problem, plan: Plan):
-    """As many steps ahead and as many items as there may be."""
-    flow = replace(problem.flow, max_staleness=64)
-    texts = {one.question for one in what_if(replace(problem, flow=flow, num_items=10_000_000), plan, lambda _: plan)}
-    assert not texts & {"twice the items a step", "staleness 65"}
+    """As many items as there may be, the bound that it has, and steps that overlap on one device."""
+    flow = replace(problem.flow, max_staleness=2)
+    full = replace(problem, flow=flow, num_items=10_000_000)
+    texts = {one.question for one in what_if(full, plan, lambda *_: plan)}
+    assert not texts & {"twice the items a step", "staleness 2"}
+    assert texts > {"staleness 0", "staleness 1", "staleness 4"}
+    alone = replace(full, cluster=Cluster.cpu_slots(1, 1 << 40))
+    assert not {one.question for one in changes(alone, plan)} & {"staleness 1", "staleness 4"}
+
+
+def test_another_split_of_the_devices_is_asked_about_where_training_has_its_own():
+    problem = chain({"rollout": profile(1.0), "actor": profile(1.0)}, gpus(4))
+    apart = plan_for_mode(problem.flow, problem.cluster, "disaggregated")
+    variants = {one.question: one for one in changes(problem, apart)}
+    for question, num_devices in (("a rollout device more", 3), ("a rollout device less", 1)):
+        assert variants[question].problem.pinned_devices == {"rollout": num_devices}
+        assert variants[question].modes == ("disaggregated",)
+    assert variants["one more device"].problem.cluster.num_devices == 5
+    together = plan_for_mode(problem.flow, problem.cluster, "collocated")
+    questions = {one.question for one in changes(problem, together)}
+    assert not questions & {"a rollout device more", "a rollout device less", "one more device"}
+
+
+def test_answers_on_more_staleness_are_those_of_the_planner():
+    """Rollout and training take equally long, so that steps that overlap take half of the time."""
+    problem = chain({"rollout": profile(1.0), "actor": profile(1.0)}, gpus(2))
+    explanation = explain_problem(problem, modes=["disaggregated"], asks_what_if=True)
+    answers = {one.question: one.step_s for one in explanation.answers}
+    for ahead in (1, 2):
+        overlapping = replace(problem, flow=replace(problem.flow, max_staleness=ahead))
+        planned = make_plan(overlapping, ["disaggregated"]).prediction
+        assert planned is not None and answers[f"staleness {ahead}"] == planned.step_s
+    assert answers["staleness 1"] == pytest.approx(16.0, rel=0.1)

@@ -68,7 +68,7 @@ def test_files_are_written_where_asked_and_agree(plan, tmp_path: Path):
     explanation = json.loads((folder / "explanation.json").read_text())
     written = Plan.from_json((folder / "plan.json").read_text())
     assert Plan.from_json(json.dumps(explanation["plan"])) == written
-    assert "what if\n" in outcome.out and len(explanation["what_if"]) == 6
+    assert "what if\n" in outcome.out and len(explanation["what_if"]) == 8
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert {event["name"] for event in events if event["ph"] == "X"} >= {"rollout", "actor"}
     assert "What if" in (folder / "plan.html").read_text()

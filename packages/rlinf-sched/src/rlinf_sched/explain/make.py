@@ -40,7 +40,7 @@ def explain_problem(
         what_if(
             problem,
             plan,
-            lambda changed: make_plan(changed, modes, num_draws=num_draws),
+            lambda changed, other_modes: make_plan(changed, other_modes or modes, num_draws=num_draws),
             on_progress=lambda text: on_progress(f"planning, what if: {text}"),
         )
         if asks_what_if

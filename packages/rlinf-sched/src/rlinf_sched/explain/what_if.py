@@ -1,18 +1,23 @@
 """What-if questions: more devices, another GPU, a faster network, larger steps, overlapping steps, longer completions,
 no offload. Each is answered by a new plan."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlinf_sched.cluster import Cluster
 from rlinf_sched.derive.datasheets import GPUS, Gpu
 from rlinf_sched.errors import InfeasibleError
-from rlinf_sched.flow_graph import MAX_STALENESS, FlowGraph
-from rlinf_sched.plan import Plan
+from rlinf_sched.explain.quantities import counted
+from rlinf_sched.flow_graph import FlowGraph
+from rlinf_sched.plan import Mode, Plan
 from rlinf_sched.problem import MAX_ITEMS, Problem
 from rlinf_sched.profile import InstanceProfile, Profiles, StageProfile
 
 LONGER = 1.3
+STALENESSES = (0, 1, 2, 4)
+"""Bounds on staleness that are tried."""
+MakePlan = Callable[[Problem, Sequence[Mode] | None], Plan]
+"""The planner; the modes to plan, or None for those of the original plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +29,8 @@ class ProblemVariant:
     meaning: str
     """The exact change."""
     problem: Problem
+    modes: tuple[Mode, ...] | None = None
+    """Modes that can run it; None: those of the original plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +66,7 @@ def changes(problem: Problem, plan: Plan) -> Iterator[ProblemVariant]:
                 pinned_devices={**problem.pinned_devices, group: 2 * own},
             ),
         )
+        yield from _other_splits(problem, plan, group)
     yield ProblemVariant(
         question="twice the devices",
         meaning=f"{2 * num_devices} in place of {num_devices}",
@@ -84,6 +92,28 @@ def changes(problem: Problem, plan: Plan) -> Iterator[ProblemVariant]:
             meaning="state stays on the devices between turns",
             problem=replace(problem, allow_offload=False),
         )
+
+
+def _other_splits(problem: Problem, plan: Plan, group: str) -> Iterator[ProblemVariant]:
+    """A device more and a device less for generation, and one more in all, if training has devices of its own."""
+    flow, num_devices = problem.flow, len(problem.cluster.compute_devices)
+    own = plan.stage(flow.workers[group][0]).devices
+    training = {device for name in flow.training_groups for device in plan.stage(flow.workers[name][0]).devices}
+    if training & set(own):
+        return
+    for more, question in ((1, f"a {group} device more"), (-1, f"a {group} device less")):
+        if 0 < len(own) + more < num_devices:
+            yield ProblemVariant(
+                question=question,
+                meaning=f"{len(own) + more} of {num_devices} devices for {group}, in place of {len(own)}",
+                problem=replace(problem, pinned_devices={**problem.pinned_devices, group: len(own) + more}),
+                modes=(plan.mode,),
+            )
+    yield ProblemVariant(
+        question="one more device",
+        meaning=f"{num_devices + 1} in place of {num_devices}",
+        problem=replace(problem, cluster=grown(problem.cluster, 1)),
+    )
 
 
 def _other_machines(problem: Problem) -> Iterator[ProblemVariant]:
@@ -140,7 +170,7 @@ def _on_other_gpus(problem: Problem, now: Gpu, gpu: Gpu) -> Problem:
 
 
 def _other_steps(problem: Problem) -> Iterator[ProblemVariant]:
-    """Twice the items, and generation one step further ahead, if allowed."""
+    """Twice the items, and generation that is further ahead, or less far."""
     rounds = max(profile.rounds for profile in problem.profiles.stages.values())
     if 2 * problem.num_items * rounds <= MAX_ITEMS:
         yield ProblemVariant(
@@ -148,20 +178,23 @@ def _other_steps(problem: Problem) -> Iterator[ProblemVariant]:
             meaning=f"{2 * problem.num_items:,} in place of {problem.num_items:,}; compared item for item",
             problem=replace(problem, num_items=2 * problem.num_items),
         )
-    ahead = problem.flow.max_staleness + 1
-    if ahead > MAX_STALENESS:
-        return
-    yield ProblemVariant(
-        question=f"staleness {ahead}",
-        meaning=f"generation may run {ahead} steps ahead of training (max_staleness)",
-        problem=replace(problem, flow=replace(problem.flow, max_staleness=ahead)),
-    )
+    for ahead in STALENESSES:
+        apart: tuple[Mode, ...] = ("disaggregated",)
+        if ahead == problem.flow.max_staleness or (ahead and len(problem.cluster.compute_devices) == 1):
+            continue
+        meaning = f"generation may run {counted(ahead, 'step')} ahead of training, on devices of its own"
+        yield ProblemVariant(
+            question=f"staleness {ahead}",
+            meaning=f"{meaning if ahead else 'steps do not overlap'} (max_staleness)",
+            problem=replace(problem, flow=replace(problem.flow, max_staleness=ahead)),
+            modes=apart if ahead else None,
+        )
 
 
 def what_if(
     problem: Problem,
     plan: Plan,
-    make_plan: Callable[[Problem], Plan],
+    make_plan: MakePlan,
     *,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> list[WhatIf]:
@@ -169,7 +202,7 @@ def what_if(
 
     Args:
         plan: the plan of the original problem, with a prediction.
-        make_plan: the planner, with the arguments used for the plan.
+        make_plan: the planner, with the other arguments used for the plan.
         on_progress: called with each question and its number, such as `twice the devices (2/7)`, before it is planned.
     """
     variants, answers = list(changes(problem, plan)), []
@@ -197,10 +230,10 @@ def _main_generation_group(flow: FlowGraph) -> str | None:
     return next(iter([*playing, *groups]), None)
 
 
-def _answer(change: ProblemVariant, plan: Plan, make_plan: Callable[[Problem], Plan], num_items: int) -> WhatIf:
+def _answer(change: ProblemVariant, plan: Plan, make_plan: MakePlan, num_items: int) -> WhatIf:
     num_devices = len(change.problem.cluster.compute_devices)
     try:
-        other = make_plan(change.problem)
+        other = make_plan(change.problem, change.modes)
     except InfeasibleError as e:
         return WhatIf(
             question=change.question,

@@ -40,8 +40,8 @@ class StepWait:
     step: int
     """The step that the worker computes next."""
     cause: Cause
-    """`weights`: until a step has been trained; `samples`: until they have been generated and scored; `pause`: no step may begin before
-    earlier ones have ended, or none is under way."""
+    """`weights`: until a step has been trained; `samples`: until they have been generated and scored; `pause`: no step
+    may begin before earlier ones have ended, or none is under way."""
     of_step: int
     """The step that is waited for; of a pause the last one before it."""
     start_s: float
