@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from command_line import END_TIMEOUT_S, SHORT_SORT, environment, numbers, train
+from command_line import END_TIMEOUT_S, SHORT_SORT, environment, numbers
 
 PROGRAM = """
 import json, sys
@@ -29,7 +29,7 @@ print(json.dumps({**rows, "refusal": refusal, "score": run.result["score"], "exp
 """
 
 
-def test_a_program_trains_resumes_and_exports(tmp_path):
+def test_a_program_trains_resumes_and_exports(sort_run, tmp_path):
     keys = {key: json.loads(value) if isinstance(value, str) and value in ("null", "false") else value
             for key, value in SHORT_SORT.items()}  # fmt: skip
     (tmp_path / "keys.json").write_text(json.dumps(keys | {"run.num_steps": 2}))
@@ -45,5 +45,4 @@ def test_a_program_trains_resumes_and_exports(tmp_path):
     assert (values["metrics"], values["score"], values["exported"]) == (3, "accuracy", True)
     assert values["evaluations"] >= 2 and values["samples"] > 0
     assert 'name it "my_module:score"' in values["refusal"] and "%%writefile my_module.py" in values["refusal"]
-    train("sort-grpo", tmp_path / "typed", SHORT_SORT)
-    assert numbers(tmp_path / "run") == numbers(tmp_path / "typed")
+    assert numbers(tmp_path / "run") == numbers(sort_run)

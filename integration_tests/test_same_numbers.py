@@ -80,9 +80,9 @@ def numbers(path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def sort_reference(tmp_path_factory):
+def sort_reference(sort_run):
     """The collocated plan on two slots."""
-    reference = numbers(train("sort-grpo", tmp_path_factory.mktemp("sort") / "run", SHORT_SORT))
+    reference = numbers(sort_run)
     assert any(row["actor/grad_norm"] > 0 for row in reference["metrics"]), (
         "equal because nothing was learned proves nothing"
     )
