@@ -185,6 +185,12 @@ def test_a_chat_template_is_used_where_there_is_one(prepared, inputs: Path):
     assert not prepared(f"gsm8k=gsm8k.jsonl --model model {SHORT} --prompt_format plain").benchmarks.encoder.is_chat
 
 
+@pytest.mark.parametrize(("name", "function"), [("exact", "exact_match"), ("numeric_match", "numeric_match")])
+def test_a_reward_has_the_name_of_training_or_of_its_function(prepared, name: str, function: str):
+    (one,) = prepared(f"mine=gsm8k.jsonl --benchmarks.mine.reward {name} --model model {SHORT}").benchmarks.sets
+    assert one.reward.rule == function
+
+
 def test_what_a_reader_must_know_is_noted(prepared, inputs: Path):
     (inputs / "own.jsonl").write_text(
         '{"question": "a", "answer": "1"}\n{"question": "%s", "answer": "2"}\n{"question": "\u03c0", "answer": "3"}\n{'

@@ -53,8 +53,9 @@ class BenchmarkConfig(Section):
     )
     reward: str | None = Field(
         default=None,
-        description="How completions are scored: a reward's name, or package.module:function. null: the reward of the "
-        "published set.",
+        description="How completions are scored: exact, numeric, math, multiple_choice, format or code, as reward.kind "
+        "in training; a function of rlinf_algos.rewards; or package.module:function. null: the reward of the published "
+        "set.",
     )
     columns: BenchmarkColumns = Field(default=BenchmarkColumns(), description="Names of the columns that are read.")
     prompt_template: str | None = Field(

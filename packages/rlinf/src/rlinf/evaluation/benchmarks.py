@@ -11,7 +11,7 @@ from rlinf.config.evaluation import BenchmarkConfig, EvalConfig
 from rlinf.errors import UserError
 from rlinf.evaluation.model import EvaluatedModel
 from rlinf.jobs.generation import make_encoder
-from rlinf.jobs.rewards import try_own_reward
+from rlinf.jobs.rewards import FUNCTIONS, try_own_reward
 from rlinf.tasks import TaskProblem
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.published import PublishedSet, published_set, require_published
@@ -73,7 +73,7 @@ def _published(name: str, benchmark: BenchmarkConfig) -> PublishedSet | None:
         return published_set(name)
     return require_published(
         name,
-        hint=f"a file of your own needs a reward: --benchmarks.{name}.reward exact_match, for example, and "
+        hint=f"a file of your own needs a reward: --benchmarks.{name}.reward exact, for example, and "
         f"--benchmarks.{name}.columns.prompt and columns.answer where they are not question and answer",
     )
 
@@ -107,8 +107,9 @@ def _benchmark(
     positions: int | None,
 ) -> Benchmark:
     benchmark, title = config.benchmarks[name], published.title if published else name
-    reward = RewardSpec(rule=benchmark.reward or "")
-    if published is not None and benchmark.reward in (None, published.reward):
+    rule = FUNCTIONS.get(benchmark.reward or "", benchmark.reward)
+    reward = RewardSpec(rule=rule or "")
+    if published is not None and rule in (None, published.reward):
         reward = RewardSpec(rule=published.reward, options={**published.reward_options})
     template = benchmark.prompt_template or (published.template if published else PLAIN_TEMPLATE)
     loaded = load_problems(

@@ -47,6 +47,12 @@ RULES = {
     "length_target": "length_target",
 }
 """Kind in the config -> name in rlinf_algos."""
+FUNCTIONS = {
+    "math": "math_answer",
+    "code": "code_tests",
+    **{kind: RULES[kind] for kind in ("exact", "numeric", "format", "multiple_choice")},
+}
+"""Kind of `reward.kind` -> the function that `rlinf eval` calls for it."""
 JUDGES = ("exact", "numeric", "random", "multiple_choice", "math", "code")
 """Kinds that judge whether an answer is right; `random` does so in evaluations."""
 
