@@ -105,7 +105,7 @@ def _page(
         if section.kinds and section not in options:
             alternatives.setdefault(section.key, []).append(section)
     selectors = {f"{key}.kind": ones for key, ones in alternatives.items() if len(ones) > 1}
-    keys = {key.key: _plain_anchor(key.key) for section in entries for key in section.keys}
+    keys = {key: _plain_anchor(key) for section in entries for key in _keys_of(section, samples)}
     keys |= {key: _plain_anchor(key) for key in selectors}
     places = {section.key: _heading_anchor(section) for section in reversed(entries)}
     places |= {key.removesuffix(".kind"): _kinds_anchor(key) for key in selectors}
@@ -121,18 +121,22 @@ def _page(
         for entry in section.keys:
             if entry.key in selectors:
                 continue
-            name = entry.key.removeprefix("algorithm.")
-            if section.key == "algorithm" and (name == "samples" or name in _fields_of_others(samples)):
+            if entry.key not in _keys_of(section, samples):
                 continue
             anchor = _anchor(section, entry.key) if entry.key in described else keys[entry.key]
             described.add(entry.key)
-            by_preset = defaults.get(name, "") if section.key == "algorithm" else ""
+            by_preset = defaults.get(entry.key.removeprefix("algorithm."), "") if section.key == "algorithm" else ""
             parts += _key(entry, section, anchor, keys, places, by_preset)
     return "\n\n".join([*parts, ""])
 
 
-def _fields_of_others(samples: str) -> set[str]:
-    return {name for kind, names in FIELDS_OF_SAMPLES.items() if kind != samples for name in names}
+def _keys_of(section: SectionEntry, samples: str) -> list[str]:
+    """Returns the keys of a section; of an algorithm without those for other samples."""
+    keys = [entry.key for entry in section.keys]
+    if section.key != "algorithm":
+        return keys
+    others = {"samples", *(name for kind, names in FIELDS_OF_SAMPLES.items() if kind != samples for name in names)}
+    return [key for key in keys if key.removeprefix("algorithm.") not in others]
 
 
 def _selector(key: str, anchor: str, alternatives: Sequence[SectionEntry]) -> Iterator[str]:

@@ -13,6 +13,7 @@ BOOSTS = {
     "research-log.md": 0.3,
     "reference/recipes/*": 0.3,
     "reference/api/*": 0.3,
+    "reference/keys-embodied.md": 0.9,
     "files/*": 0.2,
     "decisions/*": 0.1,
 }

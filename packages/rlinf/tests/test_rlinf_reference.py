@@ -189,7 +189,8 @@ def test_every_public_name_has_a_docstring(site):
 
 
 def test_pages_that_rank_higher_or_lower_in_the_search_exist(site):
-    generated = {*site("recipe_pages").recipe_pages(), "reference/api/rlinf.md", "files/README.md"}
+    generated = {*site("recipe_pages").recipe_pages(), *site("key_pages").key_pages(), "reference/api/rlinf.md"}
+    generated.add("files/README.md")
     pages = {page.relative_to(REPOSITORY / "docs").as_posix() for page in (REPOSITORY / "docs").rglob("*.md")}
     boosts = site("search_boosts")
     assert [name for name in boosts.BOOSTS if not fnmatch.filter(pages | generated, name)] == []

@@ -23,9 +23,9 @@ def add_parser(subparsers: Any) -> None:
         "data",
         help="show what a run would train on",
         description="Shows the rows of data files, or of data sets on the Hub, as a run would read them: columns, "
-        "rendered prompts or examples, lengths, and what is left out. Keys of a recipe apply: --model.path MODEL for "
-        "its chat template and tokens, --task.columns.prompt NAME, --rollout.max_prompt_tokens N. With --recipe sft, "
-        "dpo or reward-model the rows are examples, and the tokens with a loss are marked.",
+        "rendered prompts or examples, a histogram of lengths, and what is left out. Keys of a recipe apply: "
+        "--model.path MODEL for its chat template and tokens, --task.columns.prompt NAME, --rollout.max_prompt_tokens "
+        "N. With --recipe sft, dpo or reward-model the rows are examples, and the tokens with a loss are marked.",
         epilog="examples: rlinf data 'openai/gsm8k:main[train]' --model.path Qwen/Qwen2.5-0.5B-Instruct; "
         "rlinf data --recipe sft train.jsonl --model.path MODEL",
     )

@@ -25,11 +25,11 @@ from rlinf.tasks.published import published_set
 OPTIONS = ("--suite", "--output", "--resume", "--traceback", "--help")
 
 DESCRIPTION = """Evaluates a model on benchmark problems, on all devices, and reports avg@k, pass@k and maj@k with
-standard errors over problems. Known benchmarks: gsm8k, aime24, aime25, math500, gpqa_diamond, amc23, minerva_math,
-mmlu_stem; without =FILE they come from the Hugging Face Hub. Other names need a file and --benchmarks.NAME.reward.
-Files are JSON lines, CSV, parquet, folders, or names of data sets on the Hub. With --suite, evaluates a robot policy (a
-run's folder or a checkpoint) in environments that differ from training, and reports success by variant, with its
-interval, compared with seen."""
+standard errors over problems; result.json also has 95 % intervals. Known benchmarks: gsm8k, aime24, aime25, math500,
+gpqa_diamond, amc23, minerva_math, mmlu_stem; without =FILE they come from the Hugging Face Hub. Other names need a file
+and --benchmarks.NAME.reward. Files are JSON lines, CSV, parquet, folders, or names of data sets on the Hub. With
+--suite, evaluates a robot policy (a run's folder or a checkpoint) in environments that differ from training, and
+reports success by variant, with its interval, compared with seen."""
 
 EPILOG = """--model MODEL is required: a Hugging Face model (its folder, or its name on the Hub), a run's folder (its
 newest checkpoint) or a checkpoint. A run's model gets the prompts of its training. Settings, with their defaults:

@@ -249,8 +249,9 @@ class RunConfig(Section):
     profile_steps: str | None = Field(
         default=None,
         pattern=r"^[1-9][0-9]*(-[1-9][0-9]*)?$",
-        description="Training steps to profile, such as 5-7 or 5, counted from 1 as on the terminal: torch's profiler "
-        "writes a trace of each worker to profiles/ in the run's folder (docs/profiles.md). null: none.",
+        description="Training steps to profile, such as 5-7 or 5, counted from 1 as on the terminal (step 5 is the "
+        "row `step: 4` of metrics.jsonl): torch's profiler writes a trace of each worker to profiles/ in the run's "
+        "folder (docs/profiles.md). null: none.",
     )
     num_samples_logged: int = Field(
         default=4,
@@ -287,8 +288,8 @@ class RunConfig(Section):
     )
     stop_at_score: float | None = Field(
         default=None,
-        description="Stop once an evaluation reaches this score: accuracy or success rate; the mean reward or return "
-        "for tasks that have neither.",
+        description="Stop once an evaluation reaches this score: the accuracy or success rate, or the mean reward if "
+        "the reward does not judge answers. Refused for environments that never report success. null: no such limit.",
     )
 
 

@@ -43,7 +43,7 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
     if config.model.path is None:
         raise UserError(
             "model.path is not set: times are derived from the shape of a model",
-            hint="give --model.path FOLDER or a public name such as Qwen2.5-7B, and --model.architecture null",
+            hint="give --model.path FOLDER or a public name such as Qwen/Qwen2.5-7B, and --model.architecture null",
         )
     resolved = resolve_for_devices(config, num_devices)
     try:
