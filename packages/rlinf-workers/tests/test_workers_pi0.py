@@ -2,26 +2,32 @@
 
 import copy
 import json
+import re
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor
 from workers_openpi_files import NUM_TOKENS, plain_tensors, published_tensors, write_checkpoint, write_layout
 from workers_plain_pi import plain_predict
 from workers_rounding import additions_of_transformer, rounding_bound
 
 from rlinf_algos import preset
-from rlinf_envs import ActionSpec, FieldSpec
+from rlinf_envs import ActionSpec, EnvSpec, FieldSpec, make_env
 from rlinf_workers.metrics import merge
 from rlinf_workers.policies.base import PolicyError, PolicySettings
-from rlinf_workers.policies.pi0.options import Pi0Options
+from rlinf_workers.policies.pi0.options import Pi0Options, check_spaces
 from rlinf_workers.policies.pi0.policy import Pi0
 from rlinf_workers.policies.pi0.processor import BEGIN, BytePrompts, prepare_pictures
 from rlinf_workers.policies.pi0.statistics import normalizers
+from rlinf_workers.policies.pictures import colour_cameras
 from rlinf_workers.roles.embodied.actor import EmbodiedActor, EmbodiedActorSettings
 from rlinf_workers.roles.embodied.rollout import EmbodiedRollout
 from rlinf_workers.roles.records.embodied import GroupObservation, text_tensor
@@ -30,6 +36,7 @@ from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
 pytest.importorskip("transformers", minversion="5.17")
 
+PAGE = Path(__file__).parents[3] / "docs" / "policies" / "pi0.md"
 FIELDS = {
     "state": FieldSpec(shape=(4,), dtype="float32"),
     "image.front": FieldSpec(shape=(20, 28, 3), dtype="uint8"),
@@ -234,6 +241,23 @@ def test_a_checkpoint_acts_as_transformers_does(checkpoint):
     torch.testing.assert_close(actions, expected[:, :2, :3] * (0.25 + 1e-6) + 0.5, rtol=1e-6, atol=1e-6)
     assert not any(p.requires_grad for p in policy.model.model.vlm.parameters())
     check_policy(Pi0, FIELDS, ACTIONS, **options)
+
+
+def test_the_recipe_of_the_page_reads_what_the_environment_of_the_page_provides(monkeypatch):
+    page = PAGE.read_text(encoding="utf-8").partition("## In your own environment")[2]
+    (recipe,) = re.findall(r"^```yaml.*?\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    (spaces,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    declared: dict[str, Any] = {"gym": gymnasium, "np": np}
+    exec(spaces, declared)
+    reach = type("Reach", (gymnasium.Env,), {name: declared[name] for name in ("observation_space", "action_space")})
+    module: Any = ModuleType("my_robot")
+    module.Reach = reach
+    monkeypatch.setitem(sys.modules, "my_robot", module)
+    config = yaml.safe_load(recipe)
+    env = make_env(EnvSpec(kind=config["env"]["kind"], id=config["env"]["id"], num_envs=1, max_episode_steps=1))
+    options = Pi0Options.of(config["policy"]["options"])
+    check_spaces(options, env.observation_spec, env.action_spec)
+    assert colour_cameras(env.observation_spec, options.cameras) == ("image.front", "image.wrist")
 
 
 @pytest.fixture(scope="module", params=["openpi", "lerobot"])

@@ -5,12 +5,14 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from rlinf.cli.main import make_parser
+from rlinf.cli.main import main, make_parser
 from rlinf.config.catalog import read_recipe, shipped_recipes
 from rlinf.config.explain_key import explain_key
 from rlinf.config.load import load_config
@@ -18,6 +20,8 @@ from rlinf.config.overrides import parse_overrides, split_overrides
 from rlinf.config.schema import SHIPPED
 from rlinf.config.suites import SuiteEvalConfig
 from rlinf.errors import UserError
+from rlinf_algos import preset
+from rlinf_algos.presets import EPISODE_PRESETS, PRESETS
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -60,11 +64,16 @@ def test_figures_of_how_it_compares_are_measured():
         assert set(figures.split(", ")) <= ratios(file), what
 
 
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    pattern = rf"^```{language}(?: title=.*)?\n(.*?)^```$"
+    return re.findall(pattern, page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
 def commands(file: Path) -> Iterator[Any]:
     """The arguments of each command `rlinf` in blocks of bash, without those that leave something out."""
     text = file.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```bash\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-    lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    lines = [line for block in blocks(file, "bash") for line in block.replace("\\\n", "").splitlines()]
     if file == HOW_DO_I:
         lines += [" ".join(code.split()) for code in inline_code(text) if code.startswith("rlinf ")]
     for line in lines:
@@ -98,6 +107,45 @@ def test_commands_of_the_pages_are_accepted(arguments: list[str], monkeypatch: p
     else:
         keys = [".".join(override.key) for override in parse_overrides(overrides)]
         assert [key for key in keys if not is_key(key)] == []
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(block, id=f"{page.name}: {block[:30]}")
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        for block in blocks(page, "yaml")
+        if re.search(r"^extends: ", block, flags=re.MULTILINE)
+    ],
+)
+def test_recipes_of_the_pages_are_accepted(recipe: str, tmp_path: Path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recipe, encoding="utf-8")
+    load_config(str(file), parse_overrides(_needed(yaml.safe_load(recipe)["extends"])))
+
+
+def test_what_a_short_answer_quotes_is_printed(capsys: pytest.CaptureFixture[str]):
+    text = HOW_DO_I.read_text(encoding="utf-8")
+    fenced = re.findall(r"^```(bash|text)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    quotes = [(before, block) for (_, before), (language, block) in pairwise(fenced) if language == "text"]
+    assert quotes
+    for command, quote in quotes:
+        assert main(shlex.split(command.replace("\\\n", ""))[1:]) == 0
+        assert quote in capsys.readouterr().out
+
+
+def test_the_clip_ranges_of_the_page_are_those_of_the_presets():
+    page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8").partition("## Clip ranges")[2]
+    rows = [
+        row.strip("|").split("|") for row in re.findall(r"^\| `.*$", page.partition("\n## ")[0], flags=re.MULTILINE)
+    ]
+    ranges = {
+        name: (low.strip(), high.strip()) for names, low, high, _ in rows for name in re.findall("`(.+?)`", names)
+    }
+    algorithms = {name: preset(name, samples="episodes") for name in EPISODE_PRESETS} | {
+        name: preset(name) for name in PRESETS
+    }
+    assert ranges == {name: (json.dumps(one.clip_low), json.dumps(one.clip_high)) for name, one in algorithms.items()}
 
 
 def is_key(name: str) -> bool:
