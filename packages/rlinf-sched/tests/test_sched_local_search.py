@@ -26,6 +26,7 @@ from rlinf_sched.planner.pools import pools_of
 from rlinf_sched.profile import Batching
 from rlinf_sched.simulator import simulate
 
+pytestmark = pytest.mark.usefixtures("each_search")
 GIB = 1 << 30
 
 
