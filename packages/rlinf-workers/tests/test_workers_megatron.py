@@ -178,7 +178,13 @@ def test_replicated_megatron_and_replicated_go_on_from_each_others_files(ranks, 
 
 @pytest.mark.parametrize("subject", [LanguageSubject, pytest.param(ValueSubject, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("make", "per_replica"), [(across_put_aside, 2), (sharing_put_aside, 1), (pipeline, 2)], ids=["TP2", "DP2", "PP2"]
+    ("make", "per_replica"),
+    [
+        (across_put_aside, 2),
+        pytest.param(sharing_put_aside, 1, marks=pytest.mark.slow),
+        pytest.param(pipeline, 2, marks=pytest.mark.slow),
+    ],
+    ids=["TP2", "DP2", "PP2"],
 )
 def test_it_conforms(make, per_replica, subject, ranks, tmp_path):
     ranks.call("conform", path_of(make), str(tmp_path), per_replica, path_of(subject))
