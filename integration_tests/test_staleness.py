@@ -134,3 +134,9 @@ def test_a_run_that_is_killed_in_the_middle_goes_on_to_the_same_numbers(folder, 
     else:
         assert process.returncode == 0, "the run did not go on"
     assert numbers(output) == expected
+
+
+def test_steps_do_not_overlap_while_mode_auto_measures(folder):
+    """The run is shorter than the measurement, so it stays collocated."""
+    output = train("sort-grpo", folder / "auto", CASES["language"].keys | {"mode": "auto", "run.num_steps": 5})
+    assert [row["rollout/staleness_max"] for row in rows(output)] == [0] * 5

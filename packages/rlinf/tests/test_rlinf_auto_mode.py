@@ -303,3 +303,73 @@ def test_steps_of_a_resumed_run_are_counted_from_its_checkpoint():
     history.begin(Auto().mode.plan, None, 0)
     history.resume_at(21)
     assert history.present.to_json()["first_step"] == 21
+
+
+# -- steps that overlap ------------------------------------------------------------------------------------------------
+
+
+def without_gain_from_ranks(auto: Auto, item_s) -> Problem:
+    """Two ranks of a stage take as long as one, so that only separate stages at once save time."""
+    problem = problem_of(auto, item_s)
+    stages = {
+        name: profile
+        if name == "reward"
+        else replace(
+            profile,
+            instances=tuple(
+                replace(profile.instances[0], num_ranks=num_ranks, points=(TimePoint(num_items=1, seconds=seconds),))
+                for num_ranks, seconds in ((1, item_s[name]), (2, 2 * item_s[name]))
+            ),
+        )
+        for name, profile in problem.profiles.stages.items()
+    }
+    return replace(problem, profiles=Profiles(stages=stages))
+
+
+EQUAL_S = {"rollout": 0.02, "reward": 0.0001, "actor": 0.02}
+
+
+def test_a_plan_whose_steps_overlap_is_taken_where_it_is_the_fastest():
+    auto = Auto("--algorithm.max_staleness", "1")
+    planned = plans_of_problem(auto.job, auto.flows, without_gain_from_ranks(auto, EQUAL_S))
+    plan = planned.plans["grpo"]
+    assert plan.mode == "disaggregated" and planned.problem is not None
+    assert planned.problem.flow.max_staleness == 1
+    assert plan.prediction is not None
+    assert plan.prediction.step_s == pytest.approx(0.02 * NUM_ITEMS, rel=0.05), "as long as one of the two stages"
+
+
+def test_a_collocated_plan_that_is_faster_is_taken_and_predicted_without_overlap():
+    """Training takes much longer than generation, and two ranks halve it."""
+    auto = Auto("--algorithm.max_staleness", "1")
+    planned = plans_of_problem(
+        auto.job, auto.flows, problem_of(auto, {"rollout": 0.001, "reward": 0.0001, "actor": 0.1})
+    )
+    assert planned.plans["grpo"].mode == "collocated" and planned.problem is not None
+    assert planned.problem.flow.max_staleness == 0
+
+
+def test_steps_overlap_once_the_run_has_moved_to_such_a_plan(monkeypatch):
+    auto = Auto("--algorithm.max_staleness", "2")
+    assert auto.mode.plan.mode == "collocated" and not auto.mode.overlaps
+    auto.probe_all()
+    problem = without_gain_from_ranks(auto, EQUAL_S)
+    monkeypatch.setattr(auto.mode, "measure", lambda executor: SimpleNamespace(problem=problem))
+    planned = auto.better()
+    assert planned is not None and planned.plans["grpo"].mode == "disaggregated"
+    assert "its steps overlap (max_staleness 2): rollout on device 0" in auto.told[-1]
+    assert auto.mode.probes and not auto.mode.overlaps, "a placement is measured without overlap"
+    while auto.mode.probes:
+        auto.observe(step_run(rollout=1, actor=1))
+    assert auto.mode.overlaps
+    assert not any(auto.observe(step_run({**EQUAL_S, "actor": 0.2}, rollout=1, actor=1)) for _ in range(50)), (
+        "steps that overlap do not pause for another plan"
+    )
+
+
+def test_a_profile_lets_steps_overlap_from_the_beginning(tmp_path):
+    problem = without_gain_from_ranks(Auto("--algorithm.max_staleness", "1"), EQUAL_S)
+    (tmp_path / "problem.json").write_text(problem.to_json())
+    auto = Auto("--algorithm.max_staleness", "1", "--plan.profile", str(tmp_path / "problem.json"))
+    assert auto.mode.overlaps
+    assert auto.told[0].startswith("auto: disaggregated; its steps overlap (max_staleness 1)")

@@ -111,7 +111,6 @@ def test_robots_learn_from_older_weights_by_a_ratio_alone(line: str, expected: s
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [
-        ("auto", "lets generation run ahead of training, and mode=auto runs step by step"),
         ("collocated", r"the two share devices \[0, 1\]"),
         ("hybrid", r"the two share devices \[0"),
     ],

@@ -136,6 +136,13 @@ def test_a_step_that_was_repeated_counts_once(tmp_path: Path) -> None:
     assert [wait.text for wait in with_lost.waits] == [wait.text for wait in waits.waits]
 
 
+def test_steps_under_an_earlier_plan_are_left_out(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", pipelined(2.0, 2.0, 1), max_staleness=1)
+    (path / "plan_times.json").write_text(json.dumps({"plans": [{"first_step": 0}, {"first_step": 5}]}))
+    waits = read_waits(read_run(path))
+    assert waits is not None and waits.steps == range(6, 8)
+
+
 def test_the_timeline_has_no_white_in_it(tmp_path: Path) -> None:
     """Computing and waiting cover both devices in the whole window."""
     records = read_run(make_run(tmp_path / "run", pipelined(1.0, 3.0, 1), max_staleness=1))

@@ -290,7 +290,7 @@ class TrainingLoop:
     def _next_pause(self, latest: float) -> int:
         """The first step that may not begin yet. A run that is about to end begins no further ones."""
         step = self._clock.step
-        if self._only_measures or self._stop.is_made or self._is_over(latest):
+        if self._only_measures or not self._auto.overlaps or self._stop.is_made or self._is_over(latest):
             return step + max(1, self._session.num_ahead)
         return next_pause(self._config.run, step)
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
-from rlinf.planning.plans import RunPlans, complete_problem, plans_of_problem
-from rlinf_sched import DriftDetector, DriftMonitor, Plan, Problem, SchedError
+from rlinf.planning.plans import RunPlans, as_run, complete_problem, overlaps, plans_of_problem
+from rlinf_sched import DriftDetector, DriftMonitor, Plan, Problem, SchedError, index_ranges
 from rlinf_workers import Executor, FlowRun, Measured, Profiler, probe_plans
 
 NUM_REPEATS = 3
@@ -45,9 +45,15 @@ class AutoMode:
             self.begin_probes(planned)
         else:
             self._adopt(planned)
+            if job.config.mode == "auto" and (text := self._overlap_text(self.plan)):
+                tell(f"auto: {self.plan.mode}{text}")
 
     def _adopt(self, planned: RunPlans) -> None:
         """Makes these plans the current ones."""
+        graph = self._flows.train.graph()
+        if planned.problem is not None and graph.max_staleness:
+            problem = as_run(planned.problem, planned.plans[self._flows.train.name], graph)
+            planned = replace(planned, problem=problem)
         self._planned = planned
         self._watch = None
         if planned.problem is not None:
@@ -62,6 +68,11 @@ class AutoMode:
     def plan(self) -> Plan:
         """The plan of the training flow, without what a probe changes."""
         return self._planned.plans[self._flows.train.name]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the next steps may overlap: not while a placement is measured."""
+        return not self.probes and overlaps(self.plan, self._flows.train.graph())
 
     @property
     def problem(self) -> Problem | None:
@@ -103,8 +114,8 @@ class AutoMode:
                 self._profiler.observe(run, probe)
             self._is_warm = True
             return not self.probes
-        if self._watch is None or self._job.config.mode != "auto":
-            return False
+        if self._watch is None or self._job.config.mode != "auto" or self.overlaps:
+            return False  # another plan would make steps that overlap pause, and the numbers depend on time
         least_s = LEAST_SHARE * self._watch.step_s
         drifted = self._watch.observe({stage: seconds for stage, seconds in busy_s.items() if seconds > least_s})
         for stage, factor in drifted.items():
@@ -156,12 +167,28 @@ class AutoMode:
             return None
         drifts = "".join(f"; {stage} takes {factor:.2g} times what it did" for stage, factor in self._drifted.items())
         self._drifted = {}
-        self._tell(f"auto: goes on with {other}: {plan.prediction.step_s:.3g} s a step instead of {now_s:.3g}{drifts}")
+        self._tell(
+            f"auto: goes on with {other}: {plan.prediction.step_s:.3g} s a step instead of {now_s:.3g}{drifts}"
+            f"{self._overlap_text(plan)}"
+        )
         if self._profiler.has_seen(plan):
             self._adopt(run_plans)
         else:
             self.begin_probes(run_plans)
         return run_plans
+
+    def _overlap_text(self, plan: Plan) -> str:
+        """How steps overlap under the plan; empty if they do not."""
+        graph = self._flows.train.graph()
+        if not overlaps(plan, graph):
+            return ""
+        places = "; ".join(
+            f"{stage.stage} on device{'s' if len(stage.devices) > 1 else ''} {index_ranges(stage.devices)}, "
+            f"{stage.granularity or 'all'} items at a time"
+            for stage in plan.stages
+            if stage.devices
+        )
+        return f"; its steps overlap (max_staleness {graph.max_staleness}): {places}"
 
 
 def moves(before: Plan, after: Plan) -> bool:

@@ -198,12 +198,16 @@ def versions_lines(loads: Sequence[Load]) -> list[str]:
     """A line for the versions of the weights that a rank keeps; none where steps do not overlap."""
     lines = [
         f"{load.group}: {load.versions.num_versions} versions of the weights, kept until the engines have received "
-        f"them: {size / 2**30:.2f} GiB {where} for each rank"
+        f"them: {_size_text(size)} {where} for each rank"
         for load in loads
         for size, where in ((load.versions.gpu_bytes, "of GPU memory"), (load.versions.host_bytes, "of host memory"))
         if load.versions.num_versions > 1 and size
     ]
     return list(dict.fromkeys(lines))
+
+
+def _size_text(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 100 << 20 else f"{num_bytes / 2**20:.2f} MiB"
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

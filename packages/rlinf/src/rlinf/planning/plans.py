@@ -16,6 +16,7 @@ from rlinf.run_folder.folder import PROBLEM
 from rlinf_sched import (
     Cluster,
     FlowGraph,
+    InfeasibleError,
     Mode,
     Plan,
     Problem,
@@ -83,15 +84,59 @@ def placements_to_measure(job: Job, flows: Flows) -> list[RunPlans]:
 
 
 def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> RunPlans:
-    """The training flow by the planner. Raises: UserError if nothing fits, or what fits does not suit the job."""
+    """The training flow by the planner. If steps may overlap, the best plan without overlap is compared with the best
+    one whose generation and training have separate devices, predicted with overlap.
+
+    Raises: UserError if nothing fits, or what fits does not suit the job.
+    """
     try:
-        plan = make_plan(problem)
+        graph = flows.train.graph()
+        plan = make_plan(_with_staleness(problem, 0))
+        if graph.max_staleness and problem.cluster.num_devices > 1:
+            plan = min(plan, _overlapping_plan(problem, graph) or plan, key=_step_s)
+        problem = as_run(problem, plan, graph)
         _check_cycles(plan, problem.flow)
         if job.memory is not None:
             job.memory.check(plan)
         return replace(_with_others(flows, plan, problem.cluster), problem=problem)
     except SchedError as error:
         raise UserError(f"mode=auto: {error}", hint="choose a mode by hand") from error
+
+
+def _overlapping_plan(problem: Problem, graph: FlowGraph) -> Plan | None:
+    """The best plan whose steps overlap; None: nothing fits."""
+    try:
+        return make_plan(_with_staleness(problem, graph.max_staleness), ["disaggregated"])
+    except InfeasibleError:
+        return None
+
+
+def _step_s(plan: Plan) -> float:
+    assert plan.prediction is not None, "the planner predicts"
+    return plan.prediction.step_s
+
+
+def _with_staleness(problem: Problem, max_staleness: int) -> Problem:
+    return replace(problem, flow=replace(problem.flow, max_staleness=max_staleness))
+
+
+def as_run(problem: Problem, plan: Plan, graph: FlowGraph) -> Problem:
+    """The problem as a plan runs it: where generation and training share devices, steps do not overlap."""
+    return _with_staleness(problem, graph.max_staleness if overlaps(plan, graph) else 0)
+
+
+def overlaps(plan: Plan, graph: FlowGraph) -> bool:
+    """Whether steps overlap under the plan."""
+    return graph.max_staleness > 0 and not _shared_devices(plan, graph)
+
+
+def _shared_devices(plan: Plan, graph: FlowGraph) -> list[int]:
+    """Devices that both generation and training use."""
+    training, generation = (
+        {device for group in groups for device in plan.stage(graph.workers[group][0]).devices}
+        for groups in (graph.training_groups, graph.generation_groups)
+    )
+    return sorted(training & generation)
 
 
 def _with_others(flows: Flows, plan: Plan, cluster: Cluster) -> RunPlans:
@@ -191,20 +236,14 @@ def _check_cycles(plan: Plan, graph: FlowGraph) -> None:
 
 
 def _check_overlap(plan: Plan, graph: FlowGraph, mode: str) -> None:
-    """Raises: UserError if steps are to overlap, and mode auto plans them or generation shares devices with
-    training."""
-    if not graph.max_staleness:
+    """Raises: UserError if steps are to overlap, and generation shares devices with training; mode auto begins that
+    way."""
+    if mode == "auto" or not graph.max_staleness:
         return
-    why = f"algorithm.max_staleness={graph.max_staleness} lets generation run ahead of training"
-    if mode == "auto":
-        raise UserError(f"{why}, and mode=auto runs step by step", hint="use mode=disaggregated")
-    training, generation = (
-        {device for group in groups for device in plan.stage(graph.workers[group][0]).devices}
-        for groups in (graph.training_groups, graph.generation_groups)
-    )
-    if shared := sorted(training & generation):
+    if shared := _shared_devices(plan, graph):
         raise UserError(
-            f"{why}, and the two share devices {shared}, on which only one of them computes at a time",
+            f"algorithm.max_staleness={graph.max_staleness} lets generation run ahead of training, and the two share "
+            f"devices {shared}, on which only one of them computes at a time",
             hint="use mode=disaggregated, or give their workers separate devices with plan.devices",
         )
 

@@ -143,8 +143,8 @@ class Waits:
 
 
 def read_waits(records: RunRecords) -> Waits | None:
-    """The waits in the newest consecutive steps of the trace; None if generation and training share devices, or the
-    trace has no two steps."""
+    """The waits in the newest consecutive steps of the trace under the present plan; None if generation and training
+    share devices, or the trace has no two such steps."""
     flow, plan = records.flow, records.plan
     generation, training = _groups(flow)
     placed = {stage["stage"]: set(stage["devices"]) for stage in plan.get("stages", [])}
@@ -213,7 +213,9 @@ class _BusySteps:
     @classmethod
     def read(cls, records: RunRecords, groups: set[str], max_staleness: int) -> _BusySteps:
         """The newest steps of the trace. Spans of a step that was repeated later are left out."""
-        timed = [(row["step"], row["metrics"].get("time/step_s")) for row in records.metrics]
+        begun = max((plan["first_step"] for plan in records.plan_times.get("plans", ())), default=0)
+        rows = [row for row in records.metrics if row["step"] >= begun]  # earlier ones had other plans
+        timed = [(row["step"], row["metrics"].get("time/step_s")) for row in rows]
         durations_s = {step: float(step_s) for step, step_s in timed[-MAX_STEPS:] if step_s}
         spans = [
             span
