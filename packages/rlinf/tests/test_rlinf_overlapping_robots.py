@@ -11,6 +11,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.program.recipe import make_workers
 from rlinf_workers import StepContext
+from rlinf_workers.execution.executor import CHANNEL_BYTES
 
 NUM_STEPS = 5
 POLE = f"""
@@ -62,8 +63,15 @@ def trained(config, folder, max_staleness):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("max_staleness", "algorithm"), [(1, "ppo"), (2, "corrected"), (2, "close")])
-def test_the_policy_that_acts_is_that_of_so_many_steps_before(max_staleness, algorithm, tmp_path):
+@pytest.mark.parametrize(
+    ("max_staleness", "algorithm", "channel_bytes"),
+    [(1, "ppo", CHANNEL_BYTES), (2, "corrected", CHANNEL_BYTES), (2, "close", CHANNEL_BYTES), (2, "ppo", 4096)],
+)
+def test_the_policy_that_acts_is_that_of_so_many_steps_before(
+    max_staleness, algorithm, channel_bytes, tmp_path, monkeypatch
+):
+    """Also where trajectories fill the channel to the actor, so that acting has to wait for it."""
+    monkeypatch.setattr("rlinf_workers.execution.executor.CHANNEL_BYTES", channel_bytes)
     path, run = tmp_path / "tiny.yaml", tmp_path / "run"
     path.write_text(f"{POLE}algorithm: {ALGORITHMS[algorithm]}\n")
     assert main(["train", str(path), "--output", str(run), f"--algorithm.max_staleness={max_staleness}"]) == 0
