@@ -34,7 +34,7 @@ FORKED = ("rlinf_workers.testing.toy_flow", "rlinf_workers.testing.backends")
 """What the workers of most tests import, torch and transformers among it: 3 s of a core each."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fork_server() -> None:
     """The process that workers are forked from has their imports behind it."""
     with worker_variables({"OMP_NUM_THREADS": "1"}):
