@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rlinf.cli.main import main
 from rlinf.report import write_report
 from rlinf.report.records import read_run
 from rlinf.report.timeline import draw_timeline, last_steps
@@ -134,6 +135,13 @@ def test_a_step_that_was_repeated_counts_once(tmp_path: Path) -> None:
     waits = waits_of(tmp_path / "run", [*rows[:8], *rows[8:]], 1)
     with_lost = waits_of(tmp_path / "lost", [*lost, *rows], 1)
     assert [wait.text for wait in with_lost.waits] == [wait.text for wait in waits.waits]
+
+
+def test_explain_of_an_ended_run_names_the_waits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_run(tmp_path / "run", pipelined(1.0, 3.0, 1), max_staleness=1)
+    assert main(["explain", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "waits in steps 2 to 8: rollout waits 57% of the time for weights" in out
 
 
 def test_steps_under_an_earlier_plan_are_left_out(tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ def _ended(folder: Path, manifest: dict[str, Any]) -> str:
     session = manifest["sessions"][-1]
     explanations = sorted(folder.glob("explain-*.txt"), key=lambda path: path.stat().st_mtime)
     more = f"\nexplained then: {explanations[-1]}" if explanations else ""
+    more += _waits(folder)
     if session["ended"] is None:
         try:
             check_free(folder)
@@ -162,5 +163,14 @@ def _ended(folder: Path, manifest: dict[str, Any]) -> str:
     if (folder / RESULT).is_file():
         result = read_plain_json(folder / RESULT)
         num_steps = result.get("num_steps") if isinstance(result, dict) else "?"
-        return f"the run in {folder} is finished after {num_steps} steps, since {session['ended']}"
-    return f"the run in {folder} ended {session['ended']}"
+        return f"the run in {folder} is finished after {num_steps} steps, since {session['ended']}{more}"
+    return f"the run in {folder} ended {session['ended']}{more}"
+
+
+def _waits(folder: Path) -> str:
+    """A line on who waited for whom; empty if generation and training shared devices."""
+    from rlinf.report.records import read_run
+    from rlinf.report.waits import find_waits
+
+    waits = find_waits(read_run(folder))
+    return "" if waits is None else f"\nwaits in steps {waits.steps[0] + 1} to {waits.steps[-1] + 1}: {waits.advice()}"

@@ -21,7 +21,7 @@ from rlinf.report.metric_names import SCORES, curves, score_name
 from rlinf.report.records import WORST, RunRecords, read_run
 from rlinf.report.samples import samples
 from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
-from rlinf.report.waits import WAIT, Waits, read_waits
+from rlinf.report.waits import WAIT, Waits, find_waits
 from rlinf.report.waits_section import draw_waits
 from rlinf.run_folder.rows import write_file
 from rlinf_sched.explain import gib, seconds
@@ -68,7 +68,7 @@ def render(records: RunRecords) -> str:
     except (TypeError, KeyError, AttributeError):  # malformed plan.json, which its section reports
         stages = []
     colors = {stage: f"var(--c{i % NUM_COLORS})" for i, stage in enumerate(stages)}
-    waits = cache(lambda: _waits(records))
+    waits = cache(lambda: find_waits(records))
     parts: dict[str, Callable[[], str]] = {
         "Run": lambda: _header(records),
         "Scores": lambda: _headline(records),
@@ -92,13 +92,6 @@ def render(records: RunRecords) -> str:
     )
     body = [_part(title, draw) for title, draw in parts.items()]
     return html.document(f"{records.name} - run report", body, footer=footer)
-
-
-def _waits(records: RunRecords) -> Waits | None:
-    try:
-        return read_waits(records)
-    except (TypeError, KeyError, AttributeError, ValueError):  # malformed flow.json, plan.json or trace
-        return None
 
 
 def _part(title: str, draw: Callable[[], str]) -> str:

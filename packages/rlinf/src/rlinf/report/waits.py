@@ -142,6 +142,14 @@ class Waits:
         return f"Nothing to change: {waits}."
 
 
+def find_waits(records: RunRecords) -> Waits | None:
+    """As `read_waits`; None for malformed files, too."""
+    try:
+        return read_waits(records)
+    except (TypeError, KeyError, AttributeError, ValueError):
+        return None
+
+
 def read_waits(records: RunRecords) -> Waits | None:
     """The waits in the newest consecutive steps of the trace under the present plan; None if generation and training
     share devices, or the trace has no two such steps."""
