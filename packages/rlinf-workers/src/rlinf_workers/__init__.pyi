@@ -27,6 +27,13 @@ from .log_level import (
 )
 from .profiling import Measured as Measured, Profiler as Profiler, probe_plans as probe_plans
 from .spans import COMPUTE_SPAN as COMPUTE_SPAN, SYNC_SPAN as SYNC_SPAN, Span as Span
-from .worker import Phase as Phase, StepContext as StepContext, Worker as Worker, record as record
+from .worker import (
+    Decision as Decision,
+    Decisions as Decisions,
+    Phase as Phase,
+    StepContext as StepContext,
+    Worker as Worker,
+    record as record,
+)
 
 __version__: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,6 +28,12 @@ Phase = Literal["train", "evaluate"]
 """What a flow runs for: a training step or an evaluation."""
 ShownRow = dict[str, bool | int | float | str]
 """A row that a worker shows people: column -> value."""
+Decision = dict[str, Any]
+"""Something that decided numbers of a run and may depend on timing, or the digest of such numbers; JSON values."""
+DIGEST_LENGTH = 32
+"""Hexadecimal digits of a digest in a decision."""
+Decisions = list[tuple[int, Decision]]
+"""The decisions of a stage in one run of the flow, each with the rank that made it."""
 
 
 @record
@@ -125,6 +131,21 @@ class Worker:
     def note(self, text: str) -> None:
         """Adds a note to the run's manifest, about a fall-back or a failure."""
         self._host.notes.append(text)
+
+    @property
+    def records(self) -> bool:
+        """Whether the calling stage's decisions are recorded (`decide`)."""
+        return self._host.running_call is not None and self._host.running_call.records
+
+    def decide(self, decision: Decision) -> None:
+        """Records a decision of the calling stage, so that a replay makes the same one."""
+        self._host.decide(decision)
+
+    @property
+    def recorded(self) -> Decisions | None:
+        """The decisions of all ranks of the calling stage in the recorded run that is replayed; None: there is none, so
+        the stage decides."""
+        return None if self._host.running_call is None else self._host.running_call.recorded
 
     # -- what a subclass may override ------------------------------------------------------------------------------
 

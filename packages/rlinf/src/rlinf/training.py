@@ -14,6 +14,7 @@ from rlinf.console.live_line import LiveLine
 from rlinf.errors import RunFailed, UserError
 from rlinf.jobs.checks import run_checks
 from rlinf.run_folder.folder import resume_command
+from rlinf.run_folder.record import Replay
 from rlinf.torch_import import import_torch
 
 OnStep = Callable[[int, Mapping[str, float]], None]
@@ -29,6 +30,7 @@ def run_training(
     accept_changed_inputs: bool = False,
     on_step: OnStep | None = None,
     resume_with: str | None = None,
+    replay: Replay | None = None,
 ) -> str:
     """Checks a config, creates the run folder and trains; returns what to tell of the result.
 
@@ -38,6 +40,7 @@ def run_training(
         resume: continue the run in the folder.
         accept_changed_inputs: continue although data or a model has changed.
         on_step: called after each step, in this process.
+        replay: the run to replay in this new folder.
         resume_with: what to type to resume the run, printed if it is interrupted; None: the command.
     Raises: UserError before anything was written, RunFailed, OSError, KeyboardInterrupt.
     """
@@ -70,6 +73,8 @@ def run_training(
     go_on = resume_with or resume_command(path)
     try:
         with folder:
+            if replay is not None:
+                folder.begin_replay(replay)
             run = folder.logged_run(job.config.model_dump(mode="json"))
             with LiveLine().doing("starting the log writers"):
                 folder.log_to(LogWriters.begin(job.config.run.loggers, run))

@@ -59,7 +59,7 @@ from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.metrics import merge
 from rlinf_workers.spans import Span
-from rlinf_workers.worker import ShownRow, StepContext
+from rlinf_workers.worker import Decisions, ShownRow, StepContext
 
 CHANNEL_ITEMS = 4096
 CHANNEL_BYTES = 128 << 20
@@ -86,6 +86,8 @@ class FlowRun:
     shown_rows: list[ShownRow]
     """Rows that workers chose to display, see Worker.show."""
     spans: list[Span]
+    decisions: dict[str, Decisions]
+    """Stage -> what decided its numbers, see Worker.decide; empty unless they are recorded."""
     start_s: float
     """Unix time at which it began, or at which the run before it ended if they overlap."""
     duration_s: float
@@ -371,6 +373,8 @@ class Executor:
         context: StepContext,
         feeds: Mapping[str, Sequence[Any]] | None = None,
         on_items: OnItems | None = None,
+        records: bool = False,
+        recorded: Mapping[str, Decisions] | None = None,
     ) -> None:
         """Begins a run of an open flow. Its stages serve the weights of the runs that have finished, and each begins as
         soon as the same stage has ended in the run before. Of a flow with `max_staleness` k, k + 1 runs may be under
@@ -381,6 +385,8 @@ class Executor:
             feeds: items for each channel that no stage writes; item i gets key i.
             on_items: called with the name and items of a channel that no stage reads, as they arrive, in a thread of
                 the driver; these items are not collected. An exception in it ends the run.
+            records: whether to record the decisions of the stages.
+            recorded: stage -> decisions of an earlier run, which the stages follow.
         """
         opened = self._open[flow.name]
         planned, feeds = opened.planned, feeds or {}
@@ -406,7 +412,7 @@ class Executor:
             leases = self._under_way[0].leases  # stages of overlapping runs take turns on the devices that they share
         for name, channel in channels.items():
             channel.reopen(planned.num_writers(name))
-        calls = self._start_stages(planned, channel_set, context)
+        calls = self._start_stages(planned, channel_set, context, records, recorded)
         feeding = {
             channel: self._threads.submit(self._feed, planned, channels[channel], channel, items)
             for channel, items in feeds.items()
@@ -465,6 +471,7 @@ class Executor:
             metrics=merge(outcome.metrics for outcome in outcomes),
             collected={channel: future.result() for channel, future in run.collecting.items()},
             shown_rows=[row for outcome in outcomes for row in outcome.shown_rows],
+            decisions=_decisions_of(calls),
             spans=[*(span for outcome in outcomes for span in outcome.spans), *self._groups.device_state.take_spans()],
             start_s=start_s,
             duration_s=self._oldest_since[1] - clock,
@@ -480,12 +487,18 @@ class Executor:
         return Leases(planned.leased_devices, make_room)
 
     def _start_stages(
-        self, planned: PlannedFlow, channel_set: _ChannelSet, context: StepContext
+        self,
+        planned: PlannedFlow,
+        channel_set: _ChannelSet,
+        context: StepContext,
+        records: bool,
+        recorded: Mapping[str, Decisions] | None,
     ) -> list[tuple[StageCall, int, Future[StageOutcome]]]:
         started: list[tuple[StageCall, int, Future[StageOutcome]]] = []
         addresses = {name: channel.address for name, channel in channel_set.channels.items()}
         replica_channels = {stage: channel for channel, stage in planned.replica_channels.items()}
-        for rank, lane, call in planned.stage_calls(addresses, self._weights.versions, context):
+        versions = self._weights.versions
+        for rank, lane, call in planned.stage_calls(addresses, versions, context, records=records, recorded=recorded):
             worker = planned.graph.stage(call.stage).worker
             there = placed(call, self._groups.node(worker, rank), channel_set.places, replica_channels.get(call.stage))
             handle = self._groups[worker].handles[rank]
@@ -672,6 +685,14 @@ class Executor:
         self._launcher.shutdown()
         self._threads.shutdown(wait=True)
         self._scratch.close()
+
+
+def _decisions_of(calls: Sequence[tuple[StageCall, int, Future[StageOutcome]]]) -> dict[str, Decisions]:
+    """Stage -> the decisions of its ranks, of a run that has ended."""
+    decisions: dict[str, Decisions] = {}
+    for call, rank, future in calls:
+        decisions.setdefault(call.stage, []).extend((rank, decision) for decision in future.result().decisions)
+    return {stage: of_stage for stage, of_stage in decisions.items() if of_stage}
 
 
 def _added(one: StageProgress, other: StageProgress) -> StageProgress:

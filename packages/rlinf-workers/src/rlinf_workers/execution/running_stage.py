@@ -18,6 +18,7 @@ from rlinf_workers.spans import CHANNEL, COMPUTE_SPAN, LEASE, Span, now_ns
 if TYPE_CHECKING:
     from rlinf_workers.execution.step_profile import ProfileRange
     from rlinf_workers.execution.worker_host import WorkerHost
+    from rlinf_workers.worker import Decision
 
 SHORTEST_WAIT_SPAN_NS = 500_000
 """Shorter waits are left out of the trace; they would be most of its lines and almost none of its time."""
@@ -57,6 +58,8 @@ class RunningStage(Pauses):
     """Channel -> items that it has put."""
     reported: tuple[int, int, str] | None = None
     """What `Worker.report_progress` reported last: done, total, unit."""
+    decisions: list[Decision] = field(default_factory=list)
+    """What `Worker.decide` recorded."""
 
     # -- Pauses ----------------------------------------------------------------------------------------------------
 

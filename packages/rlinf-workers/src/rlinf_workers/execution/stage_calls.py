@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlinf_comm import ChannelAddress, ServerAddress, record
@@ -16,7 +16,7 @@ from rlinf_sched import FlowGraph, Plan, WeightEdge
 from rlinf_workers.flow import Flow
 from rlinf_workers.metrics import WeightedMetric
 from rlinf_workers.spans import Span
-from rlinf_workers.worker import ShownRow, StepContext
+from rlinf_workers.worker import Decision, Decisions, ShownRow, StepContext
 
 WHOLE_BATCH = 0
 """Granularity of a stage that takes all items of a run in one chunk."""
@@ -71,6 +71,10 @@ class StageCall:
     """Weight edges on which to publish when the stage ends."""
     replica_channel: ItemAddress | None
     """The replica channel, on which the first rank broadcasts what it took; None if a replica is one rank."""
+    records: bool = False
+    """Whether the outcome has the stage's decisions."""
+    recorded: Decisions | None = None
+    """The decisions to follow; None: the stage makes its own."""
 
 
 @record
@@ -85,6 +89,8 @@ class StageOutcome:
     notes: list[str]
     """Notes for the manifest, see Worker.note."""
     policy_version: int
+    decisions: list[Decision]
+    """What decided the numbers, see Worker.decide; empty if nothing is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +102,13 @@ class PlannedFlow:
     plan: Plan
 
     def stage_calls(
-        self, addresses: Mapping[str, ItemAddress], versions: Mapping[WeightEdge, int], context: StepContext
+        self,
+        addresses: Mapping[str, ItemAddress],
+        versions: Mapping[WeightEdge, int],
+        context: StepContext,
+        *,
+        records: bool = False,
+        recorded: Mapping[str, Decisions] | None = None,
     ) -> Iterator[tuple[int, int, StageCall]]:
         """(rank, lane, call) for each rank of each stage; every stage of a worker group has its own lane.
 
@@ -104,11 +116,15 @@ class PlannedFlow:
             addresses: channel -> its address, for every channel including `replica_channels`.
             versions: weight edge -> optimizer steps behind the weights last published on it; for every synced edge,
                 also of other flows.
+            records: whether the stages record their decisions.
+            recorded: stage -> decisions to follow; None: none.
         """
         for stages in self.graph.workers.values():
             for lane, stage in enumerate(stages):
                 for rank in range(self.plan.stage(stage).num_ranks):
-                    yield rank, lane, self._stage_call(stage, rank, addresses, versions, context)
+                    call = self._stage_call(stage, rank, addresses, versions, context)
+                    own = None if recorded is None else recorded.get(stage)
+                    yield rank, lane, replace(call, records=records, recorded=own)
 
     def num_writers(self, channel: str) -> int:
         """How many writers must close the channel: each replica that writes it, or the driver."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import platform
 import resource
@@ -18,6 +19,7 @@ import msgspec
 import torch
 
 from rlinf_comm import Channel, record
+from rlinf_comm.weights import manifest_of
 from rlinf_workers.collectives import RankGroup, RankGroups, connect
 from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, FarChannel, HomeChannel, open_channel
 from rlinf_workers.execution.ports import ItemEnd, Reader, Writer
@@ -33,7 +35,7 @@ from rlinf_workers.metrics import MetricTable
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.spans import LEASE, SYNC_SPAN, Processes, Span, WaitTable, now_ns
 from rlinf_workers.weight_sync.base import FinishReads, WeightPort, WeightReceiver, WeightSender
-from rlinf_workers.worker import ShownRow, StepContext, Worker
+from rlinf_workers.worker import DIGEST_LENGTH, Decision, ShownRow, StepContext, Worker
 
 W = TypeVar("W", bound=Worker)
 
@@ -150,6 +152,18 @@ class WorkerHost:
         if running is not None:
             running.reported = (num_done, num_items, unit)
 
+    @property
+    def running_call(self) -> StageCall | None:
+        """The call of the calling thread's stage; None outside of a stage."""
+        running: RunningStage | None = getattr(self._of_thread, "running", None)
+        return None if running is None else running.call
+
+    def decide(self, decision: Decision) -> None:
+        """Records a decision of the calling thread's stage, if its run is recorded."""
+        running: RunningStage | None = getattr(self._of_thread, "running", None)
+        if running is not None and running.call.records:
+            running.decisions.append(decision)
+
     @functools.cached_property
     def rank_groups(self) -> RankGroups:
         return connect(self.identity, self.waits, self.request)
@@ -198,6 +212,8 @@ class WorkerHost:
             stage.enter()
             with stage.span("publish weights", SYNC_SPAN), self.waits.waiting("room for weights", edge):
                 self.publish_weights(edge)
+        if call.records and call.publishes:
+            stage.decisions.append({"weights": self._weights_digest()})
         stage.leave(is_last=True)
         for end in outputs:
             end.close()
@@ -212,7 +228,16 @@ class WorkerHost:
             shown_rows=rows if is_first else [],
             notes=notes,
             policy_version=self.worker.policy_version,
+            decisions=stage.decisions,
         )
+
+    def _weights_digest(self) -> str:
+        """The digest of the weights that this rank holds, hexadecimal."""
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.worker.weights().items()}
+        version = self.worker.policy_version
+        manifest = manifest_of(self.worker.layout(), self.identity.rank, tensors, policy_version=version)
+        digests = [(name, manifest.digest_of(name)) for name in sorted(manifest.boxes)]
+        return hashlib.sha256(repr(digests).encode()).hexdigest()[:DIGEST_LENGTH]
 
     def _drop_records(self) -> None:
         """Drops the records of an aborted run, so that a later one does not report them."""

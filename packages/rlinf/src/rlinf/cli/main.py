@@ -35,6 +35,7 @@ COMMANDS = {
     "plan": "plan_command",
     "check": "check_command",
     "config": "config_command",
+    "replay": "replay_command",
     "report": "report_command",
     "explain": "explain_command",
     "compare": "compare_command",

@@ -253,6 +253,11 @@ class RunConfig(Section):
         "row `step: 4` of metrics.jsonl): torch's profiler writes a trace of each worker to profiles/ in the run's "
         "folder (docs/profiles.md). null: none.",
     )
+    record: bool = Field(
+        default=False,
+        description="Write what decided the numbers of each step (versions of the weights, samples as digests, reward "
+        "outcomes) to record.jsonl, so that rlinf replay can do the run again and compare (docs/replay.md).",
+    )
     num_samples_logged: int = Field(
         default=4,
         ge=0,

@@ -14,6 +14,7 @@ from rlinf.errors import RunFailed
 from rlinf.jobs.base import Flows, Job
 from rlinf.loop.deadlines import Deadlines
 from rlinf.run_folder import RunFolder, TraceEvent
+from rlinf.run_folder.record import RecordedStep, RunRecord
 from rlinf_workers import COMPUTE_SPAN, Executor, Flow, FlowRun, Phase, Span, StepContext, StepTimeout
 
 
@@ -28,6 +29,7 @@ class Session:
         folder: RunFolder,
         progress: Progress,
         deadlines: Deadlines,
+        record: RunRecord | None = None,
     ) -> None:
         self.executor = executor
         self.stage_s: dict[str, float] = defaultdict(float)
@@ -36,6 +38,9 @@ class Session:
         """Seconds until all processes had started; 0 before the first weight sync."""
         self._job, self._flows, self._run_folder, self._progress = job, flows, folder, progress
         self._deadlines = deadlines
+        self._record = record
+        self._begun_after: dict[int, int] = {}
+        """Training step -> steps that had ended when it began."""
         self._began_s = time.monotonic()
         self._is_judged = False
 
@@ -73,10 +78,18 @@ class Session:
         self._begin(flow, step, feeds, phase)
         return self._finish(flow, step, phase, predicted_s)
 
-    def _begin(self, flow: Flow, step: int, feeds: Mapping[str, Sequence[Any]], phase: Phase) -> None:
+    def _begin(
+        self,
+        flow: Flow,
+        step: int,
+        feeds: Mapping[str, Sequence[Any]],
+        phase: Phase,
+        record: RunRecord | None = None,
+    ) -> None:
         num_items = max(map(len, feeds.values()), default=0)
         context = StepContext(step=step, phase=phase, seed=self._job.config.seed, num_items=num_items)
-        self.executor.begin(flow, context=context, feeds=feeds)
+        recorded = None if record is None else record.decisions(step)
+        self.executor.begin(flow, context=context, feeds=feeds, records=record is not None, recorded=recorded)
 
     def _finish(self, flow: Flow, step: int, phase: Phase, predicted_s: float | None) -> FlowRun:
         deadline = self._deadlines.of(flow.name, predicted_s)
@@ -138,8 +151,22 @@ class Session:
         """
         flow, until = self._flows.train, step + 1 if until is None else until
         for following in range(step + self.num_ahead, min(until, step + flow.max_staleness + 1)):
-            self._begin(flow, following, self._job.feeds(following), "train")
-        return self._finish(flow, step, "train", predicted_s)
+            self._begun_after[following] = step
+            self._begin(flow, following, self._job.feeds(following), "train", self._record)
+        run = self._finish(flow, step, "train", predicted_s)
+        self._write_record(step, run)
+        return run
+
+    def _write_record(self, step: int, run: FlowRun) -> None:
+        """Records a step, or compares it with its record. Raises: RunFailed if a replay differs."""
+        record, begun_after = self._record, self._begun_after.pop(step)
+        if record is None:
+            return
+        difference = record.add(step, RecordedStep(begun_after=begun_after, decisions=run.decisions))
+        if difference and record.must_match:
+            raise RunFailed(f"step {step} is not the recorded one: {difference}")
+        if difference:
+            self.note(f"step {step} is not the one that was recorded before the interruption: {difference}")
 
     @property
     def num_ahead(self) -> int:

@@ -64,6 +64,7 @@ class TrainingLoop:
         self._forks = on_slots and fork_server.start(job.config)
         self.progress = Progress(total=job.config.run.num_steps)
         self._profiles = StepProfiles(job.config.run.profiled_steps, folder.path, self.progress.message)
+        self._record = folder.record() if job.config.run.record else None
         self._recorder = RunRecorder(folder, self.progress, (job.score, *job.other_scores))
 
     def run(self) -> str:
@@ -116,7 +117,9 @@ class TrainingLoop:
             forks=self._forks,
             venvs=self._job.venvs,
         )
-        self._session = Session(self._job, self._flows, executor, self._folder, self.progress, self._deadlines)
+        self._session = Session(
+            self._job, self._flows, executor, self._folder, self.progress, self._deadlines, self._record
+        )
         watch = RunWatch(
             executor,
             self._folder.path,
@@ -292,7 +295,7 @@ class TrainingLoop:
         step = self._clock.step
         if self._only_measures or not self._auto.overlaps or self._stop.is_made or self._is_over(latest):
             return step + max(1, self._session.num_ahead)
-        return next_pause(self._config.run, step)
+        return next_pause(self._config.run, step, self._record)
 
     def _evaluate_unless(self, latest: float) -> float:
         """The score of the present weights; the latest one where somebody stops the run, which then evaluates when it
@@ -368,6 +371,10 @@ class TrainingLoop:
         self._history.write()
         with self.progress.doing("writing the report"):
             self._result = self._recorder.result(score, self._session.stage_s, self._clock)
+        if self._record is not None and self._record.must_match:
+            self._result += (
+                f"\nreplayed {self._record.num_equal} steps: samples, rewards and weights are the recorded ones"
+            )
 
     def _evaluate(self) -> float:
         """Scores the present weights, writes it down and returns the score."""
@@ -396,6 +403,8 @@ class TrainingLoop:
         if self._only_measures:
             return False
         step, training_s = self._clock.step, self._clock.training_s
+        if self._record is not None and self._record.must_match and step >= self._record.num_steps:
+            return True
         falls = self._job.score.lower_is_better
         reasons = reasons_to_end(self._config.run, step=step, score=score, training_s=training_s, lower_is_better=falls)
         return bool(reasons)

@@ -7,6 +7,7 @@
     evaluations.jsonl  {"step", "time_s", "metrics"}; here `step` counts the training steps done
     samples.jsonl      {"step", "prompt_index", "sample", "completion", "reward", ...} a completion of a shown group
     videos/step-000100.mp4   episodes of the evaluation after 100 training steps
+    record.jsonl       what decided the numbers of each step, with run.record (record.py)
     trace.json  logs/  checkpoints/step-000100/  result.json  report.html
     waits.json         what each process waits for, about once a second; explain-step-12.txt (loop/watch.py)
     tensorboard/       and what else the log writers of `run.loggers` keep here
@@ -35,6 +36,7 @@ from rlinf.run_folder.fingerprints import changed_code, changed_inputs, refuse_c
 from rlinf.run_folder.lock import FolderLock, check_empty
 from rlinf.run_folder.manifest import Manifest, failure_of, new_manifest, timestamp
 from rlinf.run_folder.plain_files import read_plain_json
+from rlinf.run_folder.record import Replay, RunRecord
 from rlinf.run_folder.rows import append_rows, keep_rows, read_rows, sync, to_json, write_file
 from rlinf.run_folder.trace import LIMIT_BYTES, TraceEvent, TraceWriter
 
@@ -89,6 +91,7 @@ class RunFolder:
         self._trace: TraceWriter | None = None
         self._loggers: LogWriters | None = None
         self._failure: str | None = None
+        self._replays = False
         self._on_step: Callable[[int, Mapping[str, float]], None] | None = None
         self._resumed_from_step: int | None = None
         self._earlier_plan_times: list[Any] = []
@@ -155,6 +158,16 @@ class RunFolder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self.close(failure_of(kind, error))
+
+    def record(self) -> RunRecord:
+        """The record of the run, with the steps that it has already."""
+        return RunRecord(self.path, must_match=self._replays)
+
+    def begin_replay(self, replay: Replay) -> None:
+        """Makes this new run a replay of another one."""
+        self._replays = True
+        replay.copy_to(self.path, (METRICS, EVALUATIONS, SAMPLES))
+        _drop_rows(self.path, _checkpoint_step(self.path))
 
     # -- description of the run ------------------------------------------------------------------------------------
 

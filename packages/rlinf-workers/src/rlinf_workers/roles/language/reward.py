@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from msgspec import convert, to_builtins
 
 from rlinf_algos import RewardError
 from rlinf_algos.rewards import (
@@ -128,7 +129,7 @@ class Reward(Worker):
     def _score(self, groups: Sequence[SampleGroup]) -> list[ScoredGroup]:
         texts = [self._completions(group) for group in groups]
         is_control = self._settings.random_in_training and self.step.phase == "train"
-        results = [()] * len(groups) if is_control else self._results(groups, texts)
+        results = [()] * len(groups) if is_control else self._recorded_or_new(groups, texts)
         return [
             ScoredGroup(
                 samples=group,
@@ -140,6 +141,23 @@ class Reward(Worker):
             )
             for group, own, graded in zip(groups, texts, results, strict=True)
         ]
+
+    def _recorded_or_new(
+        self, groups: Sequence[SampleGroup], texts: list[tuple[str, ...]]
+    ) -> list[tuple[RewardResult, ...]]:
+        """The results of each group: those that were recorded for the same samples, or new ones, which are recorded."""
+        if not self.records:
+            return self._results(groups, texts)
+        digests = [group.digest() for group in groups]
+        earlier = {one["samples"]: one["results"] for _, one in self.recorded or ()}
+        if all(digest in earlier for digest in digests):
+            results = [convert(earlier[digest], tuple[RewardResult, ...]) for digest in digests]
+            self._record([result for own in results for result in own])
+        else:
+            results = self._results(groups, texts)
+        for group, digest, own in zip(groups, digests, results, strict=True):
+            self.decide({"group": group.index, "samples": digest, "results": to_builtins(own)})
+        return results
 
     def _prompt(self, group: SampleGroup) -> str:
         """The text of the prompt, for rewards that read it."""

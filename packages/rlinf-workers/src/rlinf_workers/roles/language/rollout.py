@@ -173,6 +173,8 @@ class Rollout(ServingWorker):
                 f"the log-probabilities of the completions of prompt {group.index} are not finite: the weights of the "
                 "model are broken, in its files or by training"
             )
+        if self.records:
+            self.decide({"group": group.index, "samples": group.digest()})
         size, tokens = len(group.loss_mask), float(group.loss_mask.sum())
         self.record("rollout/completion_tokens", tokens / size)
         self.record("rollout/entropy", -float(group.rollout_logprobs.sum()) / max(tokens, 1.0), weight=tokens)

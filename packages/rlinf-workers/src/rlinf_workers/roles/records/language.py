@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from rlinf_comm import record
+from rlinf_workers.worker import DIGEST_LENGTH
 
 
 @record
@@ -86,6 +88,15 @@ class SampleGroup:
         """Policy version -> number of tokens that its weights sampled."""
         versions, counts = self.token_versions()[self.loss_mask.bool()].unique(return_counts=True)
         return dict(zip(versions.tolist(), counts.tolist(), strict=True))
+
+    def digest(self) -> str:
+        """Hexadecimal digest of the prompt, the sampled tokens, their log-probabilities and the versions that sampled
+        them."""
+        mask, sha = self.loss_mask.bool(), hashlib.sha256(str(self.index).encode())
+        parts = (self.completion_ids, self.rollout_logprobs, self.token_versions())
+        for part in (self.prompt.token_ids, mask.sum(-1), *(one[mask] for one in parts)):
+            sha.update(part.contiguous().numpy().tobytes())
+        return sha.hexdigest()[:DIGEST_LENGTH]
 
     def subset(self, rows: slice) -> SampleGroup:
         """A subset of the completions, with the same prompt."""
