@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from rlinf import jobs
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
@@ -31,7 +30,7 @@ class WatchedExecutor:
         self.events: list[str] = []
         self.num_under_way = 0
 
-    def begin(self, flow: Any, *, context: Any, feeds: Any) -> None:
+    def begin(self, flow: Any, *, context: Any, feeds: Any, **recording: Any) -> None:
         self.num_under_way += 1
         self.events.append(f"begin {context.step}")
 
@@ -121,14 +120,6 @@ def test_a_plan_without_devices_for_both_sides_is_refused(tmp_path, recipe, make
     job = make(load_config(recipe, parse_overrides(line.split())), MACHINE)
     with pytest.raises(UserError, match=expected):
         make_plans(job, job.build(tmp_path), tmp_path)
-
-
-@pytest.mark.parametrize("recipe", JOBS)
-def test_steps_that_are_to_overlap_are_profiled_without_a_mode(recipe: str):
-    config = load_config(recipe, parse_overrides(["--algorithm.max_staleness", "1", "--mode", "auto"]))
-    assert jobs.prepare(config, MACHINE, measures=True).config.algorithm.max_staleness == 1
-    with pytest.raises(UserError, match="mode=auto runs step by step"):
-        jobs.prepare(config, MACHINE)
 
 
 def test_a_hybrid_plan_with_the_actor_on_a_device_of_its_own_overlaps(tmp_path):

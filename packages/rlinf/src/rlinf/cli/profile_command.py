@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         from rlinf import jobs  # imports torch
         from rlinf.run_folder import RunFolder
 
-        job = jobs.prepare(config, measures=True)
+        job = jobs.prepare(config)
     with tempfile.TemporaryDirectory(prefix="rlinf-profile-") as scratch:
         folder = RunFolder(
             Path(scratch) / "run",

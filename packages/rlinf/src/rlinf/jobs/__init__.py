@@ -14,14 +14,13 @@ if TYPE_CHECKING:
 __all__ = ["prepare", "run", "measure"]
 
 
-def prepare(config: JobConfig, machine: Machine | None = None, *, measures: bool = False) -> Job:
+def prepare(config: JobConfig, machine: Machine | None = None) -> Job:
     """The job of a config, after the checks of the driver, the machine and the job (`rlinf.jobs.checks`; those of the
     config go before, without torch); nothing is written or started. `job.config` has no number left that depends on the
     machine.
 
     Args:
         machine: where it will run; None: what its launcher has.
-        measures: it is for `measure`, which has plans of its own.
 
     Raises: UserError.
     """
@@ -43,8 +42,6 @@ def prepare(config: JobConfig, machine: Machine | None = None, *, measures: bool
         job = job_spec(config).make(config, machine, venvs)
         job.venvs = venvs
         job.notes = [*job.notes, *run_checks("job", job)]
-        if not measures:
-            run_checks("plan", job)
     job.inputs = {**job.inputs, **code_fingerprints(job.config.model_dump(mode="json"))}
     return job
 

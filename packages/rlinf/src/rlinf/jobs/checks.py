@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rlinf.jobs.base import Job
     from rlinf.machine import Machine
 
-Subject = Literal["train", "config", "driver", "machine", "job", "plan"]
+Subject = Literal["train", "config", "driver", "machine", "job"]
 
 
 def run_checks(subject: Subject, *arguments: Any) -> list[str]:
@@ -114,11 +114,10 @@ CHECKS: tuple[tuple[Subject, Callable[..., Sequence[str] | None]], ...] = (
     ("machine", placement),
     ("job", inputs),
     ("job", score_to_stop_at),
-    ("plan", plan),
+    ("job", plan),
 )
 """By subject: checks of `train`, `config` and `driver` take the config, those of `machine` also the machine and its
-number of devices, those of `job` and `plan` the job. Those of `train` are for `rlinf train` alone, before it downloads
-anything; `rlinf profile` leaves out those of `plan`.
+number of devices, those of `job` the job. Those of `train` are for `rlinf train` alone, before it downloads anything.
 `rlinf.jobs.prepare` examines the venvs, detects the machine and counts its devices after the checks of `driver`."""
 
 
