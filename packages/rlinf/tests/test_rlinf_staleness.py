@@ -60,6 +60,15 @@ def test_steps_begin_as_early_as_the_bound_and_the_next_pause_allow():
     assert events(8, range(4, 6), 6) == ["begin 4", "begin 5", "finish", "finish"]
 
 
+def test_one_step_of_staleness_is_generation_ahead_and_the_rest_is_for_late_groups():
+    line = "--rollout.sampler as_finished --rollout.engine_options.refill true --rollout.num_prompts 10"
+    for staleness, expected in ((2, (1, 1, 5)), (3, (1, 2, 10)), (8, (1, 7, 35))):
+        config: Any = load_config("sort-grpo", parse_overrides(f"{line} --algorithm.max_staleness {staleness}".split()))
+        assert (config.steps_ahead, config.max_lateness, config.num_late_groups) == expected
+    in_order: Any = load_config("sort-grpo", parse_overrides(["--algorithm.max_staleness", "3"]))
+    assert (in_order.steps_ahead, in_order.max_lateness, in_order.num_late_groups) == (3, 0, 0)
+
+
 def run_config(line: str) -> Any:
     return load_config("sort-grpo", parse_overrides(line.split())).run
 
@@ -81,6 +90,18 @@ def test_steps_pause_for_evaluations_checkpoints_and_profiles():
         (
             "--algorithm.max_staleness 1 --mode disaggregated --reference.sync_every 5 --algorithm.kl_coef 0.1",
             "reference.sync_every=5 changes the reference between steps",
+        ),
+        (
+            "--algorithm.max_staleness 1 --rollout.sampler as_finished --rollout.engine_options.refill true",
+            "rollout.sampler=as_finished: with algorithm.max_staleness=1 no group may be late",
+        ),
+        (
+            "--algorithm.max_staleness 2 --rollout.sampler as_finished",
+            "rollout.sampler=as_finished is not possible with rollout.engine=huggingface: without continuous batching",
+        ),
+        (
+            "--algorithm.max_staleness 2 --rollout.sampler as_finished --rollout.engine sglang",
+            "rollout.sampler=as_finished is not possible with rollout.engine=sglang: it is not repeatable",
         ),
     ],
 )

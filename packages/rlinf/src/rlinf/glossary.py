@@ -62,6 +62,8 @@ TRAINING = (
             reward ends the run at once.
         reward/part/<term> | reward | Mean of one term of a weighted reward, before its weight.
         rollout/completion_tokens | tokens | Mean length of a completion, including its end token.
+        rollout/late_fraction | share | Groups whose prompts came in with an earlier step, with rollout.sampler
+            as_finished.
         rollout/truncated_fraction | share | Completions that were cut at rollout.max_new_tokens. Near 1 the policy
             learns mostly about the length limit.
         rollout/entropy | nats a token | Mean of minus the log-probability of the sampled tokens, as the engine computed

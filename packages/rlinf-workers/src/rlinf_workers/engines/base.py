@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from rlinf_comm import record
@@ -34,6 +35,7 @@ recompute: the new weights compute their KV cache again, from the prompt and the
 """
 
 
+@record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completions:
     """Finished completions of one prompt: N of its group of G.
@@ -80,6 +82,17 @@ class UnfinishedCompletion:
     segments: tuple[Segment, ...]
     """The versions that sampled these tokens."""
     noise: NoiseKey
+
+
+def not_begun(prompt: Prompt, group_size: int, noise: NoiseKey) -> tuple[UnfinishedCompletion, ...]:
+    """The completions of a prompt that an engine has not begun."""
+    nothing = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+    return tuple(
+        UnfinishedCompletion(
+            prompt=prompt, member=member, token_ids=nothing[0], logprobs=nothing[1], segments=(), noise=noise
+        )
+        for member in range(group_size)
+    )
 
 
 class GenerationEngine(Protocol):

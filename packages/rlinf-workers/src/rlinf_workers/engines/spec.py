@@ -98,6 +98,11 @@ class EngineSpec(Spec):
         """
         return None if on_new_weights == "finish" else "it cannot pause running completions; use finish"
 
+    def late_groups_problem(self, options: Mapping[str, Any]) -> str | None:
+        """Why completions cannot outlive a step (`rollout.sampler: as_finished`), and what to do about it; None: they
+        can."""
+        return "it cannot suspend completions"
+
     def probe_ways(self, options: Mapping[str, Any], *, on_gpu: bool) -> tuple[str, ...]:
         """How it computes a transformers model, as names of the architecture probe (`probe.WAYS`); empty for an engine
         with its own model code."""

@@ -24,6 +24,7 @@ from .language.actor import (
     Actor as Actor,
     ActorSettings as ActorSettings,
 )
+from .language.late_groups import LateGroup as LateGroup, late_from_start as late_from_start
 from .language.logprob_mismatch import (
     LogprobMismatch as LogprobMismatch,
     WorstToken as WorstToken,

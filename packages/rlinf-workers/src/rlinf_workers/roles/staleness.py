@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
+from typing import Any
 
 from rlinf_workers.worker import Worker
 
@@ -37,6 +38,15 @@ class Staleness:
             self._first_versions.pop()
         self._first_versions.append(policy_version)
         self.num_samples.clear()
+
+    def state(self) -> dict[str, list[int]]:
+        """For a checkpoint; empty if the bound is 0."""
+        return {"first_versions": list(self._first_versions)} if self.max_staleness else {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a checkpoint."""
+        self._first_versions.clear()
+        self._first_versions.extend(state.get("first_versions", []))
 
     def add(self, by_version: Mapping[int, int], source: str) -> None:
         """Counts samples that the step trains on. Without effect if the bound is 0.

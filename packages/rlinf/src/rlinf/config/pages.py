@@ -10,6 +10,7 @@ PAGES = {
     "model": "models.md",
     "sft_warm_up": "start.md",
     "algorithm.max_staleness": "staleness.md",
+    "rollout.sampler": "staleness.md#groups-that-outlive-a-step",
     "algorithm": "algorithms.md",
     "algorithm.advantage": "algorithms/custom.md",
     "algorithm.policy_loss": "algorithms/custom.md",

@@ -116,6 +116,12 @@ class RolloutConfig(EngineConfig):
     dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None, description="Type of the weights that generate; the weight sync casts them. null: model.dtype."
     )
+    sampler: Literal["in_order", "as_finished"] = Field(
+        default="in_order",
+        description="Which groups a step trains on. in_order: those of its own prompts. as_finished: those that are "
+        "whole first; the others go on in the next step with its weights, at most algorithm.max_staleness - 1 steps, "
+        "so that no step waits for its longest completions. Needs max_staleness 2 or more (docs/staleness.md).",
+    )
     on_new_weights: Literal["finish", "keep", "recompute"] = Field(
         default="finish",
         description="How running completions go on when new weights arrive. finish: they end with the earlier weights "
@@ -382,6 +388,7 @@ class ReasoningConfig(JobConfig):
                 text=f"={algorithm.router_aux_coef:g}: {backend} does not give the actor its routers' logits; use "
                 f"{either(TRAINERS, lambda spec: spec.exposes_routers)}",
             )
+        yield from self._sampler_conflicts()
         num_samples = self.rollout.num_prompts * algorithm.group_size
         if algorithm.kl_horizon is not None and algorithm.kl_horizon < num_samples:
             yield Conflict(
@@ -389,6 +396,49 @@ class ReasoningConfig(JobConfig):
                 text=f"={algorithm.kl_horizon} is less than the {num_samples} completions of a step; use at least "
                 f"{num_samples}",
             )
+
+    def _sampler_conflicts(self) -> Iterator[Conflict]:
+        """Groups that outlive a step need steps of staleness and an engine that suspends completions."""
+        rollout = self.rollout
+        if rollout.sampler == "in_order":
+            return
+        if self.algorithm.max_staleness < 2:
+            yield Conflict(
+                keys=("rollout.sampler", "algorithm.max_staleness"),
+                text=f"=as_finished: with algorithm.max_staleness={self.algorithm.max_staleness} no group may be late, "
+                "as one step of it is generation ahead of training; use 2 or more",
+            )
+        if (problem := rollout.engine_spec.late_groups_problem(rollout.engine_options)) is not None:
+            yield Conflict(
+                keys=("rollout.sampler", "rollout.engine"),
+                text=f"=as_finished is not possible with rollout.engine={rollout.engine}: {problem}",
+            )
+        if self.plan.num_ranks_per_replica.get("rollout", 1) > 1:
+            yield Conflict(
+                keys=("rollout.sampler", "plan.num_ranks_per_replica.rollout"),
+                text="=as_finished is for replicas of one rank",
+            )
+        if self.num_late_groups == 0:
+            yield Conflict(
+                keys=("rollout.sampler", "rollout.num_prompts"),
+                text=f"=as_finished: with rollout.num_prompts={rollout.num_prompts} no group would be late; use more",
+            )
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps by which generation runs ahead of training. The rest of max_staleness is for late groups."""
+        return 1 if self.max_lateness else self.algorithm.max_staleness
+
+    @property
+    def max_lateness(self) -> int:
+        """Steps by which a group may leave later than its prompt came in."""
+        return max(0, self.algorithm.max_staleness - 1) if self.rollout.sampler == "as_finished" else 0
+
+    @property
+    def num_late_groups(self) -> int:
+        """Groups that are under way beside those of a step: half of what could still leave in time, so that each step
+        can choose."""
+        return self.rollout.num_prompts * self.max_lateness // 2
 
     def _reference_conflicts(self) -> Iterator[Conflict]:
         """Checks `reference.sync_every`, which needs a reference that can follow the policy."""

@@ -60,6 +60,11 @@ class HuggingFaceSpec(EngineSpec):
             "engine_options.refill=true, or use finish"
         )
 
+    def late_groups_problem(self, options: Mapping[str, Any]) -> str | None:
+        if options.get("refill") is True:
+            return None
+        return "without continuous batching a batch is generated as a whole; set --rollout.engine_options.refill true"
+
     def probe_ways(self, options: Mapping[str, Any], *, on_gpu: bool) -> tuple[str, ...]:
         if self.fills_its_memory(options):
             return ("refill",)

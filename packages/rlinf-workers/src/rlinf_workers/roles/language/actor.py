@@ -419,11 +419,12 @@ class Actor(WarmedUpWorker):
     def _state(self) -> dict[str, Any]:
         adapts = self._settings.algorithm.kl_target is not None
         state = {"kl_coef": self._advantages.kl_coef} if adapts else {}
-        return state | self._loss.entropy_bonus.state()
+        return state | self._loss.entropy_bonus.state() | self._staleness.state()
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._advantages.kl_coef = float(state.get("kl_coef", self._advantages.kl_coef))
         self._loss.entropy_bonus.restore(state)
+        self._staleness.restore(state)
 
 
 def _likelihood(mask: Tensor, answers: ModelOutputs) -> tuple[Tensor, list[float]]:

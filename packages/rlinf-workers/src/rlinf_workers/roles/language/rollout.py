@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import queue
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -14,7 +14,14 @@ from torch import Tensor
 from rlinf_algos import NonFiniteError
 from rlinf_comm import record
 from rlinf_comm.weights import Layout
-from rlinf_workers.engines.base import Completions, GenerationEngine, OnNewWeights, SupportsAbort, SupportsPause
+from rlinf_workers.engines.base import (
+    Completions,
+    GenerationEngine,
+    OnNewWeights,
+    SupportsAbort,
+    SupportsPause,
+    UnfinishedCompletion,
+)
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.engines.segments import extended
 from rlinf_workers.errors import WorkersError
@@ -23,6 +30,7 @@ from rlinf_workers.execution.stage_calls import WHOLE_BATCH
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.sequences import fit_width
 from rlinf_workers.plugins import ENGINES
+from rlinf_workers.roles.language.late_groups import Departures, LateGroup, late_from_start
 from rlinf_workers.roles.records.language import Prompt, SampleGroup, Segment
 from rlinf_workers.serving import ServingWorker
 from rlinf_workers.spans import now_ns
@@ -46,6 +54,9 @@ class RolloutSettings:
     """Further arguments of the engine's constructor."""
     on_new_weights: OnNewWeights = "finish"
     """How running completions go on when new weights arrive."""
+    max_lateness: int = 0
+    """Steps by which a group may leave later than its prompt came in, so that a step does not wait for its slowest
+    groups; 0: all groups leave in their step."""
 
 
 class Rollout(ServingWorker):
@@ -65,10 +76,14 @@ class Rollout(ServingWorker):
         )
         self._served = self._engine
         self._groups = OpenGroups(1)
+        self._late: list[LateGroup] = []
+        """Groups of earlier steps that are not whole, or had no place in the latest step."""
         self._offers: queue.SimpleQueue[Callable[[], int]] = queue.SimpleQueue()
 
     def generate(self, prompts: Reader[Prompt], samples: Writer[SampleGroup]) -> None:
         """Stage: samples a group for each prompt and sends it when all its completions have ended."""
+        if self._settings.max_lateness and self.step.phase == "train":
+            return self._generate_as_finished(prompts, samples)
         for chunk in prompts:
             for groups in self.sample(chunk, partial(self._further_chunk, prompts)):
                 with prompts.hands_on(self._groups.close(groups)):
@@ -99,6 +114,68 @@ class Rollout(ServingWorker):
                 yield finished
         while not self._offers.empty():  # they came when the last completion had ended
             self._take_weights(self._offers.get())
+
+    def _generate_as_finished(self, prompts: Reader[Prompt], samples: Writer[SampleGroup]) -> None:
+        """As many groups as there are prompts, in the order in which they become whole."""
+        for chunk in prompts:  # one, with all prompts of this rank: when they arrive decides nothing
+            for leaving in self._sample_as_finished(chunk):
+                with prompts.hands_on([now_ns()] * len(leaving)):
+                    samples.put_many(leaving)
+
+    def _sample_as_finished(self, prompts: Sequence[Prompt]) -> Iterator[list[tuple[int, SampleGroup]]]:
+        """Samples groups for the prompts, and goes on with late ones. Yields those that leave, each with the index that
+        it takes over."""
+        engine, sampling, first = self._engine, self._settings.train, self.step.num_items
+        assert isinstance(engine, SupportsPause), "the config refuses other engines"
+        late = [one.numbered(index) for index, one in enumerate(self._late, start=first)]
+        began_in = dict.fromkeys((prompt.index for prompt in prompts), self.step.step)
+        began_in |= {one.prompt.index: one.step for one in late}
+        last = self.step.step - self._settings.max_lateness
+        departures = Departures(
+            [prompt.index for prompt in prompts], {index: step - last for index, step in began_in.items()}
+        )
+        groups = self._groups = OpenGroups(sampling.group_size)
+        groups.open([one.prompt for one in late])
+        with self.asking():
+            engine.submit_unfinished([completion for one in late for completion in one.unfinished], sampling)
+        waiting, held = prompts, dict[int, SampleGroup]()
+        ended = [completions for one in late for completions in one.finished]
+        while True:
+            whole = groups.add(ended)
+            held |= {group.index: group for group in whole}
+            if leaving := departures.add(group.index for group in whole):
+                yield [(key, self._leaves(held.pop(index), key, is_late=index >= first)) for index, key in leaving]
+            if departures.all_left:
+                break
+            waiting = self._submit(waiting, None, groups, sampling)
+            with self.asking():
+                ended = engine.finished()
+        with self.asking():
+            unfinished = engine.suspend()
+            whole = groups.add(engine.finished())  # what has ended meanwhile
+        held |= {group.index: group for group in whole}
+        self._late = groups.left_over(unfinished, held.values(), began_in)
+        self._late += [late_from_start(prompt, self.step, sampling.group_size) for prompt in waiting]
+        self._groups = OpenGroups(1)
+
+    def _leaves(self, group: SampleGroup, key: int, *, is_late: bool) -> SampleGroup:
+        """The group as prompt `key` of this step, recorded."""
+        self.record("rollout/late_fraction", float(is_late))
+        group = replace(group, prompt=replace(group.prompt, index=key))
+        self._record(group)
+        return group
+
+    def late_groups(self) -> list[LateGroup]:
+        """The groups that go on in the next step; called between two steps."""
+        return self._late
+
+    def go_on_with(self, shares: Sequence[Sequence[LateGroup]]) -> None:
+        """Sets the groups that go on in the next step.
+
+        Args:
+            shares: those of each rank.
+        """
+        self._late = list(shares[self.rank])
 
     def offer_weights(self, fill: Callable[[], int]) -> None:
         """Has the running stage take new weights between two decode steps, with `on_new_weights`; the completions in
@@ -239,6 +316,33 @@ class OpenGroups:
                 whole.append(_group(prompt, parts, self._group_size))
         return whole
 
+    def left_over(
+        self,
+        unfinished: Sequence[UnfinishedCompletion],
+        whole: Iterable[SampleGroup],
+        began_in: Mapping[int, int],
+    ) -> list[LateGroup]:
+        """The groups that go on in the next step, those that are open and those that are whole.
+
+        Args:
+            unfinished: all completions of the open groups that have not ended.
+            began_in: index of a group -> step in which its prompt was submitted.
+        """
+        left = [
+            LateGroup(
+                prompt=prompt,
+                step=began_in[index],
+                finished=tuple(parts),
+                unfinished=tuple(one for one in unfinished if one.prompt.index == index),
+            )
+            for index, (prompt, parts) in self._open.items()
+        ]
+        left += [
+            LateGroup(prompt=group.prompt, step=began_in[group.index], finished=(_completions(group),), unfinished=())
+            for group in whole
+        ]
+        return sorted(left, key=lambda one: (one.step, one.prompt.index))
+
     def close(self, groups: Iterable[SampleGroup]) -> list[int]:
         """Returns when (`spans.now_ns`) each of these complete groups was opened, and forgets them."""
         return [self._began_ns.pop(group.index) for group in groups]
@@ -263,6 +367,21 @@ def _group(prompt: Prompt, parts: Sequence[Completions], group_size: int) -> Sam
         policy_version=min(part.policy_version for part in parts),
         truncated=join("truncated"),
         segments=_segments(parts, group_size),
+    )
+
+
+def _completions(group: SampleGroup) -> Completions:
+    """The completions of a whole group."""
+    assert group.truncated is not None, "engines say it"
+    return Completions(
+        index=group.index,
+        members=tuple(range(len(group.loss_mask))),
+        token_ids=group.completion_ids,
+        loss_mask=group.loss_mask,
+        logprobs=group.rollout_logprobs,
+        truncated=group.truncated,
+        policy_version=group.policy_version,
+        segments=group.segments,
     )
 
 

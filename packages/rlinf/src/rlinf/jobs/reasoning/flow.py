@@ -34,10 +34,13 @@ def training_flow(config: ReasoningConfig, arguments: Mapping[str, Sequence[Any]
         config: resolved, see `rlinf.config.devices.resolve_for_devices`.
         arguments: worker group -> arguments of its class; a plan needs none.
     """
-    flow = Flow(config.algorithm.name.rpartition(":")[2], max_staleness=config.algorithm.max_staleness)
+    flow = Flow(config.algorithm.name.rpartition(":")[2], max_staleness=config.steps_ahead)
     for role in ("rollout", *(("reference",) if config.has_reference_worker else ()), "reward", "actor"):
         flow.worker(role, WORKERS[role], *arguments.get(role, ()))
-    add_generation(flow, config)
+    if config.max_lateness:  # each rank has its own prompts, all at once: then its choice is repeatable
+        add_generation(flow, config, dispatch="key", granularities=(0,))
+    else:
+        add_generation(flow, config)
     samples = "samples"
     if config.has_reference_worker:
         flow.stage("reference", "logprobs", reads="samples", writes="referenced")
@@ -90,10 +93,10 @@ def check_flow(train: Flow, config: ReasoningConfig, rollout: Any) -> Flow:
     return flow.weights("actor", to="rollout")
 
 
-def add_generation(flow: Flow, config: ReasoningConfig) -> None:
-    """The stage that samples."""
+def add_generation(flow: Flow, config: ReasoningConfig, **how: Any) -> None:
+    """The stage that samples; `how` are further arguments of `Flow.stage`."""
     span = config.rollout.devices_per_rank
-    flow.stage("rollout", "generate", reads="prompts", writes="samples", devices_per_rank=span)
+    flow.stage("rollout", "generate", reads="prompts", writes="samples", devices_per_rank=span, **how)
 
 
 def num_sampled_prompts(config: ReasoningConfig) -> int:

@@ -30,6 +30,7 @@ from rlinf.jobs.reasoning.flow import (
     sft_warm_up_flow,
     training_flow,
 )
+from rlinf.jobs.reasoning.late_groups import LateGroups
 from rlinf.jobs.reasoning.memory import ReasoningMemory, shape_of
 from rlinf.jobs.reasoning.prompts import PromptSource
 from rlinf.jobs.reasoning.reference import follow_policy, restore_reference, save_first_reference
@@ -73,6 +74,7 @@ class ReasoningJob(Job):
         self.stops_on_mismatch = config.rollout.stop_on_mismatch
         self.prompts = PromptSource(config)
         self._sft_warm_up: Flow | None = None
+        self._late = LateGroups() if config.max_lateness else None
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
@@ -155,7 +157,8 @@ class ReasoningJob(Job):
             return {}
         size = max(1, self.num_items // NUM_CHUNKS)
         stages = [placed.stage for placed in plan.stages if placed.stage != "actor"]
-        return {**dict.fromkeys(stages, size), "actor": actor_granularities(self.config)[0]}
+        whole = {"rollout": 0} if self.config.max_lateness else {}
+        return {**dict.fromkeys(stages, size), **whole, "actor": actor_granularities(self.config)[0]}
 
     def build(self, folder: Path) -> Flows:
         device = make_cluster(self.config.cluster, self.machine).devices[0]
@@ -192,8 +195,9 @@ class ReasoningJob(Job):
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def feeds(self, step: int) -> dict[str, list[Any]]:
-        """The prompts of a training step."""
-        return {"prompts": self.prompts.training(step * self.num_items, self.num_items)}
+        """The prompts of a training step; those of late groups came in before the first."""
+        first = self.config.num_late_groups + step * self.num_items
+        return {"prompts": self.prompts.training(first, self.num_items)}
 
     def agreement(self, metrics: Mapping[str, float]) -> MismatchVerdict | None:
         return judge_step(self.arithmetic, metrics)
@@ -208,6 +212,10 @@ class ReasoningJob(Job):
     def prepare(self, session: Session) -> None:
         """The SFT warm-up, and the reference as it is before the first step."""
         config = self.config
+        if self._late is not None:
+            prompts = self.prompts.training(0, config.num_late_groups)
+            self._late.begin(prompts, config.algorithm.group_size, config.seed, self.num_items)
+            self._late.hand_out(session)
         if self._sft_warm_up is None:
             if config.reference.sync_every is not None:
                 save_first_reference(session, "reference")
@@ -220,10 +228,22 @@ class ReasoningJob(Job):
             save_first_reference(session, "actor")
             restore_reference(session, 0)
 
+    def save(self, checkpoint: Path) -> None:
+        if self._late is not None:
+            self._late.save(checkpoint)
+
+    def load(self, checkpoint: Path) -> None:
+        if self._late is not None:
+            self._late.load(checkpoint)
+
     def restore(self, session: Session, step: int) -> None:
         restore_reference(session, step)
+        if self._late is not None:
+            self._late.hand_out(session)
 
     def stepped(self, session: Session, step: int) -> None:
+        if self._late is not None and not session.num_ahead:
+            self._late.take(session)
         follow_policy(session, self.config.reference, step)
 
 

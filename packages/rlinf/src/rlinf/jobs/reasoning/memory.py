@@ -274,7 +274,7 @@ def kept_weights(
     Args:
         nodes: nodes of trainer and engines.
     """
-    spec, num_versions = weight_sync_of(config.cluster, nodes, on_gpu=on_gpu), config.algorithm.max_staleness + 1
+    spec, num_versions = weight_sync_of(config.cluster, nodes, on_gpu=on_gpu), config.steps_ahead + 1
     sizes: dict[str, Any] = {
         "trained_bytes": DTYPE_BYTES["float32"] * shape.num_parameters // num_ranks,
         "served_bytes": DTYPE_BYTES[config.served_dtype] * shape.num_parameters // num_ranks,

@@ -72,6 +72,7 @@ class WorkerSettings:
             engine=rollout.engine,
             engine_options=engine_options(rollout, self.shape, self.job_shape),
             on_new_weights=rollout.on_new_weights,
+            max_lateness=self.config.max_lateness,
         )
 
     def _reward(self, model: ModelSettings) -> RewardSettings:
