@@ -7,7 +7,7 @@ import sys
 from command_line import END_TIMEOUT_S, SHORT_SORT, environment, numbers
 
 PROGRAM = """
-import json, sys
+import json, sys, torch
 import rlinf
 
 print("the program runs", file=sys.stderr)

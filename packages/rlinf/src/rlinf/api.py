@@ -250,15 +250,13 @@ def _main_hidden() -> Iterator[None]:
     """Processes that are started meanwhile do not run the caller's program a second time, so that it needs no
     `if __name__ == "__main__"`."""
     main = sys.modules["__main__"]
-    names = [name for name in ("__file__", "__spec__") if getattr(main, name, None) is not None]
-    before = {name: getattr(main, name) for name in names}
-    for name in names:
-        setattr(main, name, None)
+    before = {name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)}
+    vars(main).pop("__file__", None)  # with None, `inspect` fails, which torch needs while it is imported
+    main.__spec__ = None
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(main, name, value)
+        vars(main).update(before)
 
 
 _DIGESTS: dict[str, str] = {}
