@@ -1,4 +1,4 @@
-"""Runs the command line as a user does, in a process of its own."""
+"""Runs the command line, as a user does in a process of its own, or in this process, which costs much less."""
 
 import json
 import os
@@ -6,7 +6,8 @@ import re
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,9 @@ TINY_SORT = SHORT_SORT | {
 }
 """The same with hardly an SFT warm-up, on two slots of any machine: for many runs, or many steps."""
 
+LONG_SORT = SHORT_SORT | {"run.num_steps": 14, "run.evaluate_every": 7}
+"""Enough steps for mode auto to move, and for a worker to die between."""
+
 SHORT_PUSH = {
     "actor.num_shards": 2,  # so that two ranks train
     "env.num_groups": 4,  # and two ranks simulate two groups each
@@ -62,9 +66,17 @@ SHORT_PUSH = {
 }
 
 
+def flags(overrides):
+    return [part for key, value in overrides.items() for part in (f"--{key}", str(value))]
+
+
+def training(recipe, output, overrides):
+    """The arguments of `rlinf` that train; without a recipe they resume."""
+    return ["train", *([str(recipe)] if recipe else ["--resume"]), "--output", str(output), *flags(overrides)]
+
+
 def command(recipe, output, overrides):
-    flags = [part for key, value in overrides.items() for part in (f"--{key}", str(value))]
-    return [*RLINF, "train", *([recipe] if recipe else ["--resume"]), "--output", str(output), *flags]
+    return [*RLINF, *training(recipe, output, overrides)]
 
 
 def start(recipe, output, overrides):
@@ -88,6 +100,25 @@ def train(recipe, output, overrides, *, variables=(), on_network=False):
         )
     assert done.returncode == 0, done.stdout + done.stderr
     return Path(output)
+
+
+def train_here(recipe, output, overrides):
+    """A run to its end in this process. Its workers are forked from the fork server of the first such run.
+
+    Neither an interpreter nor a fork server imports torch for it. Only `train` looks at what listens.
+    """
+    assert rlinf(*training(recipe, output, overrides)).returncode == 0
+    return Path(output)
+
+
+def rlinf(*arguments):
+    """A command line in this process, as `subprocess.run` would return it. What it prints is printed here, too."""
+    from rlinf.cli.main import main
+
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        code = main([str(argument) for argument in arguments])
+    print(out.getvalue(), err.getvalue(), sep="\n")
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def environment():

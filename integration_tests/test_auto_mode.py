@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from command_line import SHORT_SORT, rows, train, weights
+from command_line import LONG_SORT, flags, rows, train, weights
 from rlinf import jobs
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
@@ -15,14 +15,8 @@ from rlinf.planning.plans import make_plans
 from rlinf.run_folder import RunFolder
 from rlinf_sched import best_plan as make_plan
 
-SETTINGS = SHORT_SORT | {"run.num_steps": 14, "run.evaluate_every": 7, "run.checkpoint_every": 100}
+SETTINGS = LONG_SORT | {"run.checkpoint_every": 100}
 NUM_PROBES = 1 + 3 * auto_mode.NUM_REPEATS
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """Collocated from the first step to the last."""
-    return train("sort-grpo", tmp_path_factory.mktemp("auto") / "run", SETTINGS | {"mode": "collocated"})
 
 
 def assert_equal(actual, expected):
@@ -32,9 +26,9 @@ def assert_equal(actual, expected):
 
 
 @pytest.mark.slow
-def test_a_run_that_measures_and_plans_gives_the_same_numbers(tmp_path, reference):
+def test_a_run_that_measures_and_plans_gives_the_same_numbers(tmp_path, long_sort_run):
     run = train("sort-grpo", tmp_path / "run", SETTINGS)
-    assert_equal(run, reference)
+    assert_equal(run, long_sort_run)
     first, *_, last = json.loads((run / "plan_times.json").read_text())["plans"]
     assert (first["num_steps"], first["step"]["predicted_s"]) == (NUM_PROBES, None)
     assert last["step"]["predicted_s"] > 0
@@ -45,11 +39,10 @@ def test_a_run_that_measures_and_plans_gives_the_same_numbers(tmp_path, referenc
     assert "Predicted" in (run / "report.html").read_text()
 
 
-def test_a_run_that_moves_to_another_plan_gives_the_same_numbers(tmp_path, reference, monkeypatch):
+def test_a_run_that_moves_to_another_plan_gives_the_same_numbers(tmp_path, long_sort_run, monkeypatch):
     """Whatever was measured, the planner is made to answer with a plan that moves processes and pays."""
-    flags = [part for key, value in SETTINGS.items() for part in (f"--{key}", str(value))]
-    config = load_config("sort-grpo", parse_overrides(flags))
-    apart = jobs.prepare(load_config("sort-grpo", parse_overrides([*flags, "--mode", "disaggregated"])))
+    config = load_config("sort-grpo", parse_overrides(flags(SETTINGS)))
+    apart = jobs.prepare(load_config("sort-grpo", parse_overrides(flags(SETTINGS | {"mode": "disaggregated"}))))
 
     def elsewhere(job, flows, problem):
         there, predicted = make_plans(apart, flows, tmp_path / "none"), make_plan(problem).prediction
@@ -69,13 +62,12 @@ def test_a_run_that_moves_to_another_plan_gives_the_same_numbers(tmp_path, refer
     plans = json.loads((path / "plan_times.json").read_text())["plans"]
     assert (plans[0]["mode"], plans[0]["num_steps"]) == ("collocated", NUM_PROBES)
     assert (plans[1]["mode"], plans[1]["first_step"]) == ("disaggregated", NUM_PROBES)
-    assert_equal(path, reference)
+    assert_equal(path, long_sort_run)
 
 
 @pytest.mark.slow
 def test_profiling_sees_every_stage_together_and_apart(tmp_path):
-    flags = [part for key, value in SETTINGS.items() for part in (f"--{key}", str(value))]
-    config = load_config("sort-grpo", parse_overrides([*flags, "--cluster.num_devices", "2"]))
+    config = load_config("sort-grpo", parse_overrides(flags(SETTINGS | {"cluster.num_devices": 2})))
     path = tmp_path / "run"
     with RunFolder(path, config_yaml=to_yaml(config), command=["test"], keep_checkpoints=1) as folder:
         measured = jobs.measure(jobs.prepare(config), folder)

@@ -1,14 +1,12 @@
 """`rlinf check`, and the verdict on a run's first step: honest engines pass, others are found out."""
 
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 
-from command_line import RLINF, SHORT_SORT, environment
+from command_line import SHORT_SORT, flags, rlinf
 
-FOLDER = Path(__file__).parent
+LIARS = "integration_tests.extensions.liars"
 SMALL = {
     **{key: value for key, value in SHORT_SORT.items() if not key.startswith("sft_warm_up")},
     "sft_warm_up": "null",
@@ -19,15 +17,12 @@ SMALL = {
 
 
 def run(*arguments, **overrides):
-    flags = [part for key, value in (SMALL | overrides).items() for part in (f"--{key}", str(value))]
-    return subprocess.run(
-        [*RLINF, *arguments, *flags], capture_output=True, text=True, env=environment(), cwd=FOLDER, timeout=240
-    )
+    return rlinf(*arguments, *flags(SMALL | overrides))
 
 
 def test_an_honest_engine_passes():
     done = run("check", "sort-grpo")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0
     assert "engine and trainer agree as far as rounding lets them.\n" in done.stdout
     assert len(done.stdout.splitlines()) <= 24, "one screen"
     versions = [line.split()[-2:] for line in done.stdout.splitlines() if line.startswith("policy version")]
@@ -35,8 +30,8 @@ def test_an_honest_engine_passes():
 
 
 def test_an_engine_that_keeps_its_first_weights_is_found_by_the_second_round():
-    done = run("check", "sort-grpo", **{"rollout.engine": "extensions.liars:FirstVersion"})
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = run("check", "sort-grpo", **{"rollout.engine": f"{LIARS}:FirstVersion"})
+    assert done.returncode == 1
     verdicts = next(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("verdict"))
     assert verdicts == ["agree", "DISAGREE"]
     assert "MISMATCH, after a step" in done.stdout
@@ -45,10 +40,10 @@ def test_an_engine_that_keeps_its_first_weights_is_found_by_the_second_round():
 
 @pytest.mark.slow
 def test_a_run_stops_after_its_first_step_if_it_is_to(tmp_path):
-    lie = {"rollout.engine": "extensions.liars:OtherTemperature", "rollout.stop_on_mismatch": "true"}
+    lie = {"rollout.engine": f"{LIARS}:OtherTemperature", "rollout.stop_on_mismatch": "true"}
     lie |= {"reward.kind": "random", "run.num_steps": 2}  # so that there is a gradient without an SFT warm-up
     done = run("train", "sort-grpo", "--output", str(tmp_path / "run"), **lie)
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == 1
     assert "do NOT agree about the sampled tokens" in done.stderr
     assert "2. temperature: " in done.stderr
     verdict = json.loads((tmp_path / "run" / "manifest.json").read_text())["sessions"][-1]["agreement"]

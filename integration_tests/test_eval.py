@@ -14,6 +14,8 @@ from command_line import (
     SHORT_SORT,
     all_gone,
     environment,
+    flags,
+    rlinf,
     rows,
     train,
     wait_for,
@@ -47,7 +49,7 @@ def inputs(tmp_path_factory):
     return folder
 
 
-def command(inputs, output, *more):
+def arguments(inputs, output, *more):
     benchmarks = [f"own={inputs / 'own.jsonl'}", f"aime24={inputs / 'aime.jsonl'}"]
     settings = {
         "model": inputs / "model",
@@ -59,8 +61,11 @@ def command(inputs, output, *more):
         "max_batch_sequences": 16,
         "cluster.oversubscribe": "true",
     }
-    flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
-    return [*RLINF, "eval", *benchmarks, *flags, "--output", str(output), *more]
+    return ["eval", *benchmarks, *flags(settings), "--output", str(output), *more]
+
+
+def command(inputs, output, *more):
+    return [*RLINF, *arguments(inputs, output, *more)]
 
 
 def run(line):
@@ -89,8 +94,8 @@ def scores(output):
 def whole(inputs, tmp_path_factory):
     """An evaluation on one device, and what it printed."""
     output = tmp_path_factory.mktemp("whole") / "eval"
-    done = run(command(inputs, output, "--cluster.num_devices", "1"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = rlinf(*arguments(inputs, output, "--cluster.num_devices", "1"))
+    assert done.returncode == 0
     return output, done.stdout
 
 

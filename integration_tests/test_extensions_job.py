@@ -2,11 +2,10 @@
 planned, checked and trained without a line in any package."""
 
 import json
-import subprocess
 
 import pytest
 
-from command_line import RLINF, environment, rows, train
+from command_line import rlinf, rows, train_here
 
 RECIPE = """
 name: target
@@ -35,22 +34,17 @@ def recipe(tmp_path_factory):
 @pytest.fixture(scope="module")
 def means(recipe, tmp_path_factory):
     """What ten steps, collocated and without a stop, learn."""
-    return [row["learner/mean"] for row in rows(train(recipe(), tmp_path_factory.mktemp("whole") / "run", {}))]
+    return [row["learner/mean"] for row in rows(train_here(recipe(), tmp_path_factory.mktemp("whole") / "run", {}))]
 
 
-def rlinf(*arguments):
-    return subprocess.run([*RLINF, *map(str, arguments)], capture_output=True, text=True, env=environment())
-
-
-def test_a_custom_job_trains_ten_steps_to_the_same_numbers_in_two_modes(recipe, means, tmp_path):
-    disaggregated = rows(train(recipe("disaggregated"), tmp_path / "run", {}))
-    assert [row["learner/mean"] for row in disaggregated] == means
+def test_a_custom_job_learns_in_ten_steps(means):
     assert len(means) == 10 and means[-1] > 1.0
 
 
-def test_it_goes_on_from_its_checkpoint_and_keeps_its_target(recipe, means, tmp_path):
-    folder = train(recipe(), tmp_path / "run", {"run.num_steps": 6})
-    train(None, folder, {"run.num_steps": 10})
+def test_it_goes_on_from_its_checkpoint_to_the_same_numbers_in_another_mode(recipe, means, tmp_path):
+    """And keeps its target."""
+    folder = train_here(recipe("disaggregated"), tmp_path / "run", {"run.num_steps": 6})
+    train_here(None, folder, {"run.num_steps": 10})
     assert [row["learner/mean"] for row in rows(folder)] == means
     refused = rlinf("train", "--resume", "--output", folder, "--target.position", "4")
     assert refused.returncode == 2 and "--target.position would change target.position" in refused.stderr

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from command_line import rows, train, weights
+from command_line import rows, train, train_here, weights
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.testing.policies import check_policy
 
@@ -41,7 +41,7 @@ def recipe(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def collocated(recipe, tmp_path_factory):
-    return train(recipe, tmp_path_factory.mktemp("pairs") / "run", CARTPOLE | {"mode": "collocated"})
+    return train_here(recipe, tmp_path_factory.mktemp("pairs") / "run", CARTPOLE | {"mode": "collocated"})
 
 
 def test_a_policy_of_ones_own_trains_ten_steps(collocated):

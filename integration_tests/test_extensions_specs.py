@@ -2,12 +2,11 @@
 its expert's demonstrations and its own experience. No package knows of either."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from command_line import RLINF, environment, rows, train
+from command_line import rlinf, rows, train_here
 
 ARM = """
 extends: pushcube-ppo
@@ -36,16 +35,15 @@ def recipe(tmp_path_factory) -> Path:
     return path
 
 
-def rlinf(*arguments: object) -> str:
-    line = [*RLINF, *map(str, arguments)]
-    done = subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+def output(*arguments: object) -> str:
+    done = rlinf(*arguments)
+    assert done.returncode == 0
     return done.stdout
 
 
 def test_what_the_specs_say_is_planned(recipe):
     plans = [
-        json.loads(rlinf("plan", recipe, "--gpu", "H100", "--cluster.num_devices", 8, "--json", *more))
+        json.loads(output("plan", recipe, "--gpu", "H100", "--cluster.num_devices", 8, "--json", *more))
         for more in ([], ["--env-step-s", "0.002"], ["--env-step-s", "0.2"])
     ]
     spec, same, slow = (plan["step_s"] for plan in plans)
@@ -53,13 +51,13 @@ def test_what_the_specs_say_is_planned(recipe):
 
 
 def test_the_doctor_has_a_line_of_the_kind_of_a_recipe(recipe):
-    findings = json.loads(rlinf("doctor", "--recipe", recipe, "--json"))
+    findings = json.loads(output("doctor", "--recipe", recipe, "--json"))
     (arm,) = (finding for finding in findings if finding["subject"] == "arm")
     assert arm["verdict"] == "note" and arm["text"].startswith("the toy arm moves here")
 
 
 def test_they_train_ten_steps_from_their_experts_demonstrations(recipe, tmp_path):
-    run = train(recipe, tmp_path / "run", {"mode": "collocated", "cluster.num_devices": 1})
+    run = train_here(recipe, tmp_path / "run", {"mode": "collocated", "cluster.num_devices": 1})
     assert len(rows(run)) == 10 and all(row["actor/grad_norm"] > 0 for row in rows(run))
     notes = json.loads((run / "manifest.json").read_text())["notes"]
     assert any("reach, whose own limit is 40 actions" in note for note in notes)  # as the spec says

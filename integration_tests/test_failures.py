@@ -8,6 +8,7 @@ import pytest
 
 from command_line import (
     END_TIMEOUT_S,
+    LONG_SORT,
     SHORT_PUSH,
     SHORT_SORT,
     all_gone,
@@ -153,11 +154,14 @@ def test_a_run_killed_in_mid_step_resumes_to_the_same_numbers(tmp_path, recipe):
         ),
     ],
 )
-def test_a_run_whose_worker_is_killed_goes_on_to_the_same_numbers(tmp_path, recipe, victim, survivors):
+def test_a_run_whose_worker_is_killed_goes_on_to_the_same_numbers(tmp_path, request, recipe, victim, survivors):
     if recipe == "pushcube-ppo":
         pytest.importorskip("mani_skill")
-    settings = SHORT[recipe] | {"run.num_steps": 15, "run.evaluate_every": 6, "run.checkpoint_every": 4}
-    whole = train(recipe, tmp_path / "whole", settings)
+        settings = SHORT_PUSH | {"run.num_steps": 15, "run.evaluate_every": 6, "run.checkpoint_every": 4}
+        whole = train(recipe, tmp_path / "whole", settings)
+    else:
+        settings = LONG_SORT | {"run.checkpoint_every": 4}
+        whole = request.getfixturevalue("long_sort_run")
 
     output = tmp_path / "killed"
     process = start(recipe, output, settings)

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from safetensors.torch import load_file
 
-from command_line import last_checkpoint, rows, train, weights
+from command_line import last_checkpoint, rows, train, train_here, weights
 from rlinf_workers.testing.engines import tiny_model
 
 LORA = {
@@ -37,7 +37,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(base, tmp_path_factory):
-    return train("sort-grpo", tmp_path_factory.mktemp("runs") / "run", LORA | {"model.path": base})
+    return train_here("sort-grpo", tmp_path_factory.mktemp("runs") / "run", LORA | {"model.path": base})
 
 
 def close(actual, expected, rel=1e-6):

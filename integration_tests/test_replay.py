@@ -2,18 +2,17 @@
 
 import os
 import signal
-import subprocess
 
 import pytest
 
 from command_line import (
-    RLINF,
     TINY_SORT,
-    environment,
+    rlinf,
     rows,
     start,
     steps_done,
     train,
+    train_here,
     wait_for,
     weights,
     worker_processes,
@@ -40,11 +39,11 @@ KEYS = TINY_SORT | {
 def _reward(tmp_path, monkeypatch):
     (tmp_path / "random_reward.py").write_text(REWARD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
 
 
 def replay(run, output, *arguments):
-    command = [*RLINF, "replay", run, "--output", output, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    return rlinf("replay", run, "--output", output, *arguments)
 
 
 def assert_replayed(result, output, run, num_steps):
@@ -54,7 +53,7 @@ def assert_replayed(result, output, run, num_steps):
 
 
 def test_a_replay_ends_with_the_same_weights(tmp_path):
-    run = train("sort-grpo", tmp_path / "run", KEYS)
+    run = train_here("sort-grpo", tmp_path / "run", KEYS)
     assert_replayed(replay(run, tmp_path / "again"), tmp_path / "again", run, 6)
     assert_replayed(replay(run, tmp_path / "later", "--from", "5"), tmp_path / "later", run, 2)
 

@@ -3,11 +3,12 @@
 import json
 import math
 import re
+import shutil
 
 import pytest
 from safetensors.torch import load_file
 
-from command_line import last_checkpoint, rows, train
+from command_line import last_checkpoint, rows, train, train_here
 from rlinf_workers.testing.engines import tiny_model
 
 SFT = {
@@ -46,8 +47,11 @@ def numbers(run):
 
 def test_a_resumed_run_ends_as_the_whole_one(inputs, tmp_path):
     whole = train("sft", tmp_path / "whole", SFT | inputs)
-    half = train("sft", tmp_path / "half", SFT | inputs | {"run.num_steps": 2})
-    train(None, half, {"run.num_steps": 4})
+    half = tmp_path / "half"
+    shutil.copytree(whole, half, symlinks=True)
+    shutil.rmtree(last_checkpoint(half))
+    (half / "result.json").unlink()
+    train_here(None, half, {})
     assert numbers(half) == numbers(whole)
     mine, theirs = (load_file(last_checkpoint(run) / "model" / "model.safetensors") for run in (half, whole))
     assert all((mine[name] == theirs[name]).all() for name in theirs)
@@ -128,7 +132,7 @@ def test_preferences_on_other_backends(pair_inputs, tmp_path, changed):
 def test_a_reward_model_serves_as_a_reward(pair_inputs, tmp_path):
     from rlinf_algos.rewards import RewardModel
 
-    run = train("reward-model", tmp_path / "run", SFT | pair_inputs)
+    run = train_here("reward-model", tmp_path / "run", SFT | pair_inputs)
     assert rows(run, "evaluations.jsonl")[-1]["loss"] < math.log(2)
     reward = RewardModel(last_checkpoint(run) / "model")
     results = reward.score_batch(["12", "0"], ["", ""], ["6+6=", "6+6="])
