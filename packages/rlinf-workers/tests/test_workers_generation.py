@@ -379,4 +379,4 @@ def test_a_model_that_computes_no_numbers_is_named_and_not_sampled_from():
     )
     (group,) = groups.add([part])
     with pytest.raises(NonFiniteError, match="completions of prompt 7 are not finite: the weights of the model"):
-        object.__new__(Rollout)._record(group)
+        object.__new__(Rollout)._record(group, (0, 7))

@@ -60,7 +60,7 @@ def test_completions_that_go_on_in_the_next_step_are_those_of_an_engine_that_nev
         engine_options={"refill": True},
         max_lateness=1,
     )
-    worker, alone = make_worker(Rollout, settings), make_worker(Rollout, replace(settings, max_lateness=0))
+    worker, alone = make_worker(RecordedRollout, settings), make_worker(Rollout, replace(settings, max_lateness=0))
     prompts = prompts_of([4, 5, 6, 7])
     from_start = [replace(one, index=4 + one.index) for one in prompts[:2]]
     begin = StepContext(step=0, phase="train", seed=0, num_items=4)
@@ -72,16 +72,32 @@ def test_completions_that_go_on_in_the_next_step_are_those_of_an_engine_that_nev
         expected |= sampled_alone(alone, context, prompts if step else [*prompts, *from_start])
         groups = one_step(worker, context, reader([prompts]))
         assert [group.index for group in groups] == [0, 1, 2, 3]
-        for group in groups:
+        for group, decision in zip(groups, worker.decisions[-4:], strict=True):
             submitted = expected[content(group)]
             left[content(group)] += 1
             versions = set(group.token_versions()[group.loss_mask.bool()].tolist())
-            assert versions <= ({step} if submitted == step else {step - 1, step})
+            assert versions <= ({step} if submitted[0] == step else {step - 1, step})
             num_split += len(versions) > 1
+            assert (decision["group"], tuple(decision["submitted"])) == (group.index, submitted)
+            assert {int(version) for version in decision["tokens"]} == versions
+            assert sum(decision["tokens"].values()) == group.loss_mask.sum()
         worker.go_on_with([unpack(pack(worker.late_groups()))])  # as a checkpoint keeps them
         assert len(worker.late_groups()) == 2
     assert left.keys() <= expected.keys() and max(left.values()) == 1 and len(left) == 16
     assert num_split, "no completion has outlived its step"
+
+
+class RecordedRollout(Rollout):
+    """Keeps its decisions."""
+
+    records = True
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.decisions = []
+
+    def decide(self, decision):
+        self.decisions.append(decision)
 
 
 def one_step(worker, context, prompts):
@@ -100,11 +116,11 @@ class ListOfItems(list):
 
 
 def sampled_alone(worker, context, prompts):
-    """Content of each prompt's group -> the step in which it was submitted."""
+    """Content of each prompt's group -> the step and the index with which it was submitted."""
     worker._host.step = context
     worker.weights_received(0)
     groups = [group for prompt in prompts for finished in worker.sample([prompt]) for group in finished]
-    return {content(group): context.step for group in groups}
+    return {content(group): (context.step, group.index) for group in groups}
 
 
 def content(group):

@@ -30,6 +30,8 @@ class LateGroup:
     prompt: Prompt
     step: int
     """In which its prompt was submitted."""
+    submitted_index: int
+    """With which it was submitted."""
     finished: tuple[Completions, ...]
     """Completions that have ended."""
     unfinished: tuple[UnfinishedCompletion, ...]
@@ -49,7 +51,13 @@ class LateGroup:
 def late_from_start(prompt: Prompt, step: StepContext, group_size: int) -> LateGroup:
     """A group that no engine has begun yet, submitted in this step."""
     noise = NoiseKey(seed=step.seed, step=step.step, index=prompt.index)
-    return LateGroup(prompt=prompt, step=step.step, finished=(), unfinished=not_begun(prompt, group_size, noise))
+    return LateGroup(
+        prompt=prompt,
+        step=step.step,
+        submitted_index=prompt.index,
+        finished=(),
+        unfinished=not_begun(prompt, group_size, noise),
+    )
 
 
 class Departures:

@@ -109,7 +109,7 @@ class Rollout(ServingWorker):
                 completions += self._take_weights(self._offers.get())
             finished = groups.add(completions)
             for group in finished:
-                self._record(group)
+                self._record(group, (self.step.step, group.index))
             if finished:
                 yield finished
         while not self._offers.empty():  # they came when the last completion had ended
@@ -128,11 +128,11 @@ class Rollout(ServingWorker):
         engine, sampling, first = self._engine, self._settings.train, self.step.num_items
         assert isinstance(engine, SupportsPause), "the config refuses other engines"
         late = [one.numbered(index) for index, one in enumerate(self._late, start=first)]
-        began_in = dict.fromkeys((prompt.index for prompt in prompts), self.step.step)
-        began_in |= {one.prompt.index: one.step for one in late}
+        submitted = {prompt.index: (self.step.step, prompt.index) for prompt in prompts}
+        submitted |= {one.prompt.index: (one.step, one.submitted_index) for one in late}
         last = self.step.step - self._settings.max_lateness
         departures = Departures(
-            [prompt.index for prompt in prompts], {index: step - last for index, step in began_in.items()}
+            [prompt.index for prompt in prompts], {index: step - last for index, (step, _) in submitted.items()}
         )
         groups = self._groups = OpenGroups(sampling.group_size)
         groups.open([one.prompt for one in late])
@@ -144,7 +144,10 @@ class Rollout(ServingWorker):
             whole = groups.add(ended)
             held |= {group.index: group for group in whole}
             if leaving := departures.add(group.index for group in whole):
-                yield [(key, self._leaves(held.pop(index), key, is_late=index >= first)) for index, key in leaving]
+                yield [
+                    (key, self._leaves(held.pop(index), key, submitted[index], is_late=index >= first))
+                    for index, key in leaving
+                ]
             if departures.all_left:
                 break
             waiting = self._submit(waiting, None, groups, sampling)
@@ -154,15 +157,19 @@ class Rollout(ServingWorker):
             unfinished = engine.suspend()
             whole = groups.add(engine.finished())  # what has ended meanwhile
         held |= {group.index: group for group in whole}
-        self._late = groups.left_over(unfinished, held.values(), began_in)
+        self._late = groups.left_over(unfinished, held.values(), submitted)
         self._late += [late_from_start(prompt, self.step, sampling.group_size) for prompt in waiting]
         self._groups = OpenGroups(1)
 
-    def _leaves(self, group: SampleGroup, key: int, *, is_late: bool) -> SampleGroup:
-        """The group as prompt `key` of this step, recorded."""
+    def _leaves(self, group: SampleGroup, key: int, submitted: tuple[int, int], *, is_late: bool) -> SampleGroup:
+        """The group as prompt `key` of this step, recorded.
+
+        Args:
+            submitted: step and index with which its prompt was submitted.
+        """
         self.record("rollout/late_fraction", float(is_late))
         group = replace(group, prompt=replace(group.prompt, index=key))
-        self._record(group)
+        self._record(group, submitted)
         return group
 
     def late_groups(self) -> list[LateGroup]:
@@ -242,16 +249,23 @@ class Rollout(ServingWorker):
             return True
         return num_items <= room and num_open + num_items <= max(num_items, -(-self.step.num_items // num_replicas))
 
-    def _record(self, group: SampleGroup) -> None:
-        """Raises: NonFiniteError if the log-probabilities are not finite, since a broken model still samples
-        something."""
+    def _record(self, group: SampleGroup, submitted: tuple[int, int]) -> None:
+        """Records a whole group.
+
+        Args:
+            submitted: step and index with which its prompt was submitted.
+
+        Raises: NonFiniteError if the log-probabilities are not finite, since a broken model still samples something.
+        """
         if not group.rollout_logprobs[group.loss_mask.bool()].isfinite().all():
             raise NonFiniteError(
                 f"the log-probabilities of the completions of prompt {group.index} are not finite: the weights of the "
                 "model are broken, in its files or by training"
             )
         if self.records:
-            self.decide({"group": group.index, "samples": group.digest()})
+            tokens = {str(version): count for version, count in group.tokens_by_version().items()}
+            submission = {"submitted": list(submitted), "tokens": tokens}
+            self.decide({"group": group.index, "samples": group.digest()} | submission)
         size, tokens = len(group.loss_mask), float(group.loss_mask.sum())
         self.record("rollout/completion_tokens", tokens / size)
         self.record("rollout/entropy", -float(group.rollout_logprobs.sum()) / max(tokens, 1.0), weight=tokens)
@@ -320,27 +334,19 @@ class OpenGroups:
         self,
         unfinished: Sequence[UnfinishedCompletion],
         whole: Iterable[SampleGroup],
-        began_in: Mapping[int, int],
+        submitted: Mapping[int, tuple[int, int]],
     ) -> list[LateGroup]:
         """The groups that go on in the next step, those that are open and those that are whole.
 
         Args:
             unfinished: all completions of the open groups that have not ended.
-            began_in: index of a group -> step in which its prompt was submitted.
+            submitted: index of a group -> step and index with which its prompt was submitted.
         """
         left = [
-            LateGroup(
-                prompt=prompt,
-                step=began_in[index],
-                finished=tuple(parts),
-                unfinished=tuple(one for one in unfinished if one.prompt.index == index),
-            )
+            _late_group(prompt, submitted[index], parts, [one for one in unfinished if one.prompt.index == index])
             for index, (prompt, parts) in self._open.items()
         ]
-        left += [
-            LateGroup(prompt=group.prompt, step=began_in[group.index], finished=(_completions(group),), unfinished=())
-            for group in whole
-        ]
+        left += [_late_group(group.prompt, submitted[group.index], [_completions(group)], []) for group in whole]
         return sorted(left, key=lambda one: (one.step, one.prompt.index))
 
     def close(self, groups: Iterable[SampleGroup]) -> list[int]:
@@ -367,6 +373,18 @@ def _group(prompt: Prompt, parts: Sequence[Completions], group_size: int) -> Sam
         policy_version=min(part.policy_version for part in parts),
         truncated=join("truncated"),
         segments=_segments(parts, group_size),
+    )
+
+
+def _late_group(
+    prompt: Prompt,
+    submitted: tuple[int, int],
+    finished: Sequence[Completions],
+    unfinished: Sequence[UnfinishedCompletion],
+) -> LateGroup:
+    step, index = submitted
+    return LateGroup(
+        prompt=prompt, step=step, submitted_index=index, finished=tuple(finished), unfinished=tuple(unfinished)
     )
 
 
