@@ -71,6 +71,8 @@ class StageCall:
     """Weight edges on which to publish when the stage ends."""
     replica_channel: ItemAddress | None
     """The replica channel, on which the first rank broadcasts what it took; None if a replica is one rank."""
+    trains: bool
+    """Whether the stage changes the worker's weights."""
     records: bool = False
     """Whether the outcome has the stage's decisions."""
     recorded: Decisions | None = None
@@ -229,6 +231,7 @@ class PlannedFlow:
             discards=placed.offload and self._are_renewed(stage.worker, versions),
             receives={edge.name: version for edge, version in versions.items() if edge.target == stage.worker},
             publishes=tuple(edge.name for edge in versions if edge.source == stage.worker and stage.trains),
+            trains=stage.trains,
             replica_channel=next(
                 (addresses[channel] for channel, owner in self.replica_channels.items() if owner == name), None
             ),

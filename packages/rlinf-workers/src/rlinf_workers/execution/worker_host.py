@@ -212,7 +212,7 @@ class WorkerHost:
             stage.enter()
             with stage.span("publish weights", SYNC_SPAN), self.waits.waiting("room for weights", edge):
                 self.publish_weights(edge)
-        if call.records and call.publishes:
+        if call.records and call.trains:
             stage.decisions.append({"weights": self._weights_digest()})
         stage.leave(is_last=True)
         for end in outputs:
