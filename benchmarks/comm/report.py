@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.targets import marked
+
 HAND_OVER, COPIES, RESHARD, CHANNEL = "comm-handover", "comm-copies", "comm-reshard", "comm-channel"
 CHECKS, SYNC, GPU_CHECK = "comm-checks", "weight-sync", "gpu-check"
 REMOTE_CHANNEL, REMOTE_WEIGHTS = "comm-remote-channel", "comm-weights-between-hosts"
+
+TARGET_SIDES = ("pulled from the pool", "program")
+"""Sides of resharding that have the target of 0.90 of a flat copy."""
 
 
 class Measured:
@@ -82,17 +87,19 @@ def _between_hosts(channel: dict[str, Any], sync: dict[str, Any]) -> Iterator[st
         "ours. Targets: 3 for Ray's object store and a gloo send, 0.8 for a bare socket (weights: 0.7).\n"
     )
     yield "| transfer | Ray | gloo | bare socket |\n|---|---|---|---|"
-    took_s = channel["medians_s"]
+    took_s, targets = channel["medians_s"], {"Ray": 3, "gloo": 3, "socket": 0.8}
     for size in ("1 MB", "256 bytes"):
-        ratios = [f"{took_s[f'{peer}, {size}'] / took_s[f'door, {size}']:.2f}" for peer in ("Ray", "gloo", "socket")]
-        yield f"| channel, items of {size} | {' | '.join(ratios)} |"
+        ratios = {peer: took_s[f"{peer}, {size}"] / took_s[f"door, {size}"] for peer in targets}
+        cells = (marked(f"{ratio:.2f}", meets=ratio >= targets[peer]) for peer, ratio in ratios.items())
+        yield f"| channel, items of {size} | {' | '.join(cells)} |"
     took_s, settings = sync["medians_s"], sync["settings"]
     for way in ("per_node", "streams"):
         crossing = sync["findings"]["crossing_bytes"][way] / settings["model_bytes"]
+        ratio = took_s["socket"] / took_s[way]
         yield (
             f"| weights, {settings['model_bytes'] / 1e6:.0f} MB, {settings['trainer_ranks']} trainer ranks to "
             f"{settings['engine_ranks']} engine ranks, `{way}`: {crossing:.3f} of the model crosses | | "
-            f"| {took_s['socket'] / took_s[way]:.2f} |"
+            f"| {marked(f'{ratio:.2f}', meets=ratio >= 0.7)} |"
         )
     gloo = channel["medians_s"]["socket, 1 MB"] / channel["medians_s"]["gloo, 1 MB"]
     yield (
@@ -148,13 +155,17 @@ def _syncs(result: dict[str, Any]) -> Iterator[str]:
     ratios = {(c["numerator"], c["denominator"]): c["median_of_ratios"] for c in result["comparisons"]}
     for name, findings in result["findings"].items():
         sides = (
-            ("flat copy", "lent, critical"),
-            ("lent, all", "lent, critical"),
-            ("flat copy", "stored, critical"),
-            ("stored, critical", "stored, plain, critical"),
-            ("stored, all", "stored, plain, critical"),
+            ("flat copy", "lent, critical", 0.8, 99),
+            ("lent, all", "lent, critical", 0, 2.5),
+            ("flat copy", "stored, critical", 0.8, 99),
+            ("stored, critical", "stored, plain, critical", 0, 1.2),
+            ("stored, all", "stored, plain, critical", 0, 2.5),
+        )  # and the target: from, to
+        cells = " | ".join(
+            marked(f"{ratio:.2f}", meets=low <= ratio <= high)
+            for above, below, low, high in sides
+            for ratio in [ratios[f"{name}: {above}", f"{name}: {below}"]]
         )
-        cells = " | ".join(f"{ratios[f'{name}: {above}', f'{name}: {below}']:.2f}" for above, below in sides)
         extra = {what: max(ranks) / 2**20 for what, ranks in findings["extra_bytes_of_ranks"].items()}
         most = f"{max(extra['trainer, lent'], extra['engine, lent']):.0f}, {extra['trainer, moved']:.0f} once"
         yield (
@@ -234,12 +245,14 @@ def _targets(measured: Measured) -> Iterator[str]:
     small = measured.side("tensor", "4 KB", "channel")["median_us"]
     queue = measured.side("tensor", "4 KB", "torch queue")["median_us"]
     by_reference = [case["sides"]["pool, by reference"]["median_us"] for case in measured.cases["tensor"].values()]
-    own = measured.side("tensor", "128 MB", "pool, copied out")
+    share = measured.side("tensor", "128 MB", "pool, copied out")["share_by_round"]
     yield "| target | reached |\n|---|---|"
-    yield f"| 4 KB: at most 15 us | {small:.1f} us |"
-    yield f"| 4 KB: a torch queue takes at least 20 times as long | {queue / small:.1f} |"
+    yield f"| 4 KB: at most 15 us | {marked(f'{small:.1f} us', meets=small <= 15)} |"
+    times = marked(f"{queue / small:.1f}", meets=queue >= 20 * small)
+    yield f"| 4 KB: a torch queue takes at least 20 times as long | {times} |"
     yield f"| any size from a pool: constant, at most 25 us | {min(by_reference):.1f} to {max(by_reference):.1f} us |"
-    yield f"| 128 MB into the receiver's own memory: 0.85 of a copy past the caches | {own['share_by_round']:.2f} |"
+    own = marked(f"{share:.2f}", meets=share >= 0.85)
+    yield f"| 128 MB into the receiver's own memory: 0.85 of a copy past the caches | {own} |"
     yield ""
 
 
@@ -252,7 +265,13 @@ def _shares(measured: Measured, test: str, title: str) -> Iterator[str]:
     yield f"| | {' | '.join(_short(case) for case in cases)} |\n|---|{'---|' * len(cases)}"
     for side in next(iter(cases.values()))["sides"]:
         rows = (case["sides"].get(side) for case in cases.values())  # memcpy has no cast
-        cells = (f"{row['gb_per_s']:.1f} ({row['share_by_round']:.2f})" if row else "-" for row in rows)
+        least = 0.9 if side in TARGET_SIDES else 0
+        cells = (
+            marked(f"{row['gb_per_s']:.1f} ({row['share_by_round']:.2f})", meets=row["share_by_round"] >= least)
+            if row
+            else "-"
+            for row in rows
+        )
         yield f"| {side} | {' | '.join(cells)} |"
     yield ""
 

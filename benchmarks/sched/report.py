@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.targets import marked
+
 PLANNER, SIMULATOR, ON_GPU = "sched-planner", "sched-simulator", "gpu-steps"
 
 
@@ -88,11 +90,15 @@ def _table(what: str, cases: list[dict[str, Any]]) -> Iterator[str]:
     )
     yield "|---|---|---|---|---|---|---|"
     for case in cases:
-        target = f"{case['target_s']:g} s" if "target_s" in case else ""
+        target = _target(case) if "target_s" in case else ""
         yield (
             f"| {case[what]:,} | {case['median_s']:.2f} s | {case['first_s']:.2f} s | {target} | {case['mode']} "
             f"| {case['step_s']:.1f} s | {_error(case)} |"
         )
+
+
+def _target(case: dict[str, Any]) -> str:
+    return marked(f"{case['target_s']:g} s", meets=case["median_s"] <= case["target_s"])
 
 
 def _error(case: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from benchmarks.targets import RatioTarget
 
 from rlinf.cli.main import main, make_parser
 from rlinf.config.catalog import read_recipe, shipped_recipes
@@ -62,6 +63,13 @@ def test_figures_of_how_it_compares_are_measured():
     for what, _, figures, link in rows:
         (file,) = re.findall(r"\]\(([^)]+)\)", link)
         assert set(figures.split(", ")) <= ratios(file), what
+
+
+@pytest.mark.parametrize(("ratio", "cell"), [(1.15, "at most 1.15: met"), (1.22, "at most 1.15: **missed**")])
+def test_measured_results_say_which_target_was_missed(ratio: float, cell: str):
+    target = RatioTarget(value=1.15, is_limit=True, numerators=("ray",))
+    assert target.cell({"numerator": "ray", "ratio_of_medians": ratio}) == cell
+    assert target.cell({"numerator": "another", "ratio_of_medians": ratio}) == ""
 
 
 def blocks(page: Path, language: str) -> list[str]:
