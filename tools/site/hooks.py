@@ -15,7 +15,7 @@ from linked_files import LinkedFiles
 from mkdocs.structure.files import File, Files, InclusionLevel  # pyright: ignore[reportMissingImports]
 from notebook_pages import linked_to_pages, notebook_pages
 from recipe_pages import recipe_pages
-from search_boosts import search_boost
+from search_boosts import search_boost, without_empty_sections
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[\[(](.*?)\\[\])]</\1>', re.DOTALL)
 _LINKED = LinkedFiles()
@@ -54,12 +54,13 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
 
 
 def on_page_content(content: str, *, page: Any, config: Any, files: Files) -> str:
-    """Converts formulas, which browsers draw without a script; lists only the sections of a reference page."""
+    """Converts formulas, which browsers draw without a script; lists only the sections of a reference page; keeps
+    sections without text out of the search."""
     if page.file.src_uri.startswith("reference/") and "/api/" not in page.file.src_uri:
         for title in page.toc:
             for section in title.children:
                 section.children = []
-    return _FORMULA.sub(_mathml, content)
+    return _FORMULA.sub(_mathml, without_empty_sections(content))
 
 
 def _mathml(match: re.Match[str]) -> str:

@@ -214,3 +214,10 @@ def test_the_search_finds_keys_and_names_by_their_parts():
 
 def _links(text: str) -> list[str]:
     return [part.partition(")")[0] for part in text.split("](")[1:]]
+
+
+def test_sections_without_text_are_left_out_of_the_search(site):
+    empty = '<h2 id="a">A <a href="#a">#</a></h2>\n'
+    rest = '<h3 id="b">B</h3><p>text</p>\n<h2 id="c">C</h2><p>text</p><h3 id="d">D</h3>'
+    page = site("search_boosts").without_empty_sections(empty + rest)
+    assert page == empty.replace("<h2", '<h2 data-search-exclude="true"') + rest
