@@ -1,5 +1,8 @@
 """The reward section: what each kind becomes, and what is refused before a run starts."""
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +19,7 @@ from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.jobs.rewards import TriedReward, check_reward, reward_spec, try_rewards
 from rlinf.machine import Machine
 from rlinf.tasks import TaskProblem
-from rlinf_algos.rewards import RewardSpec, SandboxRun, make_reward, score_all
+from rlinf_algos.rewards import RewardSpec, SandboxRun, close_reward, make_reward, score_all
 
 
 def config(tmp_path: Path, section: str):
@@ -157,6 +160,39 @@ def test_the_example_in_the_docs(tmp_path, monkeypatch):
         )
     ]
     assert values == pytest.approx([1.0, 0.5, 0.0, 0.0, 0.9])
+
+
+class _Judge(BaseHTTPRequestHandler):
+    """Gives a score to right completions, and fails on others."""
+
+    def do_POST(self) -> None:
+        row = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        is_right = row["prompt"] == "2+2?" and row["completion"] == row["answer"]
+        self.send_response(200 if is_right else 500)
+        self.end_headers()
+        self.wfile.write(json.dumps({"score": 0.8}).encode() if is_right else b"")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_the_judge_in_the_docs_reports_what_its_service_does_not_judge(tmp_path, monkeypatch):
+    if not DOCS.exists():
+        pytest.skip("no docs beside the package")
+    (code,) = (block for block in DOCS.read_text(encoding="utf-8").split("```") if "class HttpJudge" in block)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Judge) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        text = code.removeprefix("python\n").replace("localhost:8000", f"127.0.0.1:{server.server_port}")
+        (tmp_path / "http_judge.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        judge = make_reward("http_judge:HttpJudge")
+        results = score_all(judge, ["4", "5"], ["4", "4"], ["2+2?"] * 2)
+        close_reward(judge)
+        server.shutdown()
+    assert [(one.value, one.outcome, one.judge_failed) for one in results] == [
+        (0.8, "right", False),
+        (0.0, "crashed", True),
+    ]
 
 
 @pytest.mark.parametrize(

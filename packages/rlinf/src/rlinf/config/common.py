@@ -309,7 +309,8 @@ class JobConfig(Section):
     )
     seed: Seed = Field(
         default=0,
-        description="Seed of all random numbers of the run; the same seed gives the same numbers under every plan.",
+        description="Seed of all random numbers of the run. On CPU slots the same seed gives the same numbers in every "
+        "mode; docs/start.md, Reproducible numbers, has the conditions.",
     )
     mode: Mode = Field(
         default="auto",

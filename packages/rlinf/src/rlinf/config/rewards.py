@@ -94,12 +94,14 @@ class FunctionReward(Section):
     kind: Literal["function"]
     path: Annotated[str, AfterValidator(_check_function)] = Field(
         description="package.module:name of a function (completion, answer) that returns a number or a RewardResult, "
-        "or of a class whose objects are called like that. They may also take parameters named prompt and row.",
+        "or of a class whose objects are called like that. They may also take parameters named prompt and row. A class "
+        "with score_batch and close scores many completions in one call (docs/rewards.md).",
     )
     time_limit_s: float = Field(
         default=60.0,
         gt=0,
-        description="A call that takes longer ends the run with a message that shows where it hangs.",
+        description="A call, which scores one completion, that takes longer ends the run with a message that shows "
+        "where it hangs. Calls of score_batch have no such limit.",
     )
 
 
