@@ -91,7 +91,9 @@ class PlainLoop:
         channels = self.local.run_stages(flow, feeds)
         collected = {channel: channels[channel] for channel in flow.graph().collects}
         metrics = self.local.metrics()
-        return FlowRun(metrics=metrics, collected=collected, shown_rows=[], spans=[], start_s=0.0, duration_s=0.0)
+        return FlowRun(
+            metrics=metrics, collected=collected, shown_rows=[], spans=[], decisions={}, start_s=0.0, duration_s=0.0
+        )
 
     def group(self, name: str) -> PlainGroup:
         return PlainGroup(self.local[name])
