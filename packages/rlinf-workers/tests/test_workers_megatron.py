@@ -35,6 +35,7 @@ from rlinf_workers.trainers.megatron.storages import Storages
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 
 pytest.importorskip("megatron.core")  # tools/environment.sh installs it
+pytestmark = pytest.mark.usefixtures("forked_workers")
 NUM_STEPS = 5
 ACROSS = {"tensor_parallel": 2}
 SHARED = {"tensor_parallel": 2, "sequence_parallel": True}
