@@ -40,7 +40,7 @@ def test_plain_torch_is_short_and_learns():
 
 
 OWN = {
-    "sort-grpo": SHORT_SORT,
+    "sort-grpo": SHORT_SORT | {"cluster.num_devices": 1},
     "pushcube-ppo": SHORT_PUSH
     | {
         "env.kind": "gymnasium",

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from command_line import END_TIMEOUT_S, RLINF, environment, last_checkpoint, rows, train
+from command_line import END_TIMEOUT_S, RLINF, environment, last_checkpoint, rows, train, train_here
 from hub_server import hub_server
 
 DATA = Path(os.environ.get("RLINF_TEST_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -128,6 +128,8 @@ def test_names_on_the_hub_and_a_second_start_without_it(tmp_path, model_folder):
         "task.eval_files": "org/rows[test]",
         "task.eval_sets": "{gsm8k: 'org/rows[test]'}",
         "task.long_prompts": "keep_end",
+        "mode": "collocated",
+        "cluster.num_devices": 1,
     }
     output = tmp_path / "run"
     with hub_server() as hub:
@@ -280,7 +282,7 @@ def test_no_text_of_a_policy_ends_a_run(tmp_path):
         **{f"reward.terms.{kind}.weight": 1.0 for kind in kinds},
         "run.max_judge_failures": 0.0,
     }
-    metrics = rows(train("gsm8k-grpo", tmp_path / "run", settings))
+    metrics = rows(train_here("gsm8k-grpo", tmp_path / "run", settings))
     assert [step["reward/judge_failures"] for step in metrics] == [0.0, 0.0]
     causes = {name for step in metrics for name, share in step.items() if share and name.startswith("reward/")}
     assert causes >= {"reward/timeout", "reward/memory", "reward/unparseable"}

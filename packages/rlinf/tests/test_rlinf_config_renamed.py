@@ -1,19 +1,16 @@
 """Keys under the name that they had in the version before."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from rlinf.cli.main import main
 from rlinf.config.load import load_config, load_for_resume, to_yaml
 from rlinf.config.overrides import parse_overrides
 from rlinf.config.renamed import RENAMED, renamed_overrides, renamed_tree
 from rlinf.config.yaml_source import Key, Tree
 from rlinf.errors import UserError
-
-COMMAND = [sys.executable, "-c", "from rlinf.cli.main import entry_point; entry_point()"]
 
 
 @pytest.fixture
@@ -103,10 +100,9 @@ def test_a_recipe_an_override_and_a_run_folder_may_have_the_old_names(tmp_path: 
     assert len(resumed.notes) == 1
 
 
-def test_the_note_is_on_the_terminal_and_in_the_manifest(tmp_path: Path):
+def test_the_note_is_on_the_terminal_and_in_the_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     line = "train sort-grpo --run.num_steps 1 --mode collocated --sft_warm_up null --cluster.num_devices 1"
-    arguments = [*line.split(), "--cluster.weight_link", "shared", "--output", str(tmp_path / "run")]
-    run = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, check=True)
+    assert main([*line.split(), "--cluster.weight_link", "shared", "--output", str(tmp_path / "run")]) == 0
     note = "--cluster.weight_link is now called --cluster.weight_sync"
-    assert note in run.stdout + run.stderr
+    assert note in "".join(capsys.readouterr())
     assert note in (tmp_path / "run" / "manifest.json").read_text()
