@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import RLINF, SHORT_PUSH, SHORT_SORT, environment, rows
+from command_line import SHORT_PUSH, SHORT_SORT, environment, rlinf, rows, train_here, training
 
 FOLDER = Path(__file__).parents[1] / "docs" / "examples"
 EXAMPLE = FOLDER / "custom_flow.py"
@@ -40,7 +40,7 @@ def test_plain_torch_is_short_and_learns():
 
 
 OWN = {
-    "sort-grpo": SHORT_SORT | {"cluster.num_devices": 1},
+    "sort-grpo": SHORT_SORT,
     "pushcube-ppo": SHORT_PUSH
     | {
         "env.kind": "gymnasium",
@@ -55,18 +55,17 @@ OWN = {
 
 
 @pytest.mark.parametrize("recipe", ["sort-grpo", pytest.param("pushcube-ppo", marks=pytest.mark.slow)])
-def test_an_algorithm_of_ones_own_takes_one_file(tmp_path, recipe):
+def test_an_algorithm_of_ones_own_takes_one_file(tmp_path, monkeypatch, recipe):
     """Found in the current folder by `rlinf train` and by the processes that it starts; the same for robots."""
     overrides = OWN[recipe] | {
         "mode": "collocated",
         "algorithm.advantage": "custom_algorithm:against_median",
         "algorithm.options": "{scale: 2.0}",
     }
-    flags = [part for key, value in overrides.items() for part in (f"--{key}", str(value))]
-    command = [*RLINF, "train", recipe, "--output", str(tmp_path / "run"), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=FOLDER, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert any(row["actor/grad_norm"] > 0 for row in rows(tmp_path / "run"))
-    wrong = [*command[:4], str(tmp_path / "other"), "--algorithm.advantage", "custom_algorithm:against_mean"]
-    done = subprocess.run(wrong, capture_output=True, text=True, env=environment(), cwd=FOLDER, timeout=60)
-    assert "module 'custom_algorithm' has no attribute 'against_mean'" in done.stdout + done.stderr
+    monkeypatch.chdir(FOLDER)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # to which `rlinf` adds the current folder
+    assert any(row["actor/grad_norm"] > 0 for row in rows(train_here(recipe, tmp_path / "run", overrides)))
+    wrong = {"algorithm.advantage": "custom_algorithm:against_mean"}
+    done = rlinf(*training(recipe, tmp_path / "other", wrong))
+    assert done.returncode == 2
+    assert "module 'custom_algorithm' has no attribute 'against_mean'" in done.stderr
