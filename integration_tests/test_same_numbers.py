@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import command_line
-from command_line import SHORT_PUSH, SHORT_SORT, rows, train, weights
+from command_line import SHORT_PUSH, SHORT_SORT, rows, train, train_here, weights
 from rlinf.glossary import find
 from rlinf_comm.wire import SECRET_VARIABLE
 from rlinf_workers.testing.venvs import second_venv
@@ -92,7 +92,7 @@ def sort_reference(sort_run):
 @pytest.fixture(scope="module")
 def push_reference(tmp_path_factory):
     """The recipe's own plan: too few steps to measure, so collocated."""
-    return numbers(train("pushcube-ppo", tmp_path_factory.mktemp("push") / "run", SHORT_PUSH))
+    return numbers(train_here("pushcube-ppo", tmp_path_factory.mktemp("push") / "run", SHORT_PUSH))
 
 
 @pytest.mark.parametrize("plan", _with_seldom(SORT_PLANS))
