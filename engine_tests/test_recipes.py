@@ -63,7 +63,6 @@ def train(driver: str, recipe: str, output: Path, overrides: Mapping[str, object
     return [json.loads(line)["metrics"] for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.minimum
 def test_ten_steps_with_a_sync_before_each(driver, tmp_path):
     steps = train(driver, "sort-grpo", tmp_path / "run", SORT | {"cluster.num_devices": 1})
     assert len(steps) == NUM_STEPS
