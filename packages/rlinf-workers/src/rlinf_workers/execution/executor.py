@@ -86,7 +86,7 @@ class FlowRun:
     shown_rows: list[ShownRow]
     """Rows that workers chose to display, see Worker.show."""
     spans: list[Span]
-    decisions: dict[str, Decisions]
+    decisions: dict[str, Decisions] = field(default_factory=dict)
     """Stage -> what decided its numbers, see Worker.decide; empty unless they are recorded."""
     start_s: float
     """Unix time at which it began, or at which the run before it ended if they overlap."""

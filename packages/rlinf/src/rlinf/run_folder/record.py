@@ -13,12 +13,14 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf.errors import UserError
 from rlinf.run_folder.checkpoints import CHECKPOINTS, checkpoint_steps
 from rlinf.run_folder.rows import append_rows, iter_rows, keep_rows, to_json
-from rlinf_workers import Decisions
+
+if TYPE_CHECKING:
+    from rlinf_workers import Decisions  # imports torch
 
 RECORD = "record.jsonl"
 
