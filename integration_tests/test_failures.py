@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,10 +15,12 @@ from command_line import (
     SHORT_SORT,
     all_gone,
     last_checkpoint,
+    rlinf,
     rows,
     start,
     steps_done,
     train,
+    training,
     wait_for,
     weights,
     worker_processes,
@@ -37,18 +41,37 @@ VICTIMS = [
 def test_a_killed_worker_ends_the_run_with_its_name_cause_and_log(tmp_path, recipe, victim):
     if recipe == "pushcube-ppo":
         pytest.importorskip("mani_skill")
-    output = tmp_path / "run"
-    process = start(recipe, output, SHORT[recipe] | LONG | STOP)
-    wait_for(lambda: steps_done(output) >= 1, process, "step 1")
-    workers = worker_processes(output)
-    os.kill(workers[victim], signal.SIGKILL)
-    _, err = process.communicate(timeout=END_TIMEOUT_S)
-    assert process.returncode == 1, err
-    assert f"worker {victim} on " in err
-    assert "was lost: killed by SIGKILL" in err
-    assert f"worker {victim}, process {workers[victim]}" in err, "the end of its log"
-    assert "Traceback" not in err
+    done, workers = train_and_kill(recipe, tmp_path / "run", SHORT[recipe] | LONG | STOP, victim, after_step=1)
+    assert done.returncode == 1
+    assert f"worker {victim} on " in done.stderr
+    assert "was lost: killed by SIGKILL" in done.stderr
+    assert f"worker {victim}, process {workers[victim]}" in done.stderr, "the end of its log"
+    assert "Traceback" not in done.stderr
     assert all_gone(workers.values())
+
+
+def train_and_kill(recipe, output, overrides, victim, *, after_step):
+    """A run in this process, of which a thread kills a worker once so many steps are done.
+
+    Returns: what the command line returned; worker name -> its process when one was killed.
+    """
+    is_over = threading.Event()
+
+    def kill():
+        while not is_over.wait(0.02):
+            if steps_done(output) >= after_step:
+                workers = worker_processes(output)
+                os.kill(workers[victim], signal.SIGKILL)
+                return workers
+        pytest.fail(f"the run ended before step {after_step}")
+
+    with ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill)
+        try:
+            done = rlinf(*training(recipe, output, overrides))
+        finally:
+            is_over.set()
+        return done, killing.result()
 
 
 @pytest.mark.slow
@@ -164,14 +187,10 @@ def test_a_run_whose_worker_is_killed_goes_on_to_the_same_numbers(tmp_path, requ
         whole = request.getfixturevalue("long_sort_run")
 
     output = tmp_path / "killed"
-    process = start(recipe, output, settings)
-    wait_for(lambda: steps_done(output) >= 3, process, "step 3")
-    workers = worker_processes(output)
-    os.kill(workers[victim], signal.SIGKILL)
-    out, err = process.communicate(timeout=END_TIMEOUT_S)
-    assert process.returncode == 0, out + err
-    assert f"worker {victim} on " in out
-    assert "replaced in " in out and "the run goes on with step " in out
+    done, workers = train_and_kill(recipe, output, settings, victim, after_step=3)
+    assert done.returncode == 0
+    assert f"worker {victim} on " in done.stdout
+    assert "replaced in " in done.stdout and "the run goes on with step " in done.stdout
     assert rows(output) == rows(whole)
     assert rows(output, "evaluations.jsonl") == rows(whole, "evaluations.jsonl")
     assert weights(output) == weights(whole)
