@@ -1,5 +1,6 @@
 """The command line in this process, and inputs that it accepts."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ class Outcome(SimpleNamespace):
 def rlinf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Runs a command line in an empty folder; a job that would start fails the test."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # of a custom part in that folder
 
     def refuse(*_):
         raise AssertionError("a job was started")
