@@ -14,7 +14,7 @@ def test_a_key_with_defaults_by_algorithm_and_recipes_that_set_it(capsys: pytest
     assert main(["config", "explain", "algorithm.clip_high"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "algorithm.clip_high"
-    assert lines[1].startswith("  The probability ratio is clipped above at 1 + clip_high.")
+    assert lines[1].startswith("  The probability ratio is clipped above at 1 + clip_high; ")
     facts = {line[2:15].strip(): line[15:] for line in lines[2:]}
     assert facts["type"] == "number or null"
     assert facts["default"].startswith("0.2; 0.28 in dapo;")
