@@ -262,7 +262,7 @@ def main() -> None:
     }
     print(findings)
     report(
-        "long_tails",
+        "long-tails",
         settings={
             "decode_s": DECODE_S,
             "train_s": TRAIN_S,
