@@ -34,7 +34,6 @@ def test_a_notebook_is_stored_without_outputs(path: Path):
     assert [(cell.outputs, cell.execution_count) for cell in code] == [([], None)] * len(code)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path):
     notebook = nbformat.read(path, as_version=4)

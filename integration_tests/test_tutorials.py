@@ -27,6 +27,8 @@ import pytest
 from command_line import RLINF, environment
 
 FOLDER = Path(__file__).parents[1] / "docs" / "tutorials"
+SHORT = ("custom-environment", "custom-reward", "reading-a-plan")
+"""Tutorials that run by default."""
 BLOCK = re.compile(
     r"(?:^<!-- test: (?P<mark>[^\n]*) -->\n)?"
     r"^```(?P<language>\w+)(?: title=\"(?P<title>[^\"\n]+)\")?\n(?P<text>.*?)^```$",
@@ -70,6 +72,11 @@ def pages() -> list[Path]:
     return tutorials
 
 
+def marks_of(page: Path) -> list[pytest.MarkDecorator]:
+    """Slow, unless it is one of the short ones."""
+    return [] if page.stem in SHORT else [pytest.mark.slow]
+
+
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
 def test_every_block_is_of_a_kind_that_the_test_executes(page: Path):
     page_blocks, text = blocks(page), page.read_text(encoding="utf-8")
@@ -79,9 +86,8 @@ def test_every_block_is_of_a_kind_that_the_test_executes(page: Path):
     assert text.count("<!-- test: ") == sum(block.mark != "" for block in page_blocks)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(2 * LIMIT_S)
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem, marks=marks_of(page)) for page in pages()])
 def test_a_tutorial_runs(page: Path, tmp_path: Path):
     script = tmp_path / "bin" / "rlinf"
     script.parent.mkdir()
