@@ -90,11 +90,13 @@ def test_completions_that_go_on_in_the_next_step_are_those_of_an_engine_that_nev
 class RecordedRollout(Rollout):
     """Keeps its decisions."""
 
-    records = True
-
     def __init__(self, settings):
         super().__init__(settings)
         self.decisions = []
+
+    @property
+    def records(self):
+        return True
 
     def decide(self, decision):
         self.decisions.append(decision)
