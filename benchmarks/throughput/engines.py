@@ -25,9 +25,10 @@ from benchmarks.harness import compare, interleave, report
 from rlinf_sched import Cluster, plan_for_mode
 from rlinf_workers import Executor, Flow, StepContext
 from rlinf_workers.engines import NoiseKey, SamplingSettings
+from rlinf_workers.engines.base import not_begun
 from rlinf_workers.engines.sglang.arguments import server_arguments
 from rlinf_workers.engines.sglang.loader import LOADER
-from rlinf_workers.engines.sglang.requests import request_parameters, requests_of
+from rlinf_workers.engines.sglang.requests import request_parameters
 from rlinf_workers.models import ModelSettings
 from rlinf_workers.roles import Prompt, Rollout, RolloutSettings
 from rlinf_workers.testing.architectures import tiny_architecture
@@ -121,7 +122,7 @@ class BareEngine:
         parameters = [
             request_parameters(request, sampling, (STOP_ID,))
             for prompt in prompts
-            for request in requests_of(prompt, NoiseKey(seed=1, step=step, index=prompt.index), sampling.group_size)
+            for request in not_begun(prompt, sampling.group_size, NoiseKey(seed=1, step=step, index=prompt.index))
         ]
         input_ids = [prompt.token_ids.tolist() for prompt in prompts for _ in range(sampling.group_size)]
         outputs = self.engine.generate(input_ids=input_ids, sampling_params=parameters, return_logprob=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_workers.engines.base import UnfinishedCompletion
+from rlinf_workers.engines.base import UnfinishedCompletion, not_begun
 from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
 from rlinf_workers.engines.sglang.arguments import OWNED, bound_cores, check_names, server_arguments, suspects
 from rlinf_workers.engines.sglang.capacity import Capacity
@@ -18,7 +18,6 @@ from rlinf_workers.engines.sglang.requests import (
     completions_of,
     cut_at,
     request_parameters,
-    requests_of,
     sampling_seed,
 )
 from rlinf_workers.engines.sglang.server import with_hint
@@ -54,7 +53,7 @@ def output(token_ids, reason, logprobs=None):
 
 
 def request(index=0, member=0, num_members=3):
-    return requests_of(prompt(index), NoiseKey(seed=4, step=2, index=index), num_members)[member]
+    return not_begun(prompt(index), num_members, NoiseKey(seed=4, step=2, index=index))[member]
 
 
 def answer(generated, stop_token_ids=(1,), *, policy_version=2, max_new_tokens=40, is_suspended=False, **key) -> Any:

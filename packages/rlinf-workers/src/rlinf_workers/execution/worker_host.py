@@ -146,22 +146,24 @@ class WorkerHost:
     def step(self, context: StepContext) -> None:
         self._of_thread.step = context
 
+    @property
+    def _stage(self) -> RunningStage | None:
+        """The calling thread's stage; None outside of a stage."""
+        return getattr(self._of_thread, "running", None)
+
     def report_progress(self, num_done: int, num_items: int, unit: str) -> None:
         """Sets the progress of the calling thread's stage; does nothing outside of a stage."""
-        running: RunningStage | None = getattr(self._of_thread, "running", None)
-        if running is not None:
+        if (running := self._stage) is not None:
             running.reported = (num_done, num_items, unit)
 
     @property
     def running_call(self) -> StageCall | None:
         """The call of the calling thread's stage; None outside of a stage."""
-        running: RunningStage | None = getattr(self._of_thread, "running", None)
-        return None if running is None else running.call
+        return None if self._stage is None else self._stage.call
 
     def decide(self, decision: Decision) -> None:
         """Records a decision of the calling thread's stage, if its run is recorded."""
-        running: RunningStage | None = getattr(self._of_thread, "running", None)
-        if running is not None and running.call.records:
+        if (running := self._stage) is not None and running.call.records:
             running.decisions.append(decision)
 
     @functools.cached_property

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.weights import Layout
-from rlinf_workers.engines.base import Completions, OnNewWeights, UnfinishedCompletion
+from rlinf_workers.engines.base import Completions, OnNewWeights, UnfinishedCompletion, not_begun
 from rlinf_workers.engines.processes import EngineProcesses
 from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
 from rlinf_workers.engines.sglang.arguments import (
@@ -38,7 +38,6 @@ from rlinf_workers.engines.sglang.requests import (
     completions_of,
     cut_at,
     request_parameters,
-    requests_of,
 )
 from rlinf_workers.engines.sglang.server import EngineServer
 from rlinf_workers.engines.sglang.spec import SPEC
@@ -144,7 +143,7 @@ class SGLangEngine:
         for prompt in prompts:
             self._capacity.begin(prompt, sampling)
             key = NoiseKey(seed=seed, step=step, index=prompt.index)
-            requests = requests_of(prompt, key, sampling.group_size)
+            requests = not_begun(prompt, sampling.group_size, key)
             self._server.spawn(self._complete(requests, sampling, self._version))
 
     def finished(self) -> list[Completions]:

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from rlinf_workers.engines.base import Completions, UnfinishedCompletion
-from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.engines.segments import Segments, extended
-from rlinf_workers.roles.records.language import Prompt
 
 NO_VERSION = "default"
 STOP_STRING = "a stop string"
@@ -34,21 +33,6 @@ class Completion:
     def policy_version(self) -> int:
         """Of the first token."""
         return self.segments[0].policy_version
-
-
-def requests_of(prompt: Prompt, key: NoiseKey, group_size: int) -> list[UnfinishedCompletion]:
-    """The completions of a prompt, without a token so far."""
-    return [
-        UnfinishedCompletion(
-            prompt=prompt,
-            member=member,
-            token_ids=torch.zeros(0, dtype=torch.int64),
-            logprobs=torch.zeros(0),
-            segments=(),
-            noise=key,
-        )
-        for member in range(group_size)
-    ]
 
 
 def request_parameters(
