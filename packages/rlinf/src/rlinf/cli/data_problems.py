@@ -56,8 +56,8 @@ def _encoder(config: ReasoningConfig) -> Any:
     assert config.model.path is not None and isinstance(config.task, FilesTask)
     if not is_model(config.model.path):
         return None
-    from rlinf.jobs.generation import make_encoder
     from rlinf.tasks.language import load_checkpoint_tokenizer
+    from rlinf.tasks.prompts import make_encoder
 
     tokenizer = load_checkpoint_tokenizer(config.model.path)
     return make_encoder(config.task, tokenizer, config.model.path, "task.")

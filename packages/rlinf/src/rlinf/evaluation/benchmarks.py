@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from rlinf.config.evaluation import BenchmarkConfig, EvalConfig
 from rlinf.errors import UserError
 from rlinf.evaluation.model import EvaluatedModel
-from rlinf.jobs.generation import make_encoder
 from rlinf.jobs.rewards import FUNCTIONS, try_own_reward
 from rlinf.tasks import TaskProblem
-from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
+from rlinf.tasks.prompts import PromptEncoder, fit_prompts, make_encoder, template_of
 from rlinf.tasks.published import PublishedSet, published_set, require_published
 from rlinf.tasks.questions import Columns, QuestionReader, load_problems
 from rlinf_algos import RewardError

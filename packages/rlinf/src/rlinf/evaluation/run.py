@@ -30,7 +30,7 @@ from rlinf.evaluation.folder import EvalFolder
 from rlinf.evaluation.model import EvaluatedModel, load_model
 from rlinf.evaluation.run_prompt import prompted_as_in_run
 from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
-from rlinf.jobs.generation import PromptMaker, check_engine, check_installed, engine_options, sampling_settings
+from rlinf.jobs.generation import check_engine, check_installed, engine_options, sampling_settings
 from rlinf.jobs.models import check_architecture, engine_ways
 from rlinf.machine import machine_of
 from rlinf.processes.env_vars import as_in_workers
@@ -158,17 +158,16 @@ class EvalRun:
                 folder.write_samples(_rows(benchmark.name, by_number[group.samples.index], group, encoder))
                 progress.problem(sum(outcome == RIGHT for outcome in group.outcomes))
 
-        make_prompt = PromptMaker(
-            encoder=encoder,
-            max_tokens=self.benchmarks.max_prompt_tokens,
-            sends_rows=":" in benchmark.reward.rule,
-        )
+        max_tokens, sends_row = self.benchmarks.max_prompt_tokens, ":" in benchmark.reward.rule
+        prompts = [
+            encoder.prompt(problem.number, problem, max_tokens=max_tokens, sends_row=sends_row) for problem in problems
+        ]
         seed = benchmark_seed(config.seed, benchmark.name)
         with progress.doing(running(f"evaluating on {benchmark.title}", executor)):
             executor.run(
                 flow,
                 context=StepContext(step=0, phase="evaluate", seed=seed, num_items=len(problems)),
-                feeds={"prompts": [make_prompt(problem.number, problem) for problem in problems]},
+                feeds={"prompts": prompts},
                 timeout_s=config.timeout_s,
                 on_items=on_items,
             )

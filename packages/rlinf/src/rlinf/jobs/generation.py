@@ -1,82 +1,20 @@
-"""What training and evaluation tell the rollout alike: prompts as tokens, how completions are sampled, the engine."""
+"""What training and evaluation set on the rollout alike: how completions are sampled, and the engine."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from rlinf.config.engine import EngineConfig
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.reasoning import EvaluationConfig, RolloutConfig
-from rlinf.config.supervised import ExamplesConfig
-from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.plugin_checks import named_class
-from rlinf.tasks import TaskProblem
-from rlinf.tasks.prompts import PromptEncoder, is_chat
 from rlinf_sched.derive import JobShape, ModelShape
 from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.launchers import Interpreter
 from rlinf_workers.plugins import ENGINES
-from rlinf_workers.roles import Prompt
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptMaker:
-    """Turns a problem into what the rollout is given."""
-
-    encoder: PromptEncoder
-    max_tokens: int | None
-    """Longest prompt in tokens. A longer one loses its beginning, because its end asks the question. None: all prompts
-    have one length."""
-    sends_rows: bool
-    """Whether the reward reads the columns of the data row."""
-
-    def all(self, problems: Iterable[TaskProblem]) -> list[Prompt]:
-        """Their prompts, numbered from 0."""
-        return [self(index, problem) for index, problem in enumerate(problems)]
-
-    def __call__(self, index: int, problem: TaskProblem) -> Prompt:
-        return Prompt(
-            index=index,
-            token_ids=torch.tensor(self.encoder.encode(problem.content, self.max_tokens)),
-            reference_answer=problem.answer,
-            text=problem.prompt,
-            opening=self.encoder.opening(problem.content),
-            row_json=problem.row_json if self.sends_rows else None,
-        )
-
-
-def make_encoder(
-    settings: FilesTask | EvalConfig | ExamplesConfig, tokenizer: Any, model: Path | None, prefix: str = ""
-) -> PromptEncoder:
-    """The encoder of prompts in the format that the settings ask for.
-
-    Args:
-        model: folder of the tokenizer, for messages.
-        prefix: what the settings' keys begin with in messages: "task.".
-    Raises: UserError where a chat is asked for, and the tokenizer has no template.
-    """
-    chat = is_chat(settings.prompt_format, tokenizer)
-    if not chat and (settings.system_prompt is not None or settings.chat_options):
-        key = "chat_options" if settings.system_prompt is None else "system_prompt"
-        raise UserError(
-            f"{prefix}{key} is set, but the tokenizer of {model} has no chat template",
-            hint="leave it out, or put a chat_template into the tokenizer's files",
-        )
-    return PromptEncoder(
-        tokenizer,
-        chat=chat,
-        system_prompt=settings.system_prompt,
-        options=settings.chat_options,
-        key=f"{prefix}prompt_format",
-    )
 
 
 def sampling_settings(

@@ -1,14 +1,21 @@
-"""Encodes problems as prompt tokens, as plain text or with the tokenizer's chat template, and handles long prompts."""
+"""Turns problems into prompts, as plain text or with the tokenizer's chat template, and handles long prompts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from rlinf.config.evaluation import EvalConfig
+from rlinf.config.supervised import ExamplesConfig
+from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.tasks.base import SYSTEM_ROLES, Sifted, TaskProblem, Turns
 from rlinf.tasks.spooled import SpooledRows
+
+if TYPE_CHECKING:
+    from rlinf_workers.roles import Prompt
 
 LongPrompts = Literal["stop", "keep_end", "drop"]
 
@@ -164,6 +171,27 @@ class PromptEncoder:
         first = self._first if max_tokens > len(self._first) else []
         return [*first, *token_ids[len(token_ids) - max_tokens + len(first) :]]
 
+    def prompt(self, index: int, problem: TaskProblem, *, max_tokens: int | None, sends_row: bool) -> Prompt:
+        """Returns a problem as the rollout reads it.
+
+        Args:
+            index: its key on every channel of the run.
+            max_tokens: as for `encode`; None: all prompts have one length.
+            sends_row: whether the reward reads the columns of the data row.
+        """
+        import torch
+
+        from rlinf_workers.roles import Prompt
+
+        return Prompt(
+            index=index,
+            token_ids=torch.tensor(self.encode(problem.content, max_tokens)),
+            reference_answer=problem.answer,
+            text=problem.prompt,
+            opening=self.opening(problem.content),
+            row_json=problem.row_json if sends_row else None,
+        )
+
     def num_tokens(self, prompts: Iterable[str | Turns]) -> list[int]:
         """Returns the length of each prompt in tokens."""
         return [len(token_ids) for token_ids in self._encode_all(prompts)]
@@ -178,6 +206,32 @@ class PromptEncoder:
             for token_ids in self._tokenizer(texts, add_special_tokens=False)["input_ids"]:
                 has_first = token_ids[: len(self._first)] == self._first  # the text itself may contain them
                 yield token_ids if has_first else [*self._first, *token_ids]
+
+
+def make_encoder(
+    settings: FilesTask | EvalConfig | ExamplesConfig, tokenizer: Any, model: Path | None, prefix: str = ""
+) -> PromptEncoder:
+    """The encoder of prompts in the format that the settings ask for.
+
+    Args:
+        model: folder of the tokenizer, for messages.
+        prefix: what the settings' keys begin with in messages: "task.".
+    Raises: UserError where a chat is asked for, and the tokenizer has no template.
+    """
+    chat = is_chat(settings.prompt_format, tokenizer)
+    if not chat and (settings.system_prompt is not None or settings.chat_options):
+        key = "chat_options" if settings.system_prompt is None else "system_prompt"
+        raise UserError(
+            f"{prefix}{key} is set, but the tokenizer of {model} has no chat template",
+            hint="leave it out, or put a chat_template into the tokenizer's files",
+        )
+    return PromptEncoder(
+        tokenizer,
+        chat=chat,
+        system_prompt=settings.system_prompt,
+        options=settings.chat_options,
+        key=f"{prefix}prompt_format",
+    )
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

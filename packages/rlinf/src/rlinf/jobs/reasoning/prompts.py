@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,12 +13,11 @@ from rlinf.config.reasoning import ReasoningConfig, SftWarmUpConfig
 from rlinf.config.rewards import compares_with_answer
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
-from rlinf.jobs.generation import PromptMaker, make_encoder
 from rlinf.jobs.rewards import TriedReward, try_rewards
 from rlinf.tasks import Task, TaskProblem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer
-from rlinf.tasks.prompts import PromptEncoder
+from rlinf.tasks.prompts import PromptEncoder, make_encoder
 from rlinf_workers.roles import ExampleBatch, Prompt
 
 WARM_UP_OFFSET = 1 << 40
@@ -78,17 +77,20 @@ class PromptSource:
         """Longest prompt. None: all prompts have the same length, because the tokenizer was built for the task."""
         return self._config.rollout.max_prompt_tokens if self._config.model.path else None
 
-    @cached_property
-    def _make_prompt(self) -> PromptMaker:
-        return PromptMaker(encoder=self.encoder, max_tokens=self.max_tokens, sends_rows=self.tried_reward.reads_rows)
-
     def training(self, first: int, num_prompts: int) -> list[Prompt]:
         """Prompts `first` to `first + num_prompts` of the training stream."""
-        return self._make_prompt.all(map(self.task.train_problem, range(first, first + num_prompts)))
+        return self._prompts(map(self.task.train_problem, range(first, first + num_prompts)))
 
     def evaluation(self) -> list[Prompt]:
         """Prompts of all held-out sets, one set after the other."""
-        return self._make_prompt.all(problem for problems in self.held_out.values() for problem in problems)
+        return self._prompts(problem for problems in self.held_out.values() for problem in problems)
+
+    def _prompts(self, problems: Iterable[TaskProblem]) -> list[Prompt]:
+        encoder, max_tokens, sends_row = self.encoder, self.max_tokens, self.tried_reward.reads_rows
+        return [
+            encoder.prompt(index, problem, max_tokens=max_tokens, sends_row=sends_row)
+            for index, problem in enumerate(problems)
+        ]
 
     def examples(self, settings: SftWarmUpConfig, step: int) -> list[ExampleBatch]:
         """One batch, one item per shard, from a range of the problem stream that training steps do not reach."""

@@ -13,11 +13,10 @@ from typing import Any, Generic, TypeVar
 
 from rlinf.config.supervised import SupervisedConfig
 from rlinf.errors import UserError
-from rlinf.jobs.generation import make_encoder
 from rlinf.tasks.base import EpochOrder, HasFingerprint, digest_of
 from rlinf.tasks.example_tokens import ExampleEncoder, TokenizedRow
 from rlinf.tasks.language import load_checkpoint_tokenizer
-from rlinf.tasks.prompts import PromptEncoder, template_of
+from rlinf.tasks.prompts import PromptEncoder, make_encoder, template_of
 from rlinf.tasks.questions import LoadedRows, load_rows
 from rlinf.tasks.rows import Row
 from rlinf.tasks.spooled import SpooledRows
