@@ -159,6 +159,14 @@ def test_connections_that_did_not_come_in_and_those_of_other_machines_are_not_ju
     refuse_strangers([OWN, TcpConnection(("10.0.0.1", 4001), ("10.0.0.2", 5000))], {4001})
 
 
+def test_without_a_table_of_sockets_groups_stay_as_they_are(monkeypatch, tmp_path):
+    original = dist.ProcessGroupGloo.__init__.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
+    monkeypatch.setattr(dist.ProcessGroupGloo, "__init__", original)
+    monkeypatch.setattr(gloo_guard, "TABLES", (str(tmp_path / "tcp"),))
+    guard_gloo()
+    assert dist.ProcessGroupGloo.__init__ is original
+
+
 def test_a_system_whose_table_lacks_our_own_sockets_is_not_refused(monkeypatch, caplog):
     monkeypatch.setattr(gloo_guard, "users_of_ends", lambda: {})
     refuse_strangers([OWN], {4000})

@@ -218,6 +218,13 @@ def test_without_files_to_evaluate_on_problems_are_held_out(files):
         of(500, some_rows=rows[:2])
 
 
+def test_an_evaluation_that_uses_the_first_rows_alone_is_noted(files):
+    train, evaluate = files("train.jsonl", GOOD), files("test.jsonl", [{"question": "x", "answer": "1"}] * 2)
+    assert task(train, evaluate, num_held_out=2).notes == []
+    first = task(train, evaluate, num_held_out=1)
+    assert first.notes == ["task.eval_files: the first 1 of 2 problems are used (task.num_held_out)"]
+
+
 # -- the stream ----------------------------------------------------------------------------------------------------
 
 
