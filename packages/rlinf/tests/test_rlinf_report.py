@@ -135,6 +135,14 @@ def test_no_record_breaks_the_report_or_gets_into_it_unescaped(tmp_path: Path, o
         assert write_report(path).read_text().count("<script>") == 1
 
 
+def test_a_log_probability_beyond_floats_does_not_hide_the_worst_tokens(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    folder.close()
+    token = {"step": 1, "before": "a", "worst_token": "token 17", "after": "b", "actor_logprob": -0.5}
+    append_rows(folder.path / "samples.jsonl", [token | {"rollout_logprob": value} for value in (10**400, -1.0)])
+    assert write_report(folder.path).read_text().count("token 17") == 2
+
+
 def test_the_report_of_a_finished_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     folder.note("no GPU: CPU slots <2>")

@@ -275,8 +275,8 @@ def _gap(row: Mapping[str, Any]) -> float:
 
 
 def _nats(value: Any) -> float:
-    """Converts a value to float; NaN if it is not a number."""
-    return float(value) if isinstance(value, (int, float)) and abs(value) < math.inf else math.nan
+    """Converts a value to float; NaN if it is not a number that a float holds."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e300 else math.nan
 
 
 def _weight_syncs(records: RunRecords) -> str:
