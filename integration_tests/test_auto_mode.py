@@ -1,6 +1,7 @@
 """Mode auto on real processes: it measures, plans, maybe moves, and the numbers are those of any other plan."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from command_line import LONG_SORT, flags, rows, train, weights
 from rlinf import jobs
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
+from rlinf.loop.moving import UpcomingMove
 from rlinf.planning import auto_mode
 from rlinf.planning.auto_mode import AutoMode
 from rlinf.planning.plans import make_plans
@@ -39,7 +41,7 @@ def test_a_run_that_measures_and_plans_gives_the_same_numbers(tmp_path, long_sor
     assert "Predicted" in (run / "report.html").read_text()
 
 
-def test_a_run_that_moves_to_another_plan_gives_the_same_numbers(tmp_path, long_sort_run, monkeypatch):
+def test_a_run_that_moves_to_another_plan_gives_the_same_numbers(tmp_path, long_sort_run, monkeypatch, capsys):
     """Whatever was measured, the planner is made to answer with a plan that moves processes and pays."""
     config = load_config("sort-grpo", parse_overrides(flags(SETTINGS)))
     apart = jobs.prepare(load_config("sort-grpo", parse_overrides(flags(SETTINGS | {"mode": "disaggregated"}))))
@@ -53,8 +55,14 @@ def test_a_run_that_moves_to_another_plan_gives_the_same_numbers(tmp_path, long_
     def for_nothing(self, executor, *, num_steps, move_s):
         return better(self, executor, num_steps=num_steps, move_s=0.0)
 
-    better = AutoMode.better
+    def waits_for_it(self, executor):
+        while not is_ready(self, executor):
+            time.sleep(0.01)
+        return True
+
+    better, is_ready = AutoMode.better, UpcomingMove.is_ready
     monkeypatch.setattr(auto_mode, "plans_of_problem", elsewhere)
+    monkeypatch.setattr(UpcomingMove, "is_ready", waits_for_it)
     monkeypatch.setattr(AutoMode, "better", for_nothing)
     path = tmp_path / "run"
     with RunFolder(path, config_yaml=to_yaml(config), command=["test"], keep_checkpoints=2) as folder:
@@ -63,6 +71,8 @@ def test_a_run_that_moves_to_another_plan_gives_the_same_numbers(tmp_path, long_
     assert (plans[0]["mode"], plans[0]["num_steps"]) == ("collocated", NUM_PROBES)
     assert (plans[1]["mode"], plans[1]["first_step"]) == ("disaggregated", NUM_PROBES)
     assert_equal(path, long_sort_run)
+    messages = capsys.readouterr()
+    assert "auto: starts actor, rollout elsewhere while steps go on; " in messages.out + messages.err
 
 
 @pytest.mark.slow

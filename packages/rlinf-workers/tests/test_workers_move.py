@@ -1,12 +1,16 @@
-"""Plans that change between runs: the groups that they move are started anew, the others stay, and no number depends on
-it."""
+"""Plans that change between runs: other processes take the place of the groups that they move, the others stay, and no
+number depends on it."""
 
+import os
 import random
+import signal
+import time
+from collections.abc import Callable
 
 import pytest
 
 from rlinf_sched import Cluster, Mode, Plan, plan_for_mode
-from rlinf_workers import Executor, Flow, FlowDefinitionError, LocalLauncher, StepContext
+from rlinf_workers import Executor, Flow, FlowDefinitionError, LocalLauncher, StepContext, WorkerLost
 from rlinf_workers.testing.toy_flow import Learn, Number, Scale, Shift, reference_run
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -55,8 +59,22 @@ def drawn_plan(flow: Flow, chance: random.Random) -> Plan:
     return plan_for_mode(flow.graph(), CLUSTER, mode, num_ranks=num_ranks, granularity=granularity)
 
 
-@pytest.mark.parametrize("num_moves", [6, pytest.param(200, marks=pytest.mark.slow)])
+def run_from_the_start(executor: Executor, flow: Flow, step: int) -> float:
+    executor.group("learn").call("set_weight", 1.0)
+    executor.sync_weights()
+    return run(executor, flow, step)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("num_moves", [5, pytest.param(200, marks=pytest.mark.slow)])
 def test_any_plan_may_follow_any_other(tmp_path, num_moves):
+    """Whether its workers start before the move, with steps in between, or during it, and whoever is killed."""
     flow, chance = toy_flow(), random.Random(0)
     (expected,) = reference_run([number.value for number in NUMBERS], 1)
     with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
@@ -64,17 +82,53 @@ def test_any_plan_may_follow_any_other(tmp_path, num_moves):
         executor.start(flow, plan)
         num_learn_moves = 0
         for step in range(num_moves + 1):
-            executor.group("learn").call("set_weight", 1.0)
-            executor.sync_weights()
-            assert run(executor, flow, step) == expected
+            assert run_from_the_start(executor, flow, step) == expected
+            if step % 3 == 2:
+                victim = chance.choice([pid for ids in processes(executor).values() for pid in ids])
+                os.kill(victim, signal.SIGKILL)
+                with pytest.raises(WorkerLost):
+                    run_from_the_start(executor, flow, step)
+                executor.repair()
             before, plan = processes(executor), drawn_plan(flow, chance)
+            ahead = executor.start_ahead({"toy": plan}) if chance.random() < 0.7 else {}
+            ids = {name: [handle.call("process") for handle in group.handles] for name, group in ahead.items()}
+            if chance.random() < 0.5:
+                assert run_from_the_start(executor, flow, step) == expected
             moved = executor.move({"toy": plan})
-            for name, ids in processes(executor).items():
-                assert len(ids) == plan.stage(name).num_ranks
-                assert (ids == before[name]) is (name not in moved), f"{name} is new if and only if it has moved"
+            assert set(ahead) in (moved, set())
+            after = processes(executor)
+            for name, started in ids.items():
+                assert after[name] == [process.result()[1] for process in started]
+            for name in after:
+                assert len(after[name]) == plan.stage(name).num_ranks
+                assert (after[name] == before[name]) is (name not in moved), (
+                    f"{name} is new if and only if it has moved"
+                )
             assert "shift" not in moved, "it needs no device"
             num_learn_moves += "learn" in moved
         assert 0 < num_learn_moves < num_moves, "the trainer moved and stayed"
+
+
+def test_workers_are_ahead_until_they_replace_others_or_one_is_lost(tmp_path):
+    flow = toy_flow()
+    (expected,) = reference_run([number.value for number in NUMBERS], 1)
+    with Executor(cluster=CLUSTER, launcher=LocalLauncher(), log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "collocated"))
+        assert run_from_the_start(executor, flow, 0) == expected
+        before, apart = processes(executor), plan_for_mode(flow.graph(), CLUSTER, "disaggregated")
+        ahead = executor.start_ahead({"toy": apart})
+        assert set(ahead) == {"scale", "learn"}
+        wait_until(lambda: executor.is_ahead)
+        [(_, victim, _)] = ahead["scale"].call("process")
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: ahead["scale"].handles[0].is_lost)
+        with pytest.raises(WorkerLost, match="scale/0"):
+            run_from_the_start(executor, flow, 0)
+        executor.repair()
+        assert processes(executor) == before, "they were not lost"
+        assert executor.move({"toy": apart}) == {"scale", "learn"}
+        assert processes(executor)["scale"] != [victim]
+        assert run_from_the_start(executor, flow, 1) == expected
 
 
 def test_what_stays_keeps_its_state(tmp_path):

@@ -15,8 +15,8 @@ from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.loop.plan_times import RECENT_STEPS, PlanHistory, PlanTimes, busy_seconds
 from rlinf.machine import Machine
 from rlinf.planning import auto_mode
-from rlinf.planning.auto_mode import AutoMode, moves
-from rlinf.planning.plans import make_plans, placements_to_measure, plans_of_problem
+from rlinf.planning.auto_mode import AutoMode
+from rlinf.planning.plans import make_plans, moved_stages, placements_to_measure, plans_of_problem
 from rlinf_sched import Cluster, InstanceProfile, Links, Problem, Profiles, StageProfile, TimePoint
 from rlinf_workers import COMPUTE_SPAN, SYNC_SPAN, FlowRun, Span
 
@@ -77,7 +77,10 @@ class Auto:
         return self.mode.observe(run, busy_seconds(run))
 
     def better(self, **arguments):
-        return self.mode.better(Running(), **{"num_steps": 100, "move_s": 5.0, **arguments})  # pyright: ignore
+        planned = self.mode.better(Running(), **{"num_steps": 100, "move_s": 5.0, **arguments})  # pyright: ignore
+        if planned is not None:
+            self.mode.take(planned)
+        return planned
 
     def probe_all(self):
         while self.mode.probes:
@@ -143,7 +146,7 @@ def test_what_was_measured_decides():
     assert problem.choices("actor") == (32, 64)
     plan = auto.mode.plan if run_plans is None else run_plans.plans["grpo"]
     assert plan.mode == "collocated"
-    assert not moves(plan, auto.planned.plans["grpo"])
+    assert not moved_stages(plan, auto.planned.plans["grpo"])
 
 
 def test_a_plan_that_pays_is_taken_and_one_that_does_not_is_not(monkeypatch):
@@ -161,7 +164,7 @@ def test_a_plan_that_pays_is_taken_and_one_that_does_not_is_not(monkeypatch):
     assert run_plans is not None
     assert run_plans.plans["grpo"].mode == "disaggregated"
     assert re.match(r"auto: goes on with disaggregated: [\d.]+ s a step instead of [\d.]+", auto.told[-1])
-    assert moves(auto.planned.plans["grpo"], run_plans.plans["grpo"])
+    assert moved_stages(auto.planned.plans["grpo"], run_plans.plans["grpo"])
     assert auto.mode.plan == run_plans.plans["grpo"]
     assert {"grpo", "evaluate"} <= set(run_plans.plans)
     assert auto.better(num_steps=1000, **base) is None, "the best plan stays"

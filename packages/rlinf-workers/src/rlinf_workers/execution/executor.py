@@ -6,6 +6,8 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import platform
+import shutil
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +70,9 @@ SETTLE_S = 30.0
 """Time for the stages of an abandoned run to end; a chunk that takes longer is not worth waiting for."""
 LOOK_LANE = -2
 """The lane for inspecting the processes of a worker's host, independent of its other calls."""
+SHARED_MEMORY = "/dev/shm"
+SHARED_MEMORY_SHARE = 0.5
+"""Share of the free shared memory that `Executor.shared_folder` may offer."""
 LOOK_S = 20.0
 NUM_ASKED = 3
 """Workers of a host that are asked at once, because a stopped one does not answer."""
@@ -234,9 +239,31 @@ class Executor:
         assert not self._under_way, "a plan changes between runs"
         self._open[flow.name].planned = self._planned(flow, plan)
 
+    def start_ahead(self, plans: Mapping[str, Plan]) -> dict[str, WorkerGroup]:
+        """Starts the workers that `move` to these plans needs, while runs go on with the present ones; needs memory for
+        both. Workers with devices of other nodes than the driver's are not among them. `repair` ends them.
+
+        Args:
+            plans: name of each open flow -> its plan.
+
+        Returns: their groups, which can be called before the move.
+        Raises: FlowDefinitionError.
+        """
+        return self._groups.start_ahead(self._placements(plans))
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether all workers that `start_ahead` has started are up. A move then need not wait for their start."""
+        return self._groups.is_ahead
+
+    def end_ahead(self) -> None:
+        """Ends the workers that `start_ahead` has started and that have not replaced others; `repair` does, too."""
+        self._groups.end_ahead()
+
     def move(self, plans: Mapping[str, Plan]) -> set[str]:
-        """Uses other plans from the next run on. Worker groups that they place elsewhere end and start anew there; the
-        others keep running. No run may be under way. If any has moved, call `sync_weights` before the next one.
+        """Uses other plans from the next run on. Worker groups that they place elsewhere are replaced, by those that
+        `start_ahead` has started or by new ones; the others keep running. No run may be under way. If any has moved,
+        call `sync_weights` before the next one.
 
         Args:
             plans: name of each open flow -> its plan.
@@ -245,6 +272,15 @@ class Executor:
         Raises: FlowDefinitionError before anything has changed.
         """
         assert not self._under_way, "a plan changes between runs"
+        moved = self._groups.move(self._placements(plans))
+        for name, opened in self._open.items():
+            opened.planned = self._planned(opened.planned.flow, plans[name])
+        if moved:
+            self._begin_anew("the plan has changed")
+        return moved
+
+    def _placements(self, plans: Mapping[str, Plan]) -> dict[str, StagePlan]:
+        """The place of each worker group. Raises: FlowDefinitionError if the plans contradict each other."""
         placements: dict[str, StagePlan] = {}
         for name, opened in self._open.items():
             plan, graph = plans[name], opened.planned.graph
@@ -252,16 +288,20 @@ class Executor:
             for worker, stages in graph.workers.items():
                 placed = plan.stage(stages[0])
                 self._groups.check_place(name, worker, placed, beside=placements.setdefault(worker, placed))
-        moved = self._groups.move(placements)
-        for name, opened in self._open.items():
-            opened.planned = self._planned(opened.planned.flow, plans[name])
-        if moved:
-            self._begin_anew("the plan has changed")
-        return moved
+        return placements
 
     def group(self, name: str) -> WorkerGroup:
         """The running worker group of that name."""
         return self._groups[name]
+
+    def shared_folder(self, num_bytes: int) -> Path | None:
+        """An empty folder in the shared memory of the driver's node, which the caller deletes, or else the end of the
+        executor; None if there is no room for so many bytes."""
+        if not os.path.isdir(SHARED_MEMORY) or num_bytes > SHARED_MEMORY_SHARE * shutil.disk_usage(SHARED_MEMORY).free:
+            return None
+        folder = Path(tempfile.mkdtemp(prefix="rlinf-state-", dir=SHARED_MEMORY))
+        self._scratch.also(folder)
+        return folder
 
     def weights_bytes(self, edge: WeightEdge) -> int:
         """Bytes that a sync over the edge moves; 0 before the first sync."""
@@ -638,6 +678,7 @@ class Executor:
         Raises: WorkerLost if another worker is lost meanwhile.
         """
         failed, self._failed = self._failed, []
+        self._groups.end_ahead()
         self._launcher.forget_lost()
         broken, self._broken = self._broken, set()
         concurrent.futures.wait([future for run in failed for future in run.futures], settle_s)
@@ -682,6 +723,7 @@ class Executor:
         """Ends every process; leaves nothing behind."""
         for opened in self._open.values():
             self._abort(opened, "the executor was shut down")
+        self._groups.wait_for_endings()
         self._launcher.shutdown()
         self._threads.shutdown(wait=True)
         self._scratch.close()

@@ -1,11 +1,13 @@
-"""The worker groups of an executor: placing, starting and replacing their ranks."""
+"""The worker groups of an executor: placing, starting, moving and replacing their ranks."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TypeVar
 
 from rlinf_sched import Cluster, StagePlan
@@ -25,8 +27,20 @@ LEAVE_LANE = -1
 """The lane for offloading a worker, whose stages may be waiting for other workers."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ranks:
+    """The processes of a group in one place."""
+
+    placed: StagePlan
+    rendezvous: str
+    """Identity.rendezvous of each rank."""
+    group: WorkerGroup
+    born: list[Future[tuple[str, int, int]]]
+    """Host, id and start time of each rank's process."""
+
+
 class RunningGroups:
-    """The running groups, by name.
+    """The running groups, by name, and groups that have started in another place and wait to replace them.
 
     Args:
         log_folder: `<log_folder>/<role>/<rank>.log` for each worker.
@@ -47,11 +61,12 @@ class RunningGroups:
     ) -> None:
         self._cluster, self._launcher, self._log_folder, self._scratch = cluster, launcher, log_folder, scratch
         self._env_vars, self._pythons = dict(env_vars), dict(pythons)
-        self._running: dict[str, WorkerGroup] = {}
+        self._running: dict[str, _Ranks] = {}
+        self._ahead: dict[str, _Ranks] = {}
+        """Groups started by `start_ahead`, until `move`."""
         self._definitions: dict[str, WorkerDefinition] = {}
-        self._placements: dict[str, StagePlan] = {}
-        self._born: dict[str, Future[tuple[str, int, int]]] = {}
-        """Worker -> the host, id and start time of its process."""
+        self._endings: list[Thread] = []
+        """They end processes that `move` has replaced."""
         self.device_state = DeviceState(lambda worker: self.handle(worker).call("unload", lane=LEAVE_LANE))
         self._meetings = Meetings()
         launcher.serve("meeting", self._meetings)
@@ -60,19 +75,19 @@ class RunningGroups:
         return name in self._running
 
     def __getitem__(self, name: str) -> WorkerGroup:
-        return self._running[name]
+        return self._running[name].group
 
     def handle(self, worker: str) -> WorkerHandle:
         """The driver's handle of a worker such as `actor/1`."""
         role, rank = role_and_rank(worker)
-        return self._running[role].handles[rank]
+        return self._running[role].group.handles[rank]
 
     def handles(self) -> dict[str, WorkerHandle]:
         """Worker -> the driver's handle, for all workers."""
         return {
             f"{name}/{rank}": handle
-            for name, group in self._running.items()
-            for rank, handle in enumerate(group.handles)
+            for name, ranks in self._running.items()
+            for rank, handle in enumerate(ranks.group.handles)
         }
 
     def gather(self, futures: Sequence[Future[T]], timeout_s: float | None = None) -> list[T]:
@@ -82,9 +97,11 @@ class RunningGroups:
 
     def processes(self) -> Iterator[ProcessRecord]:
         """The workers that have started."""
-        for name, born in list(self._born.items()):
-            if born.done() and born.exception() is None:
-                host, pid, ticks = born.result()
+        for role, ranks in list(self._running.items()):
+            for rank, born in enumerate(list(ranks.born)):
+                if not born.done() or born.exception() is not None:
+                    continue
+                name, (host, pid, ticks) = f"{role}/{rank}", born.result()
                 log_path = str(self._log_folder / f"{name}.log")
                 yield ProcessRecord(name=name, host=host, pid=pid, started_ticks=ticks, log_path=log_path)
 
@@ -92,14 +109,17 @@ class RunningGroups:
 
     def check_place(self, flow: str, name: str, placed: StagePlan, beside: StagePlan | None = None) -> None:
         """Raises: FlowDefinitionError if the group runs on other devices already, or in the plan `beside` this one."""
-        expected = beside or self._placements.get(name, placed)
+        expected = beside or (self._running[name].placed if name in self._running else placed)
         if _place(expected) != _place(placed):
             planned, runs = _describe_place(placed), _describe_place(expected)
             raise FlowDefinitionError(f"flow {flow!r}: worker {name!r} runs on {runs}; the plan wants {planned}")
 
     def node(self, name: str, rank: int) -> int:
         """The node of a rank; the driver's node for a rank without devices."""
-        devices = self._placements[name].devices_of(rank)
+        return self._node_of(name, self._running[name].placed, rank)
+
+    def _node_of(self, name: str, placed: StagePlan, rank: int) -> int:
+        devices = placed.devices_of(rank)
         node, *others = sorted({self._cluster.devices[index].node for index in devices}) or [DRIVERS_NODE]
         if others:
             raise FlowDefinitionError(
@@ -110,17 +130,20 @@ class RunningGroups:
 
     def nodes(self, name: str) -> set[int]:
         """The nodes of a group; the driver's node for a group without devices."""
-        return {self._cluster.devices[index].node for index in self._placements[name].devices} or {DRIVERS_NODE}
+        return self._nodes_of(self._running[name].placed)
+
+    def _nodes_of(self, placed: StagePlan) -> set[int]:
+        return {self._cluster.devices[index].node for index in placed.devices} or {DRIVERS_NODE}
 
     def is_on_gpus(self, name: str) -> bool:
         """Whether the group has devices and all of them are GPUs."""
-        devices = self._placements[name].devices
+        devices = self._running[name].placed.devices
         return bool(devices) and all(map(self._is_gpu, devices))
 
     def make_room(self, worker: str, *, beside: Collection[str], stays: bool, ready: Ready) -> None:
         """Frees the worker's devices; see `DeviceState.make_room`."""
         role, rank = role_and_rank(worker)
-        devices = self._placements[role].devices_of(rank)
+        devices = self._running[role].placed.devices_of(rank)
         self.device_state.make_room(worker, devices, beside=beside, stays=stays, ready=ready)
 
     def _is_gpu(self, index: int) -> bool:
@@ -130,40 +153,30 @@ class RunningGroups:
 
     def start(self, name: str, definition: WorkerDefinition, placed: StagePlan) -> None:
         """Starts the ranks of a group without waiting for them."""
-        self._definitions[name], self._placements[name] = definition, placed
+        self._definitions[name] = definition
+        self._running[name] = self._start_ranks(name, placed)
+
+    def _start_ranks(self, name: str, placed: StagePlan) -> _Ranks:
         self._meetings.begin(name)
-        handles = [self._start_rank(name, rank) for rank in range(placed.num_ranks)]
-        self._running[name] = WorkerGroup(handles, self._launcher)
+        rendezvous, group, born = self._rendezvous_of(name, placed), WorkerGroup([], self._launcher), []
+        ranks = _Ranks(placed=placed, rendezvous=rendezvous, group=group, born=born)
+        for rank in range(placed.num_ranks):
+            handle, process = self._start_rank(name, rank, placed, rendezvous)
+            group.handles.append(handle)
+            born.append(process)
+        return ranks
 
-    def move(self, placements: Mapping[str, StagePlan]) -> set[str]:
-        """Starts groups anew where they have another place than before, without waiting for them; all of these end
-        before the first one starts, so that their devices are free. Returns their names.
-
-        Args:
-            placements: the place of each group.
-        """
-        moved = {
-            name: placed for name, placed in placements.items() if _place(placed) != _place(self._placements[name])
-        }
-        for name in moved:
-            for rank, handle in enumerate(self._running[name].handles):
-                self._launcher.end(handle)
-                self.device_state.forget(f"{name}/{rank}")
-                del self._born[f"{name}/{rank}"]
-        for name, placed in moved.items():
-            self.start(name, self._definitions[name], placed)
-        return set(moved)
-
-    def _start_rank(self, name: str, rank: int) -> WorkerHandle:
-        definition, placed = self._definitions[name], self._placements[name]
-        devices = placed.devices_of(rank)
+    def _start_rank(
+        self, name: str, rank: int, placed: StagePlan, rendezvous: str
+    ) -> tuple[WorkerHandle, Future[tuple[str, int, int]]]:
+        definition, devices = self._definitions[name], placed.devices_of(rank)
         identity = Identity(
             role=name,
             rank=rank,
             num_ranks=placed.num_ranks,
             num_ranks_per_replica=placed.num_ranks_per_replica,
             devices=tuple(f"{self._cluster.devices[index].kind}:{index}" for index in devices),
-            rendezvous=self._rendezvous_of(name),
+            rendezvous=rendezvous,
         )
         gpus = {"CUDA_VISIBLE_DEVICES": visible_devices(self._cluster, devices)}
         spec = WorkerSpec(
@@ -173,21 +186,84 @@ class RunningGroups:
             log_path=self._log_folder / name / f"{rank}.log",
             env_vars=self._env_vars | gpus,
             python=self._pythons.get(name),
-            node=self.node(name, rank),
+            node=self._node_of(name, placed, rank),
             gpus=tuple(self._cluster.index_on_node(index) for index in devices if self._is_gpu(index)),
         )
         handle = self._launcher.start(spec)
-        self._born[identity.name] = handle.call("process", lane=LEAVE_LANE)
+        born = handle.call("process", lane=LEAVE_LANE)
         if placed.offload:
             handle.call("unload")  # runs before any other call, so there is no need to wait for it
-        return handle
+        return handle, born
 
-    def _rendezvous_of(self, name: str) -> str:
-        """The value of Identity.rendezvous for the ranks of a group."""
-        nodes = self.nodes(name)
+    def _rendezvous_of(self, name: str, placed: StagePlan) -> str:
+        """The value of Identity.rendezvous for the ranks of a group that is about to start."""
+        nodes = self._nodes_of(placed)
         if nodes == {DRIVERS_NODE}:
             return f"{self._scratch}/{name}.{self._meetings.count(name)}.rendezvous"
         return LOOPBACK if len(nodes) == 1 else ""
+
+    # -- moving ----------------------------------------------------------------------------------------------------
+
+    def start_ahead(self, placements: Mapping[str, StagePlan]) -> dict[str, WorkerGroup]:
+        """Starts the groups that `move` would start, beside the running ones and without waiting for them. Returns
+        them. Groups with devices of other nodes are not among them: ranks of one group at a time can rendezvous through
+        the driver."""
+        self.end_ahead()
+        for name, placed in self._moved(placements).items():
+            if self._nodes_of(placed) | self.nodes(name) == {DRIVERS_NODE}:
+                self._ahead[name] = self._start_ranks(name, placed)
+        return {name: ranks.group for name, ranks in self._ahead.items()}
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether all ranks that were started ahead have been constructed, or are lost."""
+        return all(born.done() for ranks in self._ahead.values() for born in ranks.born)
+
+    def end_ahead(self) -> None:
+        """Ends the groups that were started ahead."""
+        ahead, self._ahead = self._ahead, {}
+        for ranks in ahead.values():
+            self._end(ranks)
+
+    def move(self, placements: Mapping[str, StagePlan]) -> set[str]:
+        """Replaces groups that have another place than before by those that were started ahead there. The others end
+        before their successors start, so that their devices are free. Waits for none of the new ranks. Returns the
+        names of the groups.
+
+        Args:
+            placements: the place of each group.
+        """
+        moved = self._moved(placements)
+        ahead = {name: ranks for name, ranks in self._ahead.items() if moved.get(name) == ranks.placed}
+        self._ahead = {name: ranks for name, ranks in self._ahead.items() if name not in ahead}
+        self.end_ahead()
+        before = {name: self._running[name] for name in moved}
+        for name, ranks in before.items():
+            for rank in range(ranks.group.num_ranks):
+                self.device_state.forget(f"{name}/{rank}")
+        for name in before.keys() - ahead.keys():
+            self._end(before[name])
+        replaced = [before[name] for name in ahead]
+        self._endings.append(Thread(target=lambda: [self._end(ranks) for ranks in replaced], name="end replaced ranks"))
+        self._endings[-1].start()
+        for name, placed in moved.items():
+            self._running[name] = ahead.get(name) or self._start_ranks(name, placed)
+        return set(moved)
+
+    def wait_for_endings(self) -> None:
+        """Waits until the processes that were replaced have ended."""
+        while self._endings:
+            self._endings.pop().join()
+
+    def _moved(self, placements: Mapping[str, StagePlan]) -> dict[str, StagePlan]:
+        """The groups that have another place there than now."""
+        return {
+            name: placed for name, placed in placements.items() if _place(placed) != _place(self._running[name].placed)
+        }
+
+    def _end(self, ranks: _Ranks) -> None:
+        for handle in ranks.group.handles:
+            self._launcher.end(handle)
 
     # -- repairing -------------------------------------------------------------------------------------------------
 
@@ -203,8 +279,8 @@ class RunningGroups:
         """
         conditions = self._conditions(broken, contexts)
         replaced = set()
-        for name, group in self._running.items():
-            if gone := _gone(name, group.num_ranks, conditions):
+        for name, ranks in self._running.items():
+            if gone := _gone(name, ranks.group.num_ranks, conditions):
                 self._replace(name, gone)
                 replaced.add(name)
         return replaced, {role_and_rank(worker)[0] for worker, condition in conditions.items() if condition.has_begun}
@@ -219,15 +295,18 @@ class RunningGroups:
         conditions = zip(futures, self.gather(list(futures.values())), strict=True)
         return {worker: condition for worker, condition in conditions if not condition.is_spent}
 
-    def _replace(self, name: str, ranks: Sequence[int]) -> None:
-        handles = self._running[name].handles
-        if len(ranks) == len(handles):  # otherwise the surviving ranks still rendezvous at the old address
-            self._meetings.begin(name)
-        for rank in ranks:
+    def _replace(self, name: str, gone: Sequence[int]) -> None:
+        ranks = self._running[name]
+        handles = ranks.group.handles
+        for rank in gone:
             if not handles[rank].is_lost:
                 self._launcher.end(handles[rank])
             self.device_state.forget(f"{name}/{rank}")
-            handles[rank] = self._start_rank(name, rank)
+        if len(gone) == len(handles):
+            self._running[name] = self._start_ranks(name, ranks.placed)
+            return
+        for rank in gone:  # the surviving ranks still rendezvous at the old address
+            handles[rank], ranks.born[rank] = self._start_rank(name, rank, ranks.placed, ranks.rendezvous)
 
 
 def _gone(name: str, num_ranks: int, conditions: Mapping[str, Condition]) -> list[int]:

@@ -164,7 +164,7 @@ class ServingLauncher:
         self._services[service] = handler
 
     def waits(self) -> list[Wait]:
-        return [wait for worker in self._workers for wait in worker.waits]
+        return [wait for worker in list(self._workers) for wait in worker.waits]
 
     def progress(self) -> list[StageProgress]:
         """The progress of running stages that the workers reported last."""
@@ -172,7 +172,7 @@ class ServingLauncher:
 
     def forget_lost(self) -> None:
         self.lost = Future()
-        for worker in [worker for worker in self._workers if worker.is_lost]:
+        for worker in [worker for worker in list(self._workers) if worker.is_lost]:
             self._bury(worker)
 
     def end(self, handle: WorkerHandle) -> None:

@@ -7,7 +7,9 @@ which mode.
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from rlinf.loop.clock import RunClock
 from rlinf.loop.deadlines import Deadlines
 from rlinf.loop.ending import reasons_to_end
 from rlinf.loop.learning_signal import LearningSignal
+from rlinf.loop.moving import UpcomingMove, begin_move, passed_state
 from rlinf.loop.pauses import next_pause
 from rlinf.loop.plan_times import PlanHistory, busy_seconds
 from rlinf.loop.profiling import StepProfiles
@@ -30,9 +33,10 @@ from rlinf.loop.restarts import Restarts
 from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
 from rlinf.loop.watch import RunWatch
-from rlinf.planning.auto_mode import AutoMode, moves
+from rlinf.planning.auto_mode import AutoMode
 from rlinf.planning.memory import memory_lines
-from rlinf.planning.plans import RunPlans, make_plans, placements_to_measure
+from rlinf.planning.plans import RunPlans, make_plans, moved_stages, placements_to_measure
+from rlinf.planning.side_by_side import memory_for_both
 from rlinf.processes import fork_server
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.processes.venvs import describe_venvs
@@ -60,6 +64,8 @@ class TrainingLoop:
         """Step of the newest checkpoint, whole or under way."""
         self._placements: list[RunPlans] = []
         """In a measurement, the placements that are still to be measured."""
+        self._upcoming: UpcomingMove | None = None
+        """The move that is made between two steps, once its workers have started."""
         on_slots = device_kind(job.config.cluster, job.machine) == "cpu"
         self._forks = on_slots and fork_server.start(job.config)
         self.progress = Progress(total=job.config.run.num_steps)
@@ -143,6 +149,8 @@ class TrainingLoop:
             except Exception:
                 self._checkpoints.wait_until_written()  # the processes that are left write theirs to the end
                 raise
+            finally:
+                self._end_upcoming()
 
     def _failure(self, error: WorkersError, executor: Executor, watch: RunWatch) -> RlinfError:
         """What ended a step, in words; explained in the folder where there is more to say."""
@@ -187,6 +195,8 @@ class TrainingLoop:
         try:
             with self.progress.doing("replacing the lost processes"):
                 changed = session.executor.repair()
+            if self._upcoming is not None:  # perhaps there was no memory for both, so it does not try that again
+                self._upcoming = replace(self._upcoming, rehearsal=())
             self._profiles.forget()
             if self._job.trainer in changed or self._flows.train.max_staleness:
                 self._checkpoints.wait_until_written()
@@ -240,7 +250,7 @@ class TrainingLoop:
             if self._auto.probes:
                 self._session.executor.replan(self._flows.train, self._auto.probes[0])
             self._profiles.before_step(step, self._session.executor)
-            predicted_s = self._history.present.predicted_s
+            predicted_s, overlapped = self._history.present.predicted_s, self._auto.overlaps
             flow_run = self._session.train(step, predicted_s=predicted_s, until=self._next_pause(latest))
             self._job.trained(flow_run)
             busy_s = busy_seconds(flow_run)
@@ -250,7 +260,7 @@ class TrainingLoop:
             self._session.judge(flow_run.metrics, step)
             if (note := self._signal.observe(flow_run.metrics)) is not None:
                 self._session.note(note)
-            asks_for_plan = self._auto.observe(flow_run, busy_s)
+            asks_for_plan = self._upcoming is None and self._auto.observe(flow_run, busy_s)
             self._clock.step, self._clock.own_score = step + 1, None
             self._job.stepped(self._session, step + 1)
             with self.progress.doing("writing the profile"):
@@ -258,17 +268,16 @@ class TrainingLoop:
                 is_last = ends and not self._session.num_ahead
                 self._profiles.after_step(step + 1, self._session.executor, is_last=is_last)
             latest = self._close_step(latest)
-            if not asks_for_plan:
-                continue
-            if self._only_measures:
+            if self._only_measures and asks_for_plan:
                 self._auto.measure(self._session.executor)
                 if not self._placements:
                     return
-                planned = self._placements.pop(0)
-                self._auto.begin_probes(planned)
-                self._move(planned)
-            elif not self._is_over(latest):
+                self._move(self._placements.pop(0), self._auto.begin_probes)
+            elif asks_for_plan and not self._is_over(latest):
                 self._replan()
+            self._move_if_ready()
+            if self._auto.overlaps and not overlapped:
+                self._save_checkpoint()  # the steps before it would have other numbers if they overlapped
         self._finish(latest)
 
     def _close_step(self, latest: float) -> float:
@@ -316,38 +325,77 @@ class TrainingLoop:
             planned = self._auto.better(self._session.executor, num_steps=num_steps, move_s=self._session.start_s)
         if planned is None:
             self._history.keep(self._auto.plan, self._auto.problem, self._clock.step)
-        elif moves(before, after := planned.plans[self._flows.train.name]):
-            self._move(planned)
+        elif moved_stages(before, after := planned.plans[self._flows.train.name]):
+            self._begin_move(planned)
         else:
+            self._auto.take(planned)
             self._session.executor.replan(self._flows.train, after)
             self._begin_plan(planned)
 
-    def _move(self, planned: RunPlans) -> None:
-        """Goes on under plans that place workers elsewhere. These are started anew there, and the others keep running.
-        The trainer takes its state along in a checkpoint.
+    def _begin_move(self, planned: RunPlans) -> None:
+        """Starts workers in the places of other plans while steps go on, if there is memory for both."""
+        executor, checkpoint = self._session.executor, self._latest_checkpoint()
+        memory = memory_for_both(self._job, self._auto.plan, planned)
+        self._upcoming = begin_move(self._job, executor, planned, memory, checkpoint)
+        self.progress.message(f"auto: {self._upcoming.text}")
+
+    def _end_upcoming(self) -> None:
+        """Forgets the upcoming move, and ends the processes that were started for it."""
+        if self._upcoming is not None:
+            self._upcoming = None
+            self._session.executor.end_ahead()
+
+    def _move_if_ready(self) -> None:
+        if self._upcoming is not None and self._upcoming.is_ready(self._session.executor):
+            self._move(self._upcoming.planned, self._auto.take)
+            self._end_upcoming()
+
+    def _move(self, planned: RunPlans, adopt: Callable[[RunPlans], None]) -> None:
+        """Goes on under plans that place workers elsewhere; the others keep running. A trainer that moves takes its
+        state along.
+
+        Args:
+            adopt: makes the plans those of mode auto.
 
         Raises: ProcessesLost if a worker was lost meanwhile; all processes have to be new then.
         """
-        session, began_s = self._session, time.monotonic()
-        self._save_checkpoint()
-        self._checkpoints.wait()
-        checkpoint = self._folder.latest_checkpoint()
-        assert checkpoint is not None, "this step has one"
+        session, trainer, began_s = self._session, self._job.trainer, time.monotonic()
+        stage = self._flows.train.graph().workers[trainer][0]
+        trainer_moves = stage in moved_stages(self._auto.plan, planned.plans[self._flows.train.name])
         try:
-            with self.progress.doing("moving workers to other devices"):
+            with self.progress.doing("moving workers to other devices"), ExitStack() as passing:
+                state = self._state_to_pass(passing) if trainer_moves else None
                 moved = session.executor.move(planned.plans)
-                if self._job.trainer in moved:
-                    session.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
+                if state is not None:
+                    session.group(trainer).call("load_checkpoint", str(state))
                 if moved:
                     session.sync_weights()
                     self._job.restore(session, self._clock.step)
                     self._profiles.forget()
         except WorkersError as error:
             raise ProcessesLost(f"while workers moved to other devices: {error}") from error
+        moved_s = time.monotonic() - began_s
+        adopt(planned)
         self._begin_plan(planned)
         if moved:
-            names = ", ".join(sorted(moved))
-            self.progress.message(f"moved {names} in {time.monotonic() - began_s:.1f} s, without a restart")
+            self.progress.message(f"moved {', '.join(sorted(moved))} in {moved_s:.2g} s, without a restart")
+
+    def _state_to_pass(self, passing: ExitStack) -> Path:
+        """The folder with the trainer's present state: in shared memory while `passing` is open if it has started in
+        advance, else the checkpoint of this step."""
+        if self._upcoming is not None and self._upcoming.rehearsal:
+            like = self._latest_checkpoint()
+            folder = passing.enter_context(passed_state(self._session.executor, self._job.trainer, like))
+            if folder is not None:
+                return folder
+        self._save_checkpoint()
+        self._checkpoints.wait()
+        return self._latest_checkpoint()
+
+    def _latest_checkpoint(self) -> Path:
+        checkpoint = self._folder.latest_checkpoint()
+        assert checkpoint is not None, "the run has saved one"
+        return checkpoint
 
     def _resume(self, checkpoint: Path) -> float:
         """Returns the latest score."""

@@ -10,7 +10,14 @@ from dataclasses import replace
 
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
-from rlinf.planning.plans import RunPlans, as_run, complete_problem, overlaps, plans_of_problem
+from rlinf.planning.plans import (
+    RunPlans,
+    as_run,
+    complete_problem,
+    moved_stages,
+    overlaps,
+    plans_of_problem,
+)
 from rlinf_sched import DriftDetector, DriftMonitor, Plan, Problem, SchedError, index_ranges
 from rlinf_workers import Executor, FlowRun, Measured, Profiler, probe_plans
 
@@ -134,8 +141,8 @@ class AutoMode:
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def better(self, executor: Executor, *, num_steps: int, move_s: float) -> RunPlans | None:
-        """Plans that save time within the remaining steps; they become the current ones. None: the current plans stay.
-        Stages for which the prediction assumes another number of ranks than was measured are measured there next.
+        """Plans that save time within the remaining steps; call `take` when the run goes on under them. None: the
+        current plans stay.
 
         Args:
             executor: runs the flow; provides what the probes did not measure.
@@ -157,7 +164,7 @@ class AutoMode:
         plan = run_plans.plans[self._flows.train.name]
         assert plan.prediction is not None, "the planner predicts"
         gain_s = (now_s - plan.prediction.step_s) * num_steps
-        cost_s = move_s if moves(self.plan, plan) else 0.0
+        cost_s = move_s if moved_stages(self.plan, plan) else 0.0
         other = plan.mode if plan.mode != self.plan.mode else f"another {plan.mode} plan"
         if gain_s <= cost_s:
             moving = f", and moving there {cost_s:.0f} s" if gain_s > 0 else ""
@@ -171,11 +178,15 @@ class AutoMode:
             f"auto: goes on with {other}: {plan.prediction.step_s:.3g} s a step instead of {now_s:.3g}{drifts}"
             f"{self._overlap_text(plan)}"
         )
-        if self._profiler.has_seen(plan):
+        return run_plans
+
+    def take(self, run_plans: RunPlans) -> None:
+        """Makes the plans of `better` the current ones. Stages for which the prediction assumes another number of ranks
+        than was measured are measured there next."""
+        if self._profiler.has_seen(run_plans.plans[self._flows.train.name]):
             self._adopt(run_plans)
         else:
             self.begin_probes(run_plans)
-        return run_plans
 
     def _overlap_text(self, plan: Plan) -> str:
         """How steps overlap under the plan; empty if they do not."""
@@ -189,11 +200,3 @@ class AutoMode:
             if stage.devices
         )
         return f"; its steps overlap (max_staleness {graph.max_staleness}): {places}"
-
-
-def moves(before: Plan, after: Plan) -> bool:
-    """Whether any stage changes its devices or ranks."""
-    return any(
-        (placed.devices, placed.num_ranks) != (after.stage(placed.stage).devices, after.stage(placed.stage).num_ranks)
-        for placed in before.stages
-    )

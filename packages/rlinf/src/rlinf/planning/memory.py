@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from rlinf.config.common import ClusterConfig
@@ -119,6 +119,12 @@ def host_place(has_bytes: int, loads: Sequence[Load], shared: int = 0) -> Memory
     )
 
 
+def at_once_place(name: str, has_bytes: int, loads: Sequence[Load]) -> MemoryPool:
+    """A GPU that holds the peaks of all its ranks at once."""
+    needed = sum(ALLOCATED_SHARE * load.peak + CONTEXT_BYTES + load.versions.gpu_bytes for load in loads)
+    return MemoryPool(name=name, has_bytes=has_bytes, needed_bytes=round(needed), loads=tuple(loads))
+
+
 def versions_place(has_bytes: int, loads: Sequence[Load], node_of: Callable[[int], int]) -> MemoryPool:
     """The machine whose trainer ranks keep the most published weights in its memory.
 
@@ -152,6 +158,11 @@ class PlanMemory(ABC):
     @abstractmethod
     def fullest_place(self, plan: Plan) -> MemoryPool:
         """Returns the device, or the host, with the least free memory."""
+
+    @abstractmethod
+    def place_beside(self, plan: Plan, other: Plan, groups: Collection[str]) -> MemoryPool | None:
+        """Returns the device, or the host, with the least free memory while the plan runs and these worker groups of
+        the other plan have started beside it; None if a group is not counted."""
 
 
 # -- for people --------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from rlinf_sched import (
     Plan,
     Problem,
     SchedError,
+    StagePlan,
     best_plan as make_plan,
     plan_for_mode,
     read_problem,
@@ -109,6 +110,15 @@ def _overlapping_plan(problem: Problem, graph: FlowGraph) -> Plan | None:
         return make_plan(_with_staleness(problem, graph.max_staleness), ["disaggregated"])
     except InfeasibleError:
         return None
+
+
+def moved_stages(before: Plan, after: Plan) -> set[str]:
+    """The stages that the plans place differently, so that their processes are others."""
+    return {placed.stage for placed in before.stages if _place(placed) != _place(after.stage(placed.stage))}
+
+
+def _place(placed: StagePlan) -> tuple[tuple[int, ...], int, int]:
+    return placed.devices, placed.num_ranks, placed.num_ranks_per_replica
 
 
 def _step_s(plan: Plan) -> float:

@@ -7,7 +7,7 @@ settings would fit, before any process starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,12 +27,11 @@ from rlinf.jobs.trainer_memory import (
 )
 from rlinf.planning.fitting import KeyChange, fitting_changes
 from rlinf.planning.memory import (
-    ALLOCATED_SHARE,
-    CONTEXT_BYTES,
     KeptWeights,
     Load,
     MemoryPool,
     PlanMemory,
+    at_once_place,
     device_place,
     host_place,
     versions_place,
@@ -217,15 +216,27 @@ class ReasoningMemory(PlanMemory):
             return False
         loads = self._loads(plan)
         is_counted = {load.group for load in loads} >= {stage.stage for stage in plan.stages if stage.devices}
-        return is_counted and all(
-            sum(
-                ALLOCATED_SHARE * load.peak + CONTEXT_BYTES + load.versions.gpu_bytes
-                for load in loads
-                if index in load.devices
+        return is_counted and all(place.missing_bytes <= 0 for place in self._places_at_once(loads))
+
+    def place_beside(self, plan: Plan, other: Plan, groups: Collection[str]) -> MemoryPool | None:
+        new = [load for load in self._loads(other) if load.group in groups]
+        if {load.group for load in new} < {stage.stage for stage in other.stages if stage.devices} & set(groups):
+            return None
+        loads = [*self._loads(plan), *new]
+        if not self.is_on_gpu:  # the weights of both are published
+            return host_place(self.host_bytes, loads, shared=2 * stored_bytes(self.shape, self.config))
+        return max(self._places_at_once(loads), key=lambda place: place.missing_bytes)
+
+    def _places_at_once(self, loads: Sequence[Load]) -> list[MemoryPool]:
+        """Every GPU with the ranks that are on it."""
+        return [
+            at_once_place(
+                f"{device.name} (device {index})",
+                device.memory_bytes,
+                [load for load in loads if index in load.devices],
             )
-            <= device.memory_bytes
             for index, device in enumerate(self.cluster.devices)
-        )
+        ]
 
     def fullest_place(self, plan: Plan) -> MemoryPool:
         """The device that has least to spare; the host where the devices are CPU slots, on which offloading leaves

@@ -3,7 +3,7 @@ data, and which smaller settings would fit, before any process starts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from rlinf.config.supervised import SupervisedConfig
@@ -74,17 +74,25 @@ class SupervisedMemory(PlanMemory):
         return self.is_on_gpu
 
     def fullest_place(self, plan: Plan) -> MemoryPool:
+        loads = self._loads(plan)
+        if not self.is_on_gpu:
+            return host_place(self.host_bytes, loads)
+        device = self.cluster.devices[plan.stages[0].devices[0]]
+        return device_place(device.name, device.memory_bytes, loads[:1])
+
+    def place_beside(self, plan: Plan, other: Plan, groups: Collection[str]) -> MemoryPool | None:
+        if self.is_on_gpu:
+            return None  # the trainer has its GPUs for itself
+        return host_place(self.host_bytes, [*self._loads(plan), *self._loads(other)])
+
+    def _loads(self, plan: Plan) -> list[Load]:
         stage = plan.stages[0]
         memory = self.config.actor.trainer_spec.rank_memory(self.shape, self._job(), stage.num_ranks)
         memory = replace(memory, sync=0)  # no engine is served
-        ranks = [
+        return [
             Load(group=stage.stage, memory=memory, num_items=1, offload=False, devices=stage.devices_of(rank))
             for rank in range(stage.num_ranks)
         ]
-        if not self.is_on_gpu:
-            return host_place(self.host_bytes, ranks)
-        device = self.cluster.devices[stage.devices[0]]
-        return device_place(device.name, device.memory_bytes, ranks[:1])
 
     def _job(self) -> JobShape:
         actor = self.config.actor

@@ -1,0 +1,80 @@
+"""Moves of worker groups to the places of another plan, while the processes of a run go on.
+
+decided      the new processes start beside the old ones if there is memory for both; those of the trainer load a
+             checkpoint, because the first load of a process takes several times as long as the second
+steps        go on under the old plan until the new processes are ready
+between two  the old processes leave, channels and weight syncs are opened anew, and the trainer's state passes through
+steps        shared memory
+
+Without memory for both, the old processes end first, and all of this happens between two steps
+(docs/decisions/048-a-plan-changes-while-processes-run.md).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf.jobs.base import Job
+from rlinf.planning.plans import RunPlans
+from rlinf.planning.side_by_side import MemoryForBoth
+from rlinf_workers import Executor
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpcomingMove:
+    """A move that has been decided on."""
+
+    planned: RunPlans
+    text: str
+    """How it is made, and why, for the user."""
+    rehearsal: Sequence[Future[Any]] = ()
+    """Calls of the trainer's new ranks, which need not succeed; empty if none started in advance."""
+
+    def is_ready(self, executor: Executor) -> bool:
+        """Whether no worker that was started for it has to be waited for."""
+        return executor.is_ahead and all(call.done() for call in self.rehearsal)
+
+
+def begin_move(
+    job: Job, executor: Executor, planned: RunPlans, memory: MemoryForBoth, checkpoint: Path
+) -> UpcomingMove:
+    """Starts the workers of the new places, if there is memory for them beside the old ones.
+
+    Args:
+        checkpoint: any checkpoint of the run.
+    """
+    if not memory.is_enough:
+        return UpcomingMove(planned=planned, text=f"ends workers before it starts them elsewhere: {memory.text}")
+    groups = executor.start_ahead(planned.plans)
+    trainer = groups.get(job.trainer)
+    return UpcomingMove(
+        planned=planned,
+        text=f"starts {', '.join(sorted(groups)) or 'no worker'} elsewhere while steps go on; {memory.text}",
+        rehearsal=[] if trainer is None else trainer.start_call("load_checkpoint", str(checkpoint)),
+    )
+
+
+@contextmanager
+def passed_state(executor: Executor, trainer: str, like: Path) -> Iterator[Path | None]:
+    """The present state of the trainer in shared memory, for `load_checkpoint`; None if there is no room.
+
+    Args:
+        like: a checkpoint, for its size.
+    """
+    num_bytes = sum(path.stat().st_size for path in like.rglob("*") if path.is_file())
+    folder = executor.shared_folder(num_bytes)
+    if folder is None:
+        yield None
+        return
+    try:
+        executor.group(trainer).call("begin_checkpoint", str(folder))
+        executor.group(trainer).call("end_checkpoint")
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
