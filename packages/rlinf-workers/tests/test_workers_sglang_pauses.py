@@ -104,7 +104,7 @@ def make_engine(monkeypatch):
         servers.append(FakeSGLang())
         engine._server, engine._capacity, engine._lost = servers[-1], Capacity(1000, None), None
         engine._results, engine._options, engine._on_new_weights = queue.SimpleQueue(), options, None
-        engine._num_open, engine._is_suspending, engine._waits = 0, False, False
+        engine.num_steps, engine._num_open, engine._is_suspending, engine._waits = 0, 0, False, False
         engine._stop_ids, engine._version, engine._has_weights = (1,), -1, True
         engine._max_prompt_tokens, engine._tokenizer = None, None
         return engine

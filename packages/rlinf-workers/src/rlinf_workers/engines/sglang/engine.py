@@ -105,6 +105,8 @@ class SGLangEngine:
         self._options = dict(server)
         self._on_new_weights: OnNewWeights | None = None
         """None: not paused."""
+        self.num_steps = 0
+        """Completions that `finished` has returned, in place of decode steps, which SGLang does not report."""
         self._num_open = 0
         """Groups whose requests have not all come back; in the engine's loop."""
         self._is_suspending = False
@@ -162,6 +164,7 @@ class SGLangEngine:
             assert isinstance(one, Completion), "suspended completions are taken by suspend"
             answers.append(one)
             self._capacity.end(one.index, one.member, len(one.token_ids))
+        self.num_steps += len(answers)
         return completions_of(answers)
 
     def free_capacity(self, group_size: int) -> int:
@@ -204,7 +207,7 @@ class SGLangEngine:
 
     # -- new weights while requests are in flight, and requests that are suspended ------------------------------------
 
-    def interrupt(self) -> None:
+    def interrupt(self, at_step: int = 0) -> None:
         self._results.put(None)
 
     def pause(self, on_new_weights: OnNewWeights) -> list[Completions]:
@@ -383,20 +386,26 @@ class SGLangEngine:
         if pauses:
             await self._pause()
         if drops:
-            answer = await self._server.manager.flush_cache(timeout_s=IDLE_S)
-            if not answer.success:
-                raise WorkersError(f"SGLang did not drop its caches of earlier weights: {answer.message}")
+            await self._flush_caches(is_paused=pauses or self._on_new_weights is not None)
         version = srt.UpdateWeightVersionReqInput(new_version=str(policy_version), abort_all_requests=False)
         await self._server.manager.update_weight_version(version)
         if pauses:
             await self._continue()
+
+    async def _flush_caches(self, *, is_paused: bool) -> None:
+        """Drops what earlier weights computed. A paused scheduler does so at once, if its requests were retracted; one
+        that waited until it is idle would wait for them, too."""
+        timeout_s = 0.0 if is_paused else IDLE_S  # a request that ended at a stop string may still be running
+        answer = await self._server.manager.flush_cache(timeout_s=timeout_s)
+        if not answer.success:
+            raise WorkersError(f"SGLang did not drop its caches of earlier weights: {answer.message}")
 
     async def _release(self, *, pauses: bool) -> None:
         from rlinf_workers.engines.sglang import srt
 
         if pauses:
             await self._pause()
-        await self._server.manager.flush_cache(timeout_s=IDLE_S)  # also waits for requests that ended at a stop string
+        await self._flush_caches(is_paused=pauses)
         await self._server.manager.release_memory_occupation(srt.ReleaseMemoryOccupationReqInput())
 
     async def _resume(self, *, continues: bool) -> None:
