@@ -123,7 +123,9 @@ class LogNormalEngine:
     def weights_received(self, policy_version: int) -> None:
         self._version = policy_version
 
-    def interrupt(self) -> None: ...
+    num_steps = 0
+
+    def interrupt(self, at_step: int = 0) -> None: ...
 
     def pause(self, on_new_weights: str) -> list[Completions]:
         return []

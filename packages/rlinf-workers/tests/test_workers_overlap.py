@@ -9,7 +9,7 @@ import pytest
 
 from rlinf_comm.weights import ReshardPlan
 from rlinf_sched import Cluster, Mode, plan_for_mode
-from rlinf_workers import Executor, Flow, FlowDefinitionError, FlowRun, Reader, StepContext, Writer
+from rlinf_workers import Executor, Flow, FlowDefinitionError, FlowRun, Reader, StepContext, StepTimeout, Writer
 from rlinf_workers.explaining import explain
 from rlinf_workers.explaining.text import graph_lines
 from rlinf_workers.testing.toy_flow import Learn, Number, Scale, Shift, reference_run, toy_flow
@@ -66,14 +66,34 @@ class WaitingLearn(Learn):
             time.sleep(0.01)
 
 
-def flow_of(scale: type[Scale], learn: type[Learn], max_staleness: int, *arguments: str) -> Flow:
+class TakingScale(Scale):
+    """Takes the newest weights in the middle of every second run: those of all runs before it."""
+
+    def scale(self, numbers: Reader[Number], scaled: Writer[Number]) -> None:
+        for number, chunk in enumerate(numbers):
+            if not number and self.step.step % 2:
+                self.take_weights(self.step.step)
+            for item in chunk:
+                product = Number(index=item.index, value=item.value * float(self._weight))
+                scaled.put(product, key=item.index)
+
+
+class HopefulScale(Scale):
+    """Waits for weights that nobody trains."""
+
+    def scale(self, numbers: Reader[Number], scaled: Writer[Number]) -> None:
+        next(iter(numbers))
+        self.take_weights(NUM_STEPS)
+
+
+def flow_of(scale: type[Scale], learn: type[Learn], max_staleness: int, *arguments: str, offers: bool = False) -> Flow:
     """The toy flow, with other workers."""
     flow = Flow("toy", max_staleness=max_staleness)
     flow.worker("scale", scale, *arguments).worker("shift", Shift).worker("learn", learn, *arguments)
     flow.stage("scale", scale.scale, reads="numbers", writes="scaled")
     flow.stage("shift", Shift.shift, reads="scaled", writes="shifted", needs_device=False)
     flow.stage("learn", learn.learn, reads="shifted", dispatch="key", trains=True)
-    return flow.weights("learn", to="scale")
+    return flow.weights("learn", to="scale", offers=offers)
 
 
 def overlapped(executor: Executor, flow: Flow, first: int, end: int) -> list[FlowRun]:
@@ -117,6 +137,35 @@ def test_every_plan_gives_the_reference_numbers(tmp_path, mode, choices):
     assert weights_of(tmp_path, toy_flow(max_staleness=2), NUM_STEPS, mode, **choices) == reference_run(
         VALUES, NUM_STEPS, max_staleness=2
     )
+
+
+@pytest.mark.parametrize("weight_sync", ["shared", "streams"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_stage_takes_newer_weights_and_later_runs_serve_no_older_ones(tmp_path, weight_sync, num_ranks):
+    flow, weights = flow_of(TakingScale, Learn, 3, offers=True), [1.0]
+    for step in range(NUM_STEPS):
+        served = weights[step if step % 2 else max(0, step - 1)]
+        weights.append(weights[-1] + sum(value * served + 1.0 for value in VALUES) / len(VALUES) / 8)
+    choices = {"granularity": {"scale": 0}, "num_ranks": {"scale": num_ranks}}
+    with Executor(cluster=Cluster.cpu_slots(3), log_folder=tmp_path, weight_sync=weight_sync) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), Cluster.cpu_slots(3), "disaggregated", **choices))
+        executor.sync_weights()
+        runs = overlapped(executor, flow, 0, NUM_STEPS)
+    assert [run.metrics["learn/weight"] for run in runs] == weights[1:]
+    received = [span for run in runs for span in run.spans if span.name == "receive weights"]
+    assert len(received) == num_ranks * (1 + NUM_STEPS // 2)
+
+
+def test_a_stage_ends_that_waits_for_weights_which_will_not_come(tmp_path):
+    flow = flow_of(HopefulScale, Learn, 1, offers=True)
+    with Executor(cluster=CLUSTER, log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "disaggregated"))
+        executor.sync_weights()
+        context = StepContext(step=0, phase="train", seed=0, num_items=len(NUMBERS))
+        executor.begin(flow, context=context, feeds={"numbers": NUMBERS})
+        with pytest.raises(StepTimeout, match=f"scale/0.* learn -> scale.* {NUM_STEPS}"):
+            executor.finish(1.0)
+        assert executor.repair() == set(), "a process was replaced"
 
 
 @pytest.mark.parametrize("weight_sync", ["shared", "streams"])

@@ -249,6 +249,26 @@ def test_running_completions_enter_again_in_portions(model, monkeypatch):
         assert_bitwise_equal(actual[key].token_ids, part.token_ids)
 
 
+@pytest.mark.parametrize("how", ["keep", "recompute"])
+def test_weights_at_the_same_decode_step_give_the_same_completions(model, how):
+    def completions(stop):
+        """With other weights at step 5, where `stop` has the engine return."""
+        hf_engine, ended = engine(model, max_rows=3), []
+        submit(hf_engine)
+        while hf_engine.num_steps < 5:
+            stop(hf_engine)
+            ended += hf_engine.finished()
+        ended += take_weights(hf_engine, 1, how, seed=3)
+        return by_completion(ended + drain(hf_engine))
+
+    expected = completions(lambda hf_engine: hf_engine.interrupt(hf_engine.num_steps + 1))
+    actual = completions(lambda hf_engine: hf_engine.interrupt(5))
+    assert actual.keys() == expected.keys() and any({*versions(part)} == {0, 1} for part in actual.values())
+    for key, part in expected.items():
+        assert versions(actual[key]) == versions(part)
+        assert_bitwise_equal(actual[key].logprobs, part.logprobs)
+
+
 def test_an_engine_of_whole_batches_cannot_pause_within_one(model):
     hf_engine = HuggingFaceEngine(model, torch.device("cpu"), max_prompt_tokens=8)
     assert isinstance(hf_engine, SupportsPause) and hf_engine.pause("finish") == []

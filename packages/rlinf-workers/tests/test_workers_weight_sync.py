@@ -3,6 +3,7 @@
 import ctypes
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from comm_host_device import HostDevice
 from rlinf_comm import LayoutError, WeightTimeout
 from rlinf_comm.weights import reshard_plan
 from rlinf_workers.addresses import own_address
+from rlinf_workers.errors import FlowDefinitionError
 from rlinf_workers.testing.weight_sync import (
     CHECKS,
     WHOLE,
@@ -250,6 +252,10 @@ def test_auto_chooses_by_where_the_ends_are():
     assert choose("per_node", {"deltas": False}, ends([0], [0], on_gpus=True)) == [
         ("per_node", {"nodes": [0], "deltas": False})
     ]
+    apart = replace(ends([0], [1, 1], on_gpus=False), same_versions=False)
+    assert choose("auto", {}, apart) == [streams], "ranks of a node take different versions"
+    with pytest.raises(FlowDefinitionError, match=r"these may take different ones .*; use weight sync streams"):
+        choose("per_node", {}, apart)
     own = f"{__name__}:OnDevice"
     assert choose(own, {"pace": 2}, ends([0], [1], on_gpus=True)) == [(own, {"pace": 2})]
     own = f"{__name__}:PACED"

@@ -103,6 +103,16 @@ def test_steps_pause_for_evaluations_checkpoints_and_profiles():
             "--algorithm.max_staleness 2 --rollout.sampler as_finished --rollout.engine sglang",
             "rollout.sampler=as_finished is not possible with rollout.engine=sglang: it is not repeatable",
         ),
+        (
+            "--rollout.on_new_weights keep --rollout.engine_options.refill true",
+            "rollout.on_new_weights=keep: with algorithm.max_staleness=0 no weights arrive while completions run; use "
+            "finish, or max_staleness 1 or more",
+        ),
+        (
+            "--algorithm.max_staleness 1 --rollout.on_new_weights recompute --rollout.engine_options.refill true "
+            "--plan.num_ranks_per_replica.rollout 2",
+            "rollout.on_new_weights=recompute is for replicas of one rank",
+        ),
     ],
 )
 def test_what_cannot_overlap_is_refused(line: str, expected: str):

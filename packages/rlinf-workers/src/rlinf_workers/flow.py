@@ -70,6 +70,8 @@ class Flow:
         self.workers: dict[str, WorkerDefinition] = {}
         self.stages: dict[str, StageDefinition] = {}
         self._weight_edges: list[WeightEdge] = []
+        self.offered: set[WeightEdge] = set()
+        """Edges whose versions are offered to running stages, see `weights`."""
 
     def worker(self, name: str, worker: type[Worker] | str, *arguments: Any) -> Flow:
         """Declares a worker group: a class or its import path, and the arguments of its constructor."""
@@ -147,10 +149,17 @@ class Flow:
         )
         return self
 
-    def weights(self, source: str, *, to: str) -> Flow:
+    def weights(self, source: str, *, to: str, offers: bool = False) -> Flow:
         """Declares a weight sync edge: after a stage of group `source` has trained, group `to` serves its weights from
-        the next run on; with `max_staleness`, from a later one."""
-        self._weight_edges.append(WeightEdge(source=source, target=to))
+        the next run on; with `max_staleness`, from a later one.
+
+        Args:
+            offers: with `max_staleness`, a stage of group `to` may take newer versions while it runs
+                (`Worker.take_weights`), each rank when it likes. The next run then serves no older ones.
+        """
+        self._weight_edges.append(edge := WeightEdge(source=source, target=to))
+        if offers:
+            self.offered.add(edge)
         return self
 
     def check(self) -> None:

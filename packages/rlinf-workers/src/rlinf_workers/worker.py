@@ -6,7 +6,7 @@ many items are in a chunk and how many ranks there are, and none of this appears
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -147,6 +147,23 @@ class Worker:
         the stage decides."""
         return None if self._host.running_call is None else self._host.running_call.recorded
 
+    @property
+    def newer_version(self) -> int | None:
+        """The newest version of the weights that the calling stage may take before its end, see `Flow.weights`; None:
+        there is none that is newer than the served one."""
+        return self._host.newer_version
+
+    def take_weights(
+        self, policy_version: int, *, pause: Callable[[], object] = int, resume: Callable[[], object] = int
+    ) -> None:
+        """Serves another version of the weights from here on, in the middle of the calling stage.
+
+        Args:
+            policy_version: `newer_version`, or one that a record says; waits until it has been published.
+            pause: called before the weights change, `resume` afterwards.
+        """
+        self._host.take_weights(policy_version, pause, resume)
+
     # -- what a subclass may override ------------------------------------------------------------------------------
 
     def onload(self) -> None:
@@ -193,6 +210,9 @@ class Worker:
 
     def weights_received(self, policy_version: int) -> None:
         """Called when `weights()` hold that version, verified; a serving worker labels its outputs with it."""
+
+    def weights_offered(self) -> None:
+        """Called when there is a `newer_version`, in another thread than the stage that may take it."""
 
     @property
     def policy_version(self) -> int:

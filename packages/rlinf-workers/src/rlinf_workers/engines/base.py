@@ -173,7 +173,7 @@ class SupportsAbort(Protocol):
 class SupportsPause(Protocol):
     """Optional: receives weights while completions are in flight, and hands back unfinished ones.
 
-        engine.interrupt()                               any thread; `finished` returns soon
+        engine.interrupt()                               any thread; `finished` returns soon, at engine.num_steps
         ended = engine.pause("recompute")                then the weight sync fills `weights`
         engine.weights_received(8)
         engine.resume()
@@ -185,9 +185,20 @@ class SupportsPause(Protocol):
     t of a completion has the same noise whether or not it was paused or suspended before.
     """
 
-    def interrupt(self) -> None:
+    @property
+    def num_steps(self) -> int:
+        """Decode steps since the engine was created. In engines that guarantee equal numbers, equal calls between the
+        same steps give the same completions; others may count something else that grows as they generate."""
+        ...
+
+    def interrupt(self, at_step: int = 0) -> None:
         """Makes the running call of `finished`, or the next one, return between two decode steps, even if no completion
-        has finished. May be called from any thread."""
+        has finished. May be called from any thread.
+
+        Args:
+            at_step: the value of `num_steps` at which it returns; the next step by default. Only for the thread that
+                calls the other methods; it replaces an earlier one. An engine without equal numbers may ignore it.
+        """
         ...
 
     def pause(self, on_new_weights: OnNewWeights) -> list[Completions]:

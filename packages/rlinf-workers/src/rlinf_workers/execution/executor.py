@@ -73,6 +73,8 @@ LOOK_LANE = -2
 SHARED_MEMORY = "/dev/shm"
 SHARED_MEMORY_SHARE = 0.5
 """Share of the free shared memory that `Executor.shared_folder` may offer."""
+OFFER_LANE = -3
+"""The lane for versions of the weights that a running stage may take."""
 LOOK_S = 20.0
 NUM_ASKED = 3
 """Workers of a host that are asked at once, because a stopped one does not answer."""
@@ -206,6 +208,8 @@ class Executor:
         """The latest runs that were abandoned, until `repair`."""
         self._broken: set[str] = set()
         """Workers that reported the loss of a process of their own."""
+        self._offers: list[Future[None]] = []
+        """The latest calls of OFFER_LANE."""
         self._threads = ThreadPoolExecutor(max_workers=16, thread_name_prefix="rlinf-driver-port")
 
     def __enter__(self) -> Executor:
@@ -384,6 +388,7 @@ class Executor:
         self._weights.sync(
             dict.fromkeys(edge for graph in graphs for edge in graph.weight_edges),
             num_versions=1 + max(graph.max_staleness for graph in graphs),
+            offered={edge for opened in self._open.values() for edge in opened.planned.flow.offered},
         )
 
     # -- running ---------------------------------------------------------------------------------------------------
@@ -507,6 +512,7 @@ class Executor:
         self.notes += [f"step {context.step}: {text}" for outcome in outcomes for text in outcome.notes]
         for (call, _, _), outcome in zip(calls, outcomes, strict=True):
             self._weights.were_published(call.publishes, outcome.policy_version)
+        self._offer_weights()
         return FlowRun(
             metrics=merge(outcome.metrics for outcome in outcomes),
             collected={channel: future.result() for channel, future in run.collecting.items()},
@@ -516,6 +522,25 @@ class Executor:
             start_s=start_s,
             duration_s=self._oldest_since[1] - clock,
         )
+
+    def _offer_weights(self) -> None:
+        """Tells the stages of the runs under way which versions they may take."""
+        flows = {run.planned.flow.name: run.planned.flow for run in self._under_way}
+        self._offers = [
+            call
+            for flow in flows.values()
+            for edge in flow.offered
+            for call in self._groups[edge.target].start_call(
+                "offer_weights", edge.name, self._weights.versions[edge], lane=OFFER_LANE
+            )
+        ]
+
+    def _end_offers(self, reason: str) -> None:
+        """Ends the waits of stages for versions that will not be published."""
+        targets = {edge.target for run in self._failed for edge in run.planned.flow.offered}
+        self._offers += [
+            call for name in targets for call in self._groups[name].start_call("end_offers", reason, lane=OFFER_LANE)
+        ]
 
     def _leases(self, planned: PlannedFlow) -> Leases:
         """The leases of one run, or of several that overlap; the table of device state outlives it."""
@@ -694,6 +719,8 @@ class Executor:
 
     def _begin_anew(self, reason: str) -> None:
         """Replaces channels and weight syncs, between runs."""
+        concurrent.futures.wait(self._offers, SETTLE_S)  # none may arrive after the weight syncs are opened anew
+        self._offers = []
         self._groups.gather([handle.call("forget_channels") for handle in self._groups.handles().values()])
         self._weights.forget()
         for opened in self._open.values():
@@ -711,6 +738,7 @@ class Executor:
         for run in self._failed:
             self._abort(self._open[run.planned.flow.name], reason)
             run.leases.refuse(reason)
+        self._end_offers(reason)
 
     def _abort(self, opened: _OpenFlow, reason: str) -> None:
         for channel in [channel for one in opened.channel_sets for channel in one.channels.values()]:

@@ -104,6 +104,17 @@ class RunningStage(Pauses):
         if left > 0:
             self.begin_chunk(left)
 
+    @contextmanager
+    def interrupted(self) -> Iterator[None]:
+        """Context in which it does not compute on the items of its chunk; it goes on with all of them."""
+        chunk, num_items = self.chunk, 0
+        if chunk is not None:
+            num_items, chunk.num_items = chunk.num_items, 0
+            self.end_chunk()
+        yield
+        if chunk is not None:
+            self.begin_chunk(num_items)
+
     def was_put(self, channel: str, num_items: int) -> None:
         self.num_put[channel] = self.num_put.get(channel, 0) + num_items
 

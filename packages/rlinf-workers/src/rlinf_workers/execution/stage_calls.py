@@ -66,13 +66,15 @@ class StageCall:
     discards: bool
     """Whether the weights that it receives may be dropped at the end, because this run publishes new ones."""
     receives: dict[str, int]
-    """Weight edge -> policy version to serve before the first chunk."""
+    """Weight edge -> policy version to serve before the first chunk; a newer one that an earlier stage took stays."""
     publishes: tuple[str, ...]
     """Weight edges on which to publish when the stage ends."""
     replica_channel: ItemAddress | None
     """The replica channel, on which the first rank broadcasts what it took; None if a replica is one rank."""
     trains: bool
     """Whether the stage changes the worker's weights."""
+    offered: str = ""
+    """Weight edge whose newer versions the stage may take before it ends; empty: none."""
     records: bool = False
     """Whether the outcome has the stage's decisions."""
     recorded: Decisions | None = None
@@ -232,6 +234,7 @@ class PlannedFlow:
             receives={edge.name: version for edge, version in versions.items() if edge.target == stage.worker},
             publishes=tuple(edge.name for edge in versions if edge.source == stage.worker and stage.trains),
             trains=stage.trains,
+            offered=next((edge.name for edge in self.flow.offered if edge.target == stage.worker), ""),
             replica_channel=next(
                 (addresses[channel] for channel, owner in self.replica_channels.items() if owner == name), None
             ),

@@ -43,15 +43,16 @@ class WeightEdges:
         self.num_bytes: dict[WeightEdge, int] = {}
         """Bytes that a sync moves."""
 
-    def sync(self, edges: Iterable[WeightEdge], *, num_versions: int = 1) -> None:
+    def sync(self, edges: Iterable[WeightEdge], *, num_versions: int = 1, offered: Collection[WeightEdge] = ()) -> None:
         """Publishes the trainers' current weights.
 
         Args:
             num_versions: versions of which one may still have to be received when all have been published.
+            offered: edges on which each rank receives what it likes, see `Flow.weights`.
         """
         for edge in edges:
             if edge not in self.weight_syncs:
-                self._connect(edge, num_versions)
+                self._connect(edge, num_versions, is_offered=edge in offered)
             self.versions[edge] = self._groups[edge.source].call("publish_weights", edge.name)[0]
 
     def were_published(self, names: Collection[str], version: int) -> None:
@@ -63,7 +64,7 @@ class WeightEdges:
         self.weight_syncs.clear()
         self.versions.clear()
 
-    def _connect(self, edge: WeightEdge, num_versions: int) -> None:
+    def _connect(self, edge: WeightEdge, num_versions: int, *, is_offered: bool) -> None:
         source, num_ranks = self._layout(edge.source), self._groups[edge.target].num_ranks
         if source.num_ranks != self._groups[edge.source].num_ranks:
             raise self._wrong_layout(edge.source, source)
@@ -72,7 +73,12 @@ class WeightEdges:
         each = reshard.num_dst_ranks // num_ranks
         targets = [self._groups.node(edge.target, rank) for rank in range(num_ranks) for _ in range(each)]
         on_gpus = self._groups.is_on_gpus(edge.source) and self._groups.is_on_gpus(edge.target)
-        ends = EdgeEnds(sources=tuple(self._groups.nodes(edge.source)), targets=targets, on_gpus=on_gpus)
+        ends = EdgeEnds(
+            sources=tuple(self._groups.nodes(edge.source)),
+            targets=targets,
+            on_gpus=on_gpus,
+            same_versions=not is_offered or num_ranks == 1,
+        )
         more = {"num_versions": num_versions} if num_versions > 2 else {}  # any weight sync keeps two
         choices = choose(self._weight_sync, {**more, **self._options}, ends)
         if not self._attests:

@@ -9,7 +9,7 @@ import platform
 import resource
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +27,14 @@ from rlinf_workers.execution.replica import FirstRank, OtherRank
 from rlinf_workers.execution.running_stage import SHORTEST_WAIT_SPAN_NS, RunningStage
 from rlinf_workers.execution.stage_calls import Port, StageCall, StageOutcome
 from rlinf_workers.execution.step_profile import StepProfile
+from rlinf_workers.execution.weight_offers import WeightOffers
 from rlinf_workers.explaining.explanation import look_here
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import ProcessRecord
 from rlinf_workers.launchers.base import Identity, RequestSender, StageProgress, Wait
 from rlinf_workers.metrics import MetricTable
 from rlinf_workers.plugins import WEIGHT_SYNCS
-from rlinf_workers.spans import LEASE, SYNC_SPAN, Processes, Span, WaitTable, now_ns
+from rlinf_workers.spans import CHANNEL, LEASE, SYNC_SPAN, Processes, Span, WaitTable, now_ns
 from rlinf_workers.weight_sync.base import FinishReads, WeightPort, WeightReceiver, WeightSender
 from rlinf_workers.worker import DIGEST_LENGTH, Decision, ShownRow, StepContext, Worker
 
@@ -46,6 +47,8 @@ CALLS = frozenset(
         "open_channel",
         "forget_channels",
         "open_weights",
+        "offer_weights",
+        "end_offers",
         "condition_after_runs",
         "begin_profile",
         "end_profile",
@@ -108,6 +111,7 @@ class WorkerHost:
         """Device memory it held when it was last offloaded."""
         self.served_versions: dict[str, int] = {}
         """Edge -> version of the worker's weights, once all are received; see `confirm_weights`."""
+        self._offers = WeightOffers()
         self._home_channels: list[HomeChannel] = []
         """Channels that live in this process."""
         self._senders: dict[str, WeightSender] = {}
@@ -306,15 +310,20 @@ class WorkerHost:
         if not self.is_loaded:
             with stage.span("onload", LEASE):
                 self.load()
-        for edge, version in stage.call.receives.items():
+        for edge, due in stage.call.receives.items():
+            version = self._offers.at_least(edge, due)
             if self.served_versions.get(edge) != version:
-                waiting = self.waits.waiting("weights", edge, number=version, processes=self.serving_processes)
-                with stage.span("receive weights", SYNC_SPAN), waiting:
-                    self.receive_weights(edge, version)
-                # Results that other ranks of the replica compute with these weights are sent by those ranks.
-                if stage.call.replica_channel is not None or self.worker.checks_first:
-                    stage.before_put()
-                self.worker.weights_received(version)
+                self._serve(stage, edge, version)
+
+    def _serve(self, stage: RunningStage, edge: str, version: int) -> None:
+        """Receives a version on behalf of a stage, which serves it from here on."""
+        waiting = self.waits.waiting("weights", edge, number=version, processes=self.serving_processes)
+        with stage.span("receive weights", SYNC_SPAN), waiting:
+            self.receive_weights(edge, version)
+        # Results that other ranks of the replica compute with these weights are sent by those ranks.
+        if stage.call.replica_channel is not None or self.worker.checks_first:
+            stage.before_put()
+        self.worker.weights_received(version)
 
     def load(self) -> None:
         """Moves the worker's state onto its devices."""
@@ -369,8 +378,45 @@ class WorkerHost:
             wait(self._checks.values())
             self._checks.pop(port.edge, None)
             self.served_versions.pop(port.edge, None)
+            self._offers = WeightOffers()
             self._receivers.pop(port.edge, None)
             self._receivers[port.edge] = self.worker.open_receiver(ports)
+
+    def offer_weights(self, edge: str, policy_version: int) -> None:
+        """A version that stages of this worker may take from now on, before they end."""
+        self._offers.add(edge, policy_version)
+        self.worker.weights_offered()
+
+    def end_offers(self, reason: str) -> None:
+        """No version will be offered any more until the edge is opened anew: a stage that waits for one raises."""
+        self._offers.end(reason)
+
+    @property
+    def newer_version(self) -> int | None:
+        """The newest version that the calling thread's stage may take; None if the served one is as new."""
+        edge = self._offered_edge()
+        newest = self._offers.newest(edge)
+        return newest if newest > self.served_versions.get(edge, newest) else None
+
+    def take_weights(self, policy_version: int, pause: Callable[[], object], resume: Callable[[], object]) -> None:
+        """For the calling thread's stage, see Worker.take_weights."""
+        stage, edge = self._stage, self._offered_edge()
+        assert stage is not None and edge, "the flow offers weights to its stage"
+        with stage.interrupted():
+            waits = stage.span("wait for weights", CHANNEL, at_least_ns=SHORTEST_WAIT_SPAN_NS)
+            with waits, self.waits.waiting("weights", edge, number=policy_version):
+                self._offers.wait_for(edge, policy_version)
+            with stage.span("pause requests", SYNC_SPAN, at_least_ns=SHORTEST_WAIT_SPAN_NS):
+                pause()
+            stage.before_put()  # of the weights that are about to change
+            self._serve(stage, edge, policy_version)
+            self._offers.taken(edge, policy_version)
+            with stage.span("resume requests", SYNC_SPAN, at_least_ns=SHORTEST_WAIT_SPAN_NS):
+                resume()
+
+    def _offered_edge(self) -> str:
+        """Empty: none is offered to the calling thread's stage."""
+        return "" if self._stage is None else self._stage.call.offered
 
     def publish_weights(self, edge: str) -> int:
         """Publishes the worker's weights on one edge; returns the version."""

@@ -24,6 +24,8 @@ class EdgeEnds:
     """The node of each serving end."""
     on_gpus: bool
     """Whether all ranks of the edge are on GPUs."""
+    same_versions: bool = True
+    """Whether all serving ends receive the same versions; otherwise each may leave out others."""
 
     @property
     def are_local(self) -> bool:

@@ -125,9 +125,10 @@ class RolloutConfig(EngineConfig):
     on_new_weights: Literal["finish", "keep", "recompute"] = Field(
         default="finish",
         description="How running completions go on when new weights arrive. finish: they end with the earlier weights "
-        "first; keep: their KV cache stays as the earlier weights computed it, further tokens are sampled with the new "
-        "ones; recompute: the new weights compute their KV cache again. Without effect where weights only arrive "
-        "between steps.",
+        "first, and weights arrive between two steps; keep: their KV cache stays as the earlier weights computed it, "
+        "further tokens are sampled with the new ones; recompute: the new weights compute their KV cache again. keep "
+        "and recompute need algorithm.max_staleness 1 or more, and are repeatable with run.record alone "
+        "(docs/staleness.md).",
     )
     stop_on_mismatch: bool = Field(
         default=False,
@@ -389,6 +390,7 @@ class ReasoningConfig(JobConfig):
                 f"{either(TRAINERS, lambda spec: spec.exposes_routers)}",
             )
         yield from self._sampler_conflicts()
+        yield from self._new_weights_conflicts()
         num_samples = self.rollout.num_prompts * algorithm.group_size
         if algorithm.kl_horizon is not None and algorithm.kl_horizon < num_samples:
             yield Conflict(
@@ -423,6 +425,34 @@ class ReasoningConfig(JobConfig):
                 keys=("rollout.sampler", "rollout.num_prompts"),
                 text=f"=as_finished: with rollout.num_prompts={rollout.num_prompts} no group would be late; use more",
             )
+
+    def _new_weights_conflicts(self) -> Iterator[Conflict]:
+        """Weights arrive while completions run where steps overlap; each rank takes them when it likes."""
+        how = self.rollout.on_new_weights
+        if how == "finish":
+            return
+        if not self.algorithm.max_staleness:
+            yield Conflict(
+                keys=("rollout.on_new_weights", "algorithm.max_staleness"),
+                text=f"={how}: with algorithm.max_staleness=0 no weights arrive while completions run; use finish, or "
+                "max_staleness 1 or more",
+            )
+        if self.plan.num_ranks_per_replica.get("rollout", 1) > 1:
+            yield Conflict(
+                keys=("rollout.on_new_weights", "plan.num_ranks_per_replica.rollout"),
+                text=f"={how} is for replicas of one rank",
+            )
+
+    @property
+    def takes_weights(self) -> bool:
+        """Whether running completions go on with new weights."""
+        return self.rollout.on_new_weights != "finish"
+
+    @property
+    def has_prompts_by_rank(self) -> bool:
+        """Whether each rank of the rollout has its own prompts, all at once, so that a replay can repeat what it does
+        with them."""
+        return self.max_lateness > 0 or self.takes_weights
 
     @property
     def steps_ahead(self) -> int:

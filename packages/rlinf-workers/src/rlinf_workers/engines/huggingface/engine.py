@@ -92,9 +92,14 @@ class HuggingFaceEngine(ServedModule):
         if self._slots is not None:
             self._slots.weights_received(policy_version)
 
-    def interrupt(self) -> None:
+    @property
+    def num_steps(self) -> int:
+        """0 without `refill`: it cannot pause then."""
+        return 0 if self._slots is None else self._slots.num_steps
+
+    def interrupt(self, at_step: int = 0) -> None:
         if self._slots is not None:
-            self._slots.interrupt()
+            self._slots.interrupt(at_step)
 
     def pause(self, on_new_weights: OnNewWeights) -> list[Completions]:
         """Without `refill`, only `finish` is possible: a batch is generated within one call of `finished`."""

@@ -202,7 +202,11 @@ class Slots:
         self._version = -1
         self._on_new_weights: OnNewWeights = "keep"
         self._is_paused = False
+        self.num_steps = 0
+        """Decode steps so far; entering rows count as one if completions end with it."""
         self._is_interrupted = threading.Event()
+        self._stop_at: int | None = None
+        """`finished` returns at this number of steps."""
         AttentionInterface.register(ATTENTION, _attention)
 
     @property
@@ -282,18 +286,23 @@ class Slots:
         if self._is_paused:
             raise RuntimeError("the engine is paused; call resume() before finished()")
         while self.num_under_way:
-            if self._is_interrupted.is_set():
+            if self._is_interrupted.is_set() or self.num_steps == self._stop_at:
                 self._is_interrupted.clear()
+                self._stop_at = None
                 return []
             done = self._begin() or self._step()
+            self.num_steps += 1
             if done:
                 return done
         return []
 
     # -- new weights, and what outlives them -----------------------------------------------------------------------
 
-    def interrupt(self) -> None:
-        self._is_interrupted.set()
+    def interrupt(self, at_step: int) -> None:
+        if at_step > self.num_steps:
+            self._stop_at = at_step
+        else:
+            self._is_interrupted.set()
 
     @torch.no_grad()
     def pause(self, on_new_weights: OnNewWeights) -> list[Completions]:

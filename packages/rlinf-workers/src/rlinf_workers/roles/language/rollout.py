@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import queue
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,13 +23,14 @@ from rlinf_workers.engines.base import (
 )
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.engines.segments import extended
-from rlinf_workers.errors import WorkersError
+from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.execution.stage_calls import WHOLE_BATCH
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.sequences import fit_width
 from rlinf_workers.plugins import ENGINES
 from rlinf_workers.roles.language.late_groups import Departures, LateGroup, late_from_start
+from rlinf_workers.roles.language.new_weights import WeightTakes
 from rlinf_workers.roles.records.language import Prompt, SampleGroup, Segment
 from rlinf_workers.serving import ServingWorker
 from rlinf_workers.spans import now_ns
@@ -53,7 +53,7 @@ class RolloutSettings:
     engine_options: dict[str, bool | int | float | str] = field(default_factory=dict)
     """Further arguments of the engine's constructor."""
     on_new_weights: OnNewWeights = "finish"
-    """How running completions go on when new weights arrive."""
+    """How running completions go on when new weights arrive; finish: weights arrive between two stages alone."""
     max_lateness: int = 0
     """Steps by which a group may leave later than its prompt came in, so that a step does not wait for its slowest
     groups; 0: all groups leave in their step."""
@@ -78,11 +78,19 @@ class Rollout(ServingWorker):
         self._groups = OpenGroups(1)
         self._late: list[LateGroup] = []
         """Groups of earlier steps that are not whole, or had no place in the latest step."""
-        self._offers: queue.SimpleQueue[Callable[[], int]] = queue.SimpleQueue()
+        self._takes = WeightTakes()
+        if settings.on_new_weights != "finish" and not isinstance(self._engine, SupportsPause):
+            raise SettingsRefused(
+                f"{settings.engine} cannot pause, so on_new_weights={settings.on_new_weights} is not possible"
+            )
 
     def generate(self, prompts: Reader[Prompt], samples: Writer[SampleGroup]) -> None:
         """Stage: samples a group for each prompt and sends it when all its completions have ended."""
-        if self._settings.max_lateness and self.step.phase == "train":
+        is_training = self.step.phase == "train"
+        self._takes = (
+            self._begin_takes() if is_training and self._settings.on_new_weights != "finish" else WeightTakes()
+        )
+        if self._settings.max_lateness and is_training:
             return self._generate_as_finished(prompts, samples)
         for chunk in prompts:
             for groups in self.sample(chunk, partial(self._further_chunk, prompts)):
@@ -102,18 +110,15 @@ class Rollout(ServingWorker):
         groups = self._groups = OpenGroups(sampling.group_size)
         waiting = prompts
         while waiting or groups:
+            completions = self._take_due_weights()
             waiting = self._submit(waiting, further_prompts, groups, sampling)
             with self.asking():
-                completions = self._engine.finished()
-            while not self._offers.empty():
-                completions += self._take_weights(self._offers.get())
+                completions += self._engine.finished()
             finished = groups.add(completions)
             for group in finished:
                 self._record(group, (self.step.step, group.index))
             if finished:
                 yield finished
-        while not self._offers.empty():  # they came when the last completion had ended
-            self._take_weights(self._offers.get())
 
     def _generate_as_finished(self, prompts: Reader[Prompt], samples: Writer[SampleGroup]) -> None:
         """As many groups as there are prompts, in the order in which they become whole."""
@@ -150,9 +155,10 @@ class Rollout(ServingWorker):
                 ]
             if departures.all_left:
                 break
+            ended = self._take_due_weights()
             waiting = self._submit(waiting, None, groups, sampling)
             with self.asking():
-                ended = engine.finished()
+                ended += engine.finished()
         with self.asking():
             unfinished = engine.suspend()
             whole = groups.add(engine.finished())  # what has ended meanwhile
@@ -184,35 +190,59 @@ class Rollout(ServingWorker):
         """
         self._late = list(shares[self.rank])
 
-    def offer_weights(self, fill: Callable[[], int]) -> None:
-        """Has the running stage take new weights between two decode steps, with `on_new_weights`; the completions in
-        flight then go on. May be called from any thread while a stage generates.
+    # -- new weights in the middle of a stage ----------------------------------------------------------------------
 
-        Args:
-            fill: called by the stage's thread while the engine is paused; fills the weights and returns their version.
+    @property
+    def _pausing(self) -> SupportsPause:
+        """The engine, which can pause where weights are taken."""
+        assert isinstance(self._engine, SupportsPause), "the constructor refuses others"
+        return self._engine
+
+    def weights_offered(self) -> None:
+        if self._settings.on_new_weights != "finish":
+            self._pausing.interrupt()
+
+    def _begin_takes(self) -> WeightTakes:
+        recorded = None if self.recorded is None else [one for rank, one in self.recorded if rank == self.rank]
+        takes = WeightTakes.of_stage(self._pausing.num_steps, recorded)
+        self._interrupt_at(takes)
+        return takes
+
+    def _take_due_weights(self) -> list[Completions]:
+        """Takes the newest weights, or in a replay those that were taken at this decode step. Completions in flight go
+        on with them as `on_new_weights` says.
+
+        Returns: the completions that ended before the engine paused.
         """
-        self._offers.put(fill)
-        if isinstance(self._engine, SupportsPause):
-            self._engine.interrupt()
+        ended: list[Completions] = []
+        while self._takes.is_open:
+            num_steps = self._takes.num_steps(self._pausing.num_steps)
+            version = self._takes.due(num_steps, self.newer_version)
+            if version is None:
+                break
+            ended += self._take(version)
+            self.decide({"took": version, "after": num_steps})
+            self._interrupt_at(self._takes)
+        return ended
 
-    def _take_weights(self, fill: Callable[[], int]) -> list[Completions]:
-        """Returns the completions that ended before the engine was paused."""
-        engine, how = self._engine, self._settings.on_new_weights
-        completions: list[Completions] = []
-        if isinstance(engine, SupportsPause):
+    def _take(self, version: int) -> list[Completions]:
+        ended: list[Completions] = []
+
+        def pause() -> None:
             with self.asking():
-                completions += engine.pause(how)
-            self.weights_received(fill())
+                ended.extend(self._pausing.pause(self._settings.on_new_weights))
+
+        def resume() -> None:
             with self.asking():
-                engine.resume()
-            return completions
-        if how != "finish":
-            raise WorkersError(f"{self._settings.engine} cannot pause, so on_new_weights={how} is not possible")
-        with self.asking():
-            while ended := engine.finished():
-                completions += ended
-        self.weights_received(fill())
-        return completions
+                self._pausing.resume()
+
+        self.take_weights(version, pause=pause, resume=resume)
+        return ended
+
+    def _interrupt_at(self, takes: WeightTakes) -> None:
+        """Has the engine stop where the next recorded weights are due."""
+        if (step := takes.next_step) is not None:
+            self._pausing.interrupt(step)
 
     def _submit(
         self,
@@ -291,7 +321,6 @@ class Rollout(ServingWorker):
         with self.asking():
             self._engine.abandon()
         self._groups = OpenGroups(1)
-        self._offers = queue.SimpleQueue()
 
     def close(self) -> None:
         self._engine.close()

@@ -14,7 +14,7 @@ class StreamsSpec(WeightSyncSpec):
     memory."""
 
     def suits(self, ends: EdgeEnds) -> bool:
-        return not ends.are_local and (ends.on_gpus or not ends.share_nodes)
+        return not ends.are_local and (ends.on_gpus or not ends.share_nodes or not ends.same_versions)
 
     def settings(self, ends: EdgeEnds) -> dict[str, Any]:
         return {} if ends.are_local else {"host": own_address()}

@@ -37,7 +37,7 @@ def training_flow(config: ReasoningConfig, arguments: Mapping[str, Sequence[Any]
     flow = Flow(config.algorithm.name.rpartition(":")[2], max_staleness=config.steps_ahead)
     for role in ("rollout", *(("reference",) if config.has_reference_worker else ()), "reward", "actor"):
         flow.worker(role, WORKERS[role], *arguments.get(role, ()))
-    if config.max_lateness:  # each rank has its own prompts, all at once: then its choice is repeatable
+    if config.has_prompts_by_rank:
         add_generation(flow, config, dispatch="key", granularities=(0,))
     else:
         add_generation(flow, config)
@@ -56,7 +56,7 @@ def training_flow(config: ReasoningConfig, arguments: Mapping[str, Sequence[Any]
         granularities=actor_granularities(config),
         num_parts=config.actor.resolved_shards,
     )
-    return flow.weights("actor", to="rollout")
+    return flow.weights("actor", to="rollout", offers=config.takes_weights)
 
 
 def evaluation_flow(train: Flow, config: ReasoningConfig) -> Flow:

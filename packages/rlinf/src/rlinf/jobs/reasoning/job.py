@@ -157,7 +157,7 @@ class ReasoningJob(Job):
             return {}
         size = max(1, self.num_items // NUM_CHUNKS)
         stages = [placed.stage for placed in plan.stages if placed.stage != "actor"]
-        whole = {"rollout": 0} if self.config.max_lateness else {}
+        whole = {"rollout": 0} if self.config.has_prompts_by_rank else {}
         return {**dict.fromkeys(stages, size), **whole, "actor": actor_granularities(self.config)[0]}
 
     def build(self, folder: Path) -> Flows:
