@@ -32,6 +32,8 @@ class TrainedGroup:
     prompt: Prompt
     tokens: dict[int, int]
     """Policy version -> number of tokens that it sampled."""
+    rank: int = 0
+    """Rank of the rollout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ class TrainedStep:
     """Index and digest of each group that the reward has scored."""
     shares: dict[int, float]
     """Age -> share of the tokens, as the actor counted them; empty if max_staleness is 0."""
+    takes: list[tuple[int, int]] = field(default_factory=list)
+    """Ranks of the rollout and the versions that they took while they generated, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +94,10 @@ class Verdict:
 
     tokens_by_age: Counter[int] = field(default_factory=Counter)
     groups_by_lateness: Counter[int] = field(default_factory=Counter)
+    num_takes: int = 0
+    """Versions that were taken while completions ran."""
+    num_mixed_groups: int = 0
+    """Groups with tokens of several versions."""
     mistakes: list[str]
 
 
@@ -99,11 +107,13 @@ def check(folder: Path) -> Verdict:
 
 
 def verdict(run: FinishedRun) -> Verdict:
-    checks = (admission, tokens, batches, each_prompt_once, lateness, scores, shares)
+    checks = (admission, takes, tokens, batches, each_prompt_once, lateness, scores, shares)
     result = Verdict(mistakes=[mistake for one in checks for mistake in one(run)])
     for step in run.steps:
+        result.num_takes += len(step.takes)
         for group in step.groups:
             result.groups_by_lateness[step.step - group.prompt[0]] += 1
+            result.num_mixed_groups += len(group.tokens) > 1
         result.tokens_by_age += ages(run, step)
     return result
 
@@ -123,12 +133,38 @@ def admission(run: FinishedRun) -> Iterator[str]:
         previous = one.begun_after
 
 
+def takes(run: FinishedRun) -> Iterator[str]:
+    """Weights that were taken while completions ran are newer than those before, and were there."""
+    served = served_by_rank(run)
+    for one in run.steps:
+        for rank in {rank for rank, _ in one.takes}:
+            versions = served[rank, one.step]
+            if versions != sorted(set(versions)) or versions[-1] > one.step:
+                yield f"step {one.step}: rank {rank} took weights of {versions[1:]} steps after those of {versions[0]}"
+
+
+def served_by_rank(run: FinishedRun) -> dict[tuple[int, int], list[float]]:
+    """Rank of the rollout and step -> training steps behind the weights that it served, in order."""
+    ranks = {group.rank for one in run.steps for group in one.groups} | {
+        rank for one in run.steps for rank, _ in one.takes
+    }
+    served: dict[tuple[int, int], list[float]] = {}
+    for rank in ranks:
+        newest = 0.0
+        for one in run.steps:
+            taken = [run.num_trained(version) for taker, version in one.takes if taker == rank]
+            served[rank, one.step] = [max(newest, one.begun_after), *taken]
+            newest = served[rank, one.step][-1]
+    return served
+
+
 def tokens(run: FinishedRun) -> Iterator[str]:
     """No token is older than max_staleness, and each is of a version that was served while its group was under way."""
-    begun_after = {one.step: one.begun_after for one in run.steps}
+    served_in = served_by_rank(run)
     for one in run.steps:
         for group in one.groups:
-            served = {begun_after[step] for step in range(group.prompt[0], one.step + 1) if step in begun_after}
+            steps = range(group.prompt[0], one.step + 1)
+            served = {version for step in steps for version in served_in.get((group.rank, step), ())}
             for version in group.tokens:
                 trained = run.num_trained(version)
                 if not 0 <= one.step - trained <= run.max_staleness:
@@ -222,19 +258,21 @@ def _step(row: dict[str, Any], shares: dict[int, float]) -> TrainedStep:
     return TrainedStep(
         step=row["step"],
         begun_after=row["begun_after"],
-        groups=[_group(one) for _, one in decisions["rollout"]],
+        groups=[_group(one, rank) for rank, one in decisions["rollout"] if "group" in one],
+        takes=[(rank, one["took"]) for rank, one in decisions["rollout"] if "took" in one],
         scored=[(one["group"], one["samples"]) for _, one in decisions["reward"]],
         shares=shares,
     )
 
 
-def _group(decision: dict[str, Any]) -> TrainedGroup:
+def _group(decision: dict[str, Any], rank: int) -> TrainedGroup:
     step, index = decision["submitted"]
     return TrainedGroup(
         index=decision["group"],
         digest=decision["samples"],
         prompt=(step, index),
         tokens={int(version): count for version, count in decision["tokens"].items()},
+        rank=rank,
     )
 
 

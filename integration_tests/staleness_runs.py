@@ -84,12 +84,15 @@ class Draw:
     """And how much later."""
     victim: float
     """Which process, in [0, 1): the driver or a worker."""
+    on_new_weights: str
 
     def overrides(self) -> dict[str, Any]:
-        refill = {"rollout.engine_options": "{refill: true}"} if self.sampler == "as_finished" else {}
+        needs_refill = self.sampler == "as_finished" or self.on_new_weights != "finish"
+        refill = {"rollout.engine_options": "{refill: true}"} if needs_refill else {}
         return SETTINGS | refill | {
             "algorithm.max_staleness": self.max_staleness,
             "rollout.sampler": self.sampler,
+            "rollout.on_new_weights": self.on_new_weights,
             "rollout.num_prompts": self.num_prompts,
             "algorithm.group_size": self.group_size,
             "rollout.max_new_tokens": self.max_new_tokens,
@@ -120,6 +123,7 @@ def drawn(seed: int, number: int) -> Draw:
         after_step=draw.randint(1, num_steps - 3),
         delay_s=draw.uniform(0.0, 0.3),
         victim=draw.random(),
+        on_new_weights=draw.choice(["finish", "keep", "recompute"]) if max_staleness else "finish",
     )
 
 
@@ -145,6 +149,8 @@ def one_run(folder: Path, num_replayed: int, seed: int, number: int) -> dict[str
         row |= {
             "tokens_by_age": dict(outcome.tokens_by_age),
             "groups_by_lateness": dict(outcome.groups_by_lateness),
+            "num_takes": outcome.num_takes,
+            "num_mixed_groups": outcome.num_mixed_groups,
             "mistakes": outcome.mistakes + notes(output),
         }
         if number < num_replayed:

@@ -1,5 +1,6 @@
 """Recorded runs whose rewards are drawn at random: a replay ends with the same weights."""
 
+import json
 import os
 import signal
 
@@ -17,6 +18,7 @@ from command_line import (
     weights,
     worker_processes,
 )
+from staleness_checker import check
 
 REWARD = """
 import random
@@ -38,6 +40,7 @@ KEYS = TINY_SORT | {
 @pytest.fixture(autouse=True)
 def _reward(tmp_path, monkeypatch):
     (tmp_path / "random_reward.py").write_text(REWARD)
+    (tmp_path / "patient.py").write_text(PATIENT)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -62,6 +65,68 @@ def test_a_replay_ends_with_the_same_weights(tmp_path):
     result = replay(run, tmp_path / "other")
     assert result.returncode == 1
     assert "step 0 is not the recorded one: actor, weights of rank 0" in result.stderr
+
+
+PATIENT = """
+import threading
+
+from rlinf_workers.engines import HuggingFaceEngine
+from rlinf_workers.engines.huggingface.spec import SPEC
+
+WAITING_STEP = 8
+
+
+class Patient(HuggingFaceEngine):
+    spec = SPEC
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self._offered, self._first_version, self._step, self._begun = threading.Event(), None, None, 0
+        self._compute, self._slots._step = self._slots._step, self._compute_patiently
+
+    def submit(self, prompts, sampling, *, seed, step):
+        if sampling.temperature and step != self._step:
+            self._step, self._begun = step, self.num_steps
+            self._first_version = self._version if step == 0 else self._first_version
+        super().submit(prompts, sampling, seed=seed, step=step)
+
+    def weights_received(self, policy_version):
+        self._offered.clear()
+        super().weights_received(policy_version)
+
+    def interrupt(self, at_step=0):
+        super().interrupt(at_step)
+        if not at_step:
+            self._offered.set()
+
+    def _compute_patiently(self):
+        if self._step and self.num_steps == self._begun + WAITING_STEP:
+            assert self._version == self._first_version + self._step or self._offered.wait(300)
+        return self._compute()
+"""
+TAKES = KEYS | {
+    "algorithm.max_staleness": 1,
+    "rollout.engine": "patient:Patient",
+    "rollout.engine_options": "{refill: true}",
+    "rollout.on_new_weights": "keep",
+    "rollout.max_new_tokens": 12,
+    "run.evaluate_every": 100,
+    "run.checkpoint_every": 100,
+}
+"""Its engine waits in the middle of each step but the first until newer weights are there."""
+
+
+def takes_of(run):
+    record = [json.loads(line) for line in (run / "record.jsonl").read_text().splitlines()]
+    return [one for row in record for _, one in row["decisions"]["rollout"] if "took" in one]
+
+
+def test_completions_go_on_with_weights_that_come_meanwhile_and_are_replayed(tmp_path):
+    run = train_here("sort-grpo", tmp_path / "run", TAKES)
+    outcome = check(run)
+    assert outcome.mistakes == [] and outcome.num_takes == 5 and outcome.num_mixed_groups
+    assert_replayed(replay(run, tmp_path / "again"), tmp_path / "again", run, 6)
+    assert takes_of(tmp_path / "again") == takes_of(run)
 
 
 @pytest.mark.slow

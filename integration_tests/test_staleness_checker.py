@@ -55,6 +55,13 @@ def test_a_run_that_keeps_all_promises_has_no_mistakes():
     assert outcome.groups_by_lateness == {0: 4, 1: 2}
 
 
+def test_weights_that_are_taken_in_mid_stage_count():
+    first, second = STEPS[2].groups
+    groups = [replace(first, tokens={10: 2, 12: 3}), replace(second, tokens={12: 1, 14: 3})]
+    outcome = verdict(with_step(2, takes=[(0, 14)], groups=groups, shares={0: 3 / 9, 1: 4 / 9, 2: 2 / 9}))
+    assert (outcome.mistakes, outcome.num_takes, outcome.num_mixed_groups) == ([], 1, 2)
+
+
 FIRST, SECOND = STEPS[2].groups
 BROKEN = {
     "a step is missing": (replace(RUN, steps=STEPS[:2]), "the record has steps [0, 1] of 3"),
@@ -71,6 +78,18 @@ BROKEN = {
     "a version that was not served": (
         with_groups(2, FIRST, replace(SECOND, tokens={10: 4})),
         "step 2, group 1: tokens of version 10, which was not served",
+    ),
+    "a version that another rank took": (
+        with_step(2, takes=[(1, 14)], groups=[FIRST, replace(SECOND, tokens={14: 4})]),
+        "step 2, group 1: tokens of version 14, which was not served",
+    ),
+    "weights that are not newer": (
+        with_step(2, takes=[(0, 12)]),
+        "step 2: rank 0 took weights of [1.0] steps after those of 1",
+    ),
+    "weights that were not there": (
+        with_step(2, takes=[(0, 16)]),
+        "step 2: rank 0 took weights of [3.0] steps after those of 1",
     ),
     "a version between two steps": (
         with_groups(2, FIRST, replace(SECOND, tokens={11: 4})),
