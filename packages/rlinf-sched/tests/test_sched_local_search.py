@@ -219,3 +219,18 @@ def test_a_walk_is_the_same_each_time_and_loses_nothing(crowded: Problem):
     (first, best), again = walked(), walked()
     assert (first, best) == again
     assert best.step_s < first.step_s
+
+
+def test_what_a_descent_gave_up_can_still_be_timed(crowded: Problem):
+    """It stops timing a plan at the time of its best one, which says nothing about whether the plan fits."""
+    around, other = (LocalSearch(crowded, pools_of(crowded.cluster), num_plans=500) for _ in range(2))
+    first = around.time(tuple(StagePlacement(bits_of((i,)), 1, 1, False) for i in range(4)))
+    assert first is not None
+    best = around.descend(first, in_turn=True)
+    neighbours = [
+        (*best.placements[:s], best.placements[s]._replace(granularity=size), *best.placements[s + 1 :])
+        for s in range(4)
+        for size in (1, 2, 4, 8)
+    ]
+    again, alone = ([search.time(one) for one in neighbours] for search in (around, other))
+    assert [plan and plan.step_s for plan in again] == [plan and plan.step_s for plan in alone]
