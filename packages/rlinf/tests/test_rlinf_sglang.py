@@ -329,8 +329,9 @@ def test_an_environment_without_the_engine_is_refused_with_what_to_type(monkeypa
     with pytest.raises(UserError, match="sglang is not installed in the environment of") as caught:
         generation.check_installed(settings, None)
     assert "rlinf venv create sglang" in str(caught.value) and "--venvs.rollout sglang" in str(caught.value)
-    with pytest.raises(UserError, match="not installed in the environment of /envs/there/bin/python"):
+    with pytest.raises(UserError, match="not installed in the environment of /envs/there/bin/python") as caught:
         generation.check_installed(settings, interpreter(torch="2.13.0"))
+    assert "rlinf venv list" in str(caught.value) and "--venvs.rollout" not in str(caught.value)
     generation.check_installed(settings, interpreter(sglang=SGLANG_SPEC.known_versions[0]))
     with pytest.raises(UserError, match=r"has sglang 0\.1\.0; known to work: 0"):
         generation.check_installed(settings, interpreter(sglang="0.1.0"))
