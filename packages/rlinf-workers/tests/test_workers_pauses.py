@@ -249,6 +249,17 @@ def test_running_completions_enter_again_in_portions(model, monkeypatch):
         assert_bitwise_equal(actual[key].token_ids, part.token_ids)
 
 
+def test_an_interrupt_does_not_replace_one_at_a_later_step(model):
+    hf_engine = engine(model)
+    submit(hf_engine)
+    hf_engine.interrupt(2)
+    for _ in range(3):
+        hf_engine.interrupt()
+        assert hf_engine.finished() == []
+    assert (hf_engine.finished(), hf_engine.num_steps) == ([], 2)
+    assert hf_engine.finished() and hf_engine.num_steps > 2
+
+
 @pytest.mark.parametrize("how", ["keep", "recompute"])
 def test_weights_at_the_same_decode_step_give_the_same_completions(model, how):
     def completions(stop):

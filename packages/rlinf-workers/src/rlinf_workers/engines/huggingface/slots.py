@@ -286,9 +286,7 @@ class Slots:
         if self._is_paused:
             raise RuntimeError("the engine is paused; call resume() before finished()")
         while self.num_under_way:
-            if self._is_interrupted.is_set() or self.num_steps == self._stop_at:
-                self._is_interrupted.clear()
-                self._stop_at = None
+            if self._has_to_stop():
                 return []
             done = self._begin() or self._step()
             self.num_steps += 1
@@ -303,6 +301,15 @@ class Slots:
             self._stop_at = at_step
         else:
             self._is_interrupted.set()
+
+    def _has_to_stop(self) -> bool:
+        """Whether `interrupt` was called for this step; says so once."""
+        is_due = self.num_steps == self._stop_at
+        if is_due:
+            self._stop_at = None
+        is_interrupted = self._is_interrupted.is_set()
+        self._is_interrupted.clear()
+        return is_due or is_interrupted
 
     @torch.no_grad()
     def pause(self, on_new_weights: OnNewWeights) -> list[Completions]:
