@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -38,8 +37,6 @@ class RunExplanation:
     """Which process of a run waits for which, the root causes, and what they are doing."""
 
     snapshot: Snapshot
-    explained_s: float
-    """Unix time."""
     graph: WaitGraph
     looks: dict[str, Look]
     """Process -> what it is doing; including those without stacks."""
@@ -112,7 +109,7 @@ def explain(
             snapshot.processes,
         )
         by_name = {look.record.name: look for look in looks}
-    return RunExplanation(snapshot=snapshot, explained_s=time.time(), graph=graph, looks=by_name)
+    return RunExplanation(snapshot=snapshot, graph=graph, looks=by_name)
 
 
 def _may_meet(graph: WaitGraph, snapshot: Snapshot) -> set[str]:

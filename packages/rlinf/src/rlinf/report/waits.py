@@ -209,8 +209,6 @@ def _groups(flow: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 class _BusySteps:
     """When the workers of both sides compute, by step."""
 
-    durations_s: Mapping[int, float]
-    """Step -> its duration, of the newest steps."""
     extents: Mapping[int, _Interval]
     """Step -> its first and last computation, on any worker."""
     busy: Mapping[tuple[str, int], Sequence[_Interval]]
@@ -247,7 +245,7 @@ class _BusySteps:
             if cls.group(span.worker) in groups:
                 busy[span.worker, step].append((span.start_s, span.end_s))
                 lanes.setdefault(span.worker, span)
-        return cls(durations_s=durations_s, extents=extents, busy=busy, lanes=lanes)
+        return cls(extents=extents, busy=busy, lanes=lanes)
 
     @staticmethod
     def group(worker: str) -> str:
