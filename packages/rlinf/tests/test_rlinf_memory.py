@@ -50,6 +50,12 @@ def config_of(*overrides: str) -> ReasoningConfig:
     return config
 
 
+def test_a_micro_batch_has_at_most_the_groups_of_a_shard():
+    lengths = Lengths(mean_tokens=10, limit_tokens=20, group_size=4)
+    job = JobShape(lengths=lengths, num_groups=8, num_shards=2, micro_batch_groups=16)
+    assert passes_of_micro_batch(job) == passes_of_micro_batch(replace(job, micro_batch_groups=4))
+
+
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "head_dim": 16}
 
 

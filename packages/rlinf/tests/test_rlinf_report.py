@@ -319,6 +319,14 @@ def test_steps_with_something_between_them_are_not_drawn_as_one_stretch(tmp_path
     assert [step for step, _, _ in window.steps] == [3]
 
 
+def test_a_step_that_ends_within_the_next_one_is_not_drawn_with_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_steps=2)
+    folder.trace([span("actor", "actor/0", 112, 6, 0)])  # step 1 begins at 110
+    window = last_steps(read_run(folder.path))
+    assert window is not None
+    assert [step for step, _, _ in window.steps] == [1]
+
+
 def test_what_later_steps_compute_meanwhile_is_drawn(tmp_path: Path) -> None:
     """Generation of each step while the step before trains."""
     folder = make_run(tmp_path / "run", num_steps=1)
