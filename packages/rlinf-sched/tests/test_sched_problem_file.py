@@ -155,6 +155,14 @@ def instance(tree: dict, name: str) -> dict:
     return at(tree, "profiles", "stages", name, "instances", 0)
 
 
+def links(tree: dict, **values: float) -> None:
+    tree["cluster"].setdefault("links", {}).update(values)
+
+
+def costs(tree: dict, **values: Any) -> None:
+    tree["profiles"]["stages"]["rollout"].setdefault("costs", {}).update(values)
+
+
 def make_cycle(tree: dict) -> None:
     tree["flow"]["feeds"] = []
     stage(tree, 0).update(reads=["replies"], writes=["samples", "calls"])
@@ -218,6 +226,15 @@ BAD_INPUT: list[tuple[Callable[[dict], Any], str]] = [
     (lambda t: instance(t, "rollout").update(state_bytes="much"), "state_bytes='much' is no size; write a number"),
     (lambda t: instance(t, "rollout").update(state_bytes="9999999PB"), "is beyond 2**63 bytes"),
     (lambda t: t["profiles"]["stages"]["actor"].update(rounds=2), "rounds=2, but the stage is in no cycle; use 1"),
+    (lambda t: links(t, node_bytes_per_s=0), "cluster.links.node_bytes_per_s=0.0 must be positive"),
+    (lambda t: links(t, sync_bytes_per_s=0), "cluster.links.sync_bytes_per_s=0.0 must be positive"),
+    (lambda t: links(t, latency_s=-1), "cluster.links.latency_s=-1.0 must not be negative"),
+    (lambda t: stage(t, 0).update(num_parts=-1), "stage 'rollout': num_parts=-1 must not be negative"),
+    (lambda t: stage(t, 0).update(devices_per_rank=-1), "stage 'rollout': devices_per_rank=-1 must not be negative"),
+    (lambda t: t["flow"]["weight_edges"][0].update(kept_bytes=-1), "kept_bytes=-1 must not be negative"),
+    (lambda t: costs(t, spread="samples"), "costs.samples is empty; give measured costs or use another spread"),
+    (lambda t: costs(t, spread="samples", samples=[1, 0]), "costs.samples must be positive; found 0"),
+    (lambda t: costs(t, longest=0.5), "costs.longest=0.5 must be at least 1, the mean"),
 ]
 
 
