@@ -20,7 +20,7 @@ from rlinf.processes.env_vars import worker_env_vars
 from rlinf_workers.launchers import worker_variables
 
 AMD_DEVICE = Path("/dev/kfd")
-FIRST = "rlinf.processes.fork_server_child"
+FIRST, LAST = "rlinf.processes.fork_server_child", "rlinf.processes.fork_server_frozen"
 
 
 def start(config: JobConfig) -> bool:
@@ -33,6 +33,6 @@ def start(config: JobConfig) -> bool:
     with worker_variables(worker_env_vars(config.cluster)):  # libraries read them on import
         # Before Python 3.10.9 and 3.11.1 the server accepts code from every user of the machine (CVE-2022-42919).
         multiprocessing.util.abstract_sockets_supported = False
-        multiprocessing.set_forkserver_preload([FIRST, *job_spec(config).preload(config)])
+        multiprocessing.set_forkserver_preload([FIRST, *job_spec(config).preload(config), LAST])
         forkserver.ensure_running()
     return True
