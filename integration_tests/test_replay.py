@@ -64,7 +64,7 @@ def test_a_replay_ends_with_the_same_weights(tmp_path):
     (run / "record.jsonl").write_text(record.replace('"value": 0.', '"value": 0.1', 1))
     result = replay(run, tmp_path / "other")
     assert result.returncode == 1
-    assert "step 0 is not the recorded one: actor, weights of rank 0" in result.stderr
+    assert "step 0 is not the recorded one: actor, weights: " in result.stderr
 
 
 PATIENT = """

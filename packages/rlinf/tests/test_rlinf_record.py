@@ -28,11 +28,24 @@ def test_steps_are_read_back_and_compared(tmp_path):
     assert RunRecord(tmp_path).num_steps == resumed.num_steps == 2, "what follows a different step is dropped"
 
 
+def trained(*digests: str) -> RecordedStep:
+    decisions = {"actor": [(rank, {"weights": digest}) for rank, digest in enumerate(digests)]}
+    return RecordedStep(begun_after=0, decisions=decisions)
+
+
+def test_weights_of_which_every_rank_has_a_copy_are_compared_over_any_number_of_ranks(tmp_path):
+    RunRecord(tmp_path).add(0, trained("a", "a"))
+    assert RunRecord(tmp_path, must_match=True).add(0, trained("a")) == ""
+    for different in (trained("b"), trained("a", "b")):
+        assert RunRecord(tmp_path, must_match=True).add(0, different).startswith("actor, weights: ")
+
+
 def test_pauses_are_where_the_recorded_steps_had_them(tmp_path):
     record = RunRecord(tmp_path)
     for number, after in enumerate((0, 0, 1, 3, 3)):
         record.add(number, step(after))
     assert [record.next_pause(number) for number in range(6)] == [3, 3, 3, 5, 5, None]
+    assert [record.begun_after(number) for number in range(6)] == [0, 0, 1, 3, 3, None]
 
 
 def test_a_replay_needs_a_record_and_a_checkpoint(tmp_path):
@@ -40,5 +53,8 @@ def test_a_replay_needs_a_record_and_a_checkpoint(tmp_path):
         replay_of(tmp_path, 0)
     RunRecord(tmp_path).add(0, step(0))
     assert replay_of(tmp_path, 0).checkpoint is None
+    assert not replay_of(tmp_path, 0).overlaps
+    RunRecord(tmp_path).add(1, step(0))
+    assert replay_of(tmp_path, 0).overlaps
     with pytest.raises(UserError, match="no checkpoint after so few steps"):
         replay_of(tmp_path, 3)

@@ -17,6 +17,7 @@ from rlinf.loop.session import Session
 from rlinf.machine import Machine
 from rlinf.planning.plans import make_plans
 from rlinf.program.recipe import make_workers
+from rlinf.run_folder.record import RecordedStep, RunRecord
 
 JOBS: dict[str, Any] = {"sort-grpo": ReasoningJob, "env-ppo": EmbodiedJob}
 MACHINE = Machine(num_cpus=3, memory_bytes=1 << 34, gpus=())
@@ -34,20 +35,23 @@ class WatchedExecutor:
         self.num_under_way += 1
         self.events.append(f"begin {context.step}")
 
+    def steps_ahead(self, flow: Any) -> int:
+        return flow.max_staleness
+
     def finish(self, timeout_s: float) -> Any:
         self.num_under_way -= 1
         self.events.append("finish")
-        return SimpleNamespace(duration_s=1.0, spans=[])
+        return SimpleNamespace(duration_s=1.0, spans=[], decisions={})
 
 
-def events(max_staleness: int, steps: range, until: int) -> list[str]:
-    """What a session asks of its executor during these steps."""
+def events(max_staleness: int, steps: range, until: int, record: RunRecord | None = None) -> list[str]:
+    """The calls of a session to its executor during these steps."""
     unchecked: Any = SimpleNamespace
     executor: Any = WatchedExecutor()
     job = unchecked(config=unchecked(seed=0), feeds=lambda step: {"prompts": [step]})
     flows = unchecked(train=unchecked(name="grpo", max_staleness=max_staleness))
     folder, progress = unchecked(trace=lambda events: None), unchecked(doing=lambda what: nullcontext(), total=9)
-    session = Session(job, flows, executor, folder, progress, Deadlines(None))
+    session = Session(job, flows, executor, folder, progress, Deadlines(None), record)
     for step in steps:
         session.train(step, predicted_s=None, until=until)
     assert session.num_ahead == 0
@@ -58,6 +62,16 @@ def test_steps_begin_as_early_as_the_bound_and_the_next_pause_allow():
     assert events(0, range(3), 3) == ["begin 0", "finish", "begin 1", "finish", "begin 2", "finish"]
     assert events(1, range(3), 3) == ["begin 0", "begin 1", "finish", "begin 2", "finish", "finish"]
     assert events(8, range(4, 6), 6) == ["begin 4", "begin 5", "finish", "finish"]
+
+
+def test_recorded_steps_begin_when_the_record_says(tmp_path):
+    record = RunRecord(tmp_path)
+    for step, begun_after in enumerate((0, 0, 1, 3)):
+        record.add(step, RecordedStep(begun_after=begun_after, decisions={}))
+    replay = RunRecord(tmp_path, must_match=True)
+    expected = ["begin 0", "begin 1", "finish", "begin 2", "finish", "finish", "begin 3", "finish"]
+    assert events(3, range(4), 4, replay) == expected
+    assert replay.num_equal == 4
 
 
 def test_one_step_of_staleness_is_generation_ahead_and_the_rest_is_for_late_groups():

@@ -298,6 +298,12 @@ class Executor:
         """The running worker group of that name."""
         return self._groups[name]
 
+    def steps_ahead(self, flow: Flow) -> int:
+        """Steps by which generation runs ahead of training under the present plan of an open flow; at most its
+        max_staleness."""
+        planned = self._open[flow.name].planned
+        return planned.plan.steps_ahead(planned.graph)
+
     def shared_folder(self, num_bytes: int) -> Path | None:
         """An empty folder in the shared memory of the driver's node, which the caller deletes, or else the end of the
         executor; None if there is no room for so many bytes."""
@@ -792,12 +798,13 @@ def _stage_states(run: _UnderWay) -> Iterator[StageState]:
 
 def _steps_ahead(under_way: Sequence[_UnderWay]) -> StepsAhead | None:
     """How far generation is ahead; None for a flow whose runs do not overlap."""
-    graph, newest = under_way[0].planned.graph, under_way[-1]
-    if not graph.max_staleness:
+    planned, newest = under_way[0].planned, under_way[-1]
+    graph = planned.graph
+    if not (max_staleness := planned.plan.steps_ahead(graph)):
         return None
     running = {graph.stage(name).worker for name, _, future in newest.stage_calls if not _has_returned(future)}
     return StepsAhead(
-        max_staleness=graph.max_staleness,
+        max_staleness=max_staleness,
         num_under_way=len(under_way),
         idle=tuple(dict.fromkeys(edge.target for edge in graph.weight_edges if edge.target not in running)),
     )

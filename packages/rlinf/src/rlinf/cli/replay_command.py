@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     replay = replay_of(args.run_folder, args.from_step)
     config = load_for_resume(args.run_folder, parse_overrides([*args.overrides, "--run.loggers", "[]"]))
     config = config.model_copy(update={"name": f"{config.name}-replay"})
+    if config.mode == "auto" and replay.overlaps:  # what it would plan, and when, depends on times
+        config = config.model_copy(update={"mode": "disaggregated"})
     folder = args.output or new_folder(config.name)
     check_empty(folder)
     result = run_training(

@@ -141,8 +141,8 @@ class Session:
         self._progress.warning(verdict.text)
 
     def train(self, step: int, *, predicted_s: float | None, until: int | None = None) -> FlowRun:
-        """Runs a training step; `step` counts the steps done before it. If the flow lets generation run ahead, the next
-        steps begin meanwhile.
+        """Runs a training step; `step` counts the steps done before it. If the plan lets generation run ahead, the next
+        steps begin meanwhile; those of a record when the record says.
 
         Args:
             until: the first step that may not begin yet; None: the one after this.
@@ -150,7 +150,9 @@ class Session:
         Raises: as `run_flow`.
         """
         flow, until = self._flows.train, step + 1 if until is None else until
-        for following in range(step + self.num_ahead, min(until, step + flow.max_staleness + 1)):
+        for following in range(step + self.num_ahead, min(until, step + self.executor.steps_ahead(flow) + 1)):
+            if self._record is not None and (self._record.begun_after(following) or 0) > step:
+                break
             self._begun_after[following] = step
             self._begin(flow, following, self._job.feeds(following), "train", self._record)
         run = self._finish(flow, step, "train", predicted_s)

@@ -59,6 +59,11 @@ class RunRecord:
         recorded = self._steps.get(step)
         return None if recorded is None else recorded.decisions
 
+    def begun_after(self, step: int) -> int | None:
+        """How many steps had ended when a step began; None: it is not in the record."""
+        recorded = self._steps.get(step)
+        return None if recorded is None else recorded.begun_after
+
     def next_pause(self, step: int) -> int | None:
         """The first later step that began when all before it had ended; None: the record does not say."""
         pauses = (later for later, one in self._steps.items() if later > step and one.begun_after == later)
@@ -96,6 +101,11 @@ class Replay:
     """Its folder."""
     checkpoint: Path | None
     """Where the replay begins; None: where the run did."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether steps of the record overlapped."""
+        return any(row["begun_after"] < row["step"] for row in iter_rows(self.run / RECORD))
 
     def copy_to(self, folder: Path, row_files: Collection[str]) -> None:
         """Copies the record and the checkpoint into the folder of the replay, with all rows of these files."""
@@ -149,10 +159,15 @@ def _difference(recorded: RecordedStep, new: RecordedStep) -> str:
 
 
 def _by_subject(decisions: Decisions) -> dict[str, Any]:
-    """The decisions by what they are about. Groups are the same whichever rank has had them."""
+    """The decisions by what they are about. Groups are the same whichever rank has had them, and so are weights of
+    which every rank has a copy."""
     by_subject: dict[str, Any] = {}
     for rank, one in decisions:
         for what, value in one.items():
+            if what == "weights":
+                digests = by_subject.setdefault("weights", [])
+                digests += [value] * (value not in digests)
+                continue
             about = f"group {one['group']:06}" if "group" in one else f"rank {rank}"
             by_subject.setdefault(f"{what} of {about}", []).append(value)
     return by_subject
