@@ -14,9 +14,9 @@ from rlinf.errors import UserError
 from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.loop.plan_times import RECENT_STEPS, PlanHistory, PlanTimes, busy_seconds
 from rlinf.machine import Machine
-from rlinf.planning import auto_mode
+from rlinf.planning import auto_mode, plans
 from rlinf.planning.auto_mode import AutoMode
-from rlinf.planning.plans import make_plans, moved_stages, placements_to_measure, plans_of_problem
+from rlinf.planning.plans import make_plans, moved_stages, placements_to_measure, plans_of_problem, steps_ahead
 from rlinf_sched import Cluster, InstanceProfile, Links, Problem, Profiles, StageProfile, TimePoint
 from rlinf_workers import COMPUTE_SPAN, SYNC_SPAN, FlowRun, Span
 
@@ -342,6 +342,32 @@ def test_a_plan_whose_steps_overlap_is_taken_where_it_is_the_fastest():
     assert plan.prediction.step_s == pytest.approx(0.02 * NUM_ITEMS, rel=0.05), "as long as one of the two stages"
 
 
+@pytest.mark.parametrize(("gain", "expected"), [(0.03, 3), (0.015, 1)])
+def test_generation_runs_no_further_ahead_than_pays(monkeypatch, gain, expected):
+    """The steps of 1 and 2 are predicted to take longer than those of 3 by that share."""
+    auto = Auto("--algorithm.max_staleness", "3")
+    predicted = plans.simulate
+
+    def simulate(problem, plan):
+        timeline = predicted(problem, plan)
+        return SimpleNamespace(step_s=timeline.step_s * (1.0 + gain * (problem.flow.max_staleness < 3)))
+
+    monkeypatch.setattr(plans, "simulate", simulate)
+    planned = plans_of_problem(auto.job, auto.flows, without_gain_from_ranks(auto, EQUAL_S))
+    plan = planned.plans["grpo"]
+    assert plan.prediction is not None and planned.problem is not None
+    assert plan.prediction.max_staleness == planned.problem.flow.max_staleness == expected
+    assert plan.steps_ahead(auto.flows.train.graph()) == expected
+
+
+def test_steps_do_not_overlap_for_a_negligible_gain(monkeypatch):
+    auto = Auto("--algorithm.max_staleness", "2")
+    monkeypatch.setattr(plans, "NEGLIGIBLE", 1.1)
+    planned = plans_of_problem(auto.job, auto.flows, without_gain_from_ranks(auto, EQUAL_S))
+    assert planned.problem is not None and planned.problem.flow.max_staleness == 0
+    assert steps_ahead(planned.plans["grpo"], auto.flows.train.graph()) == 0
+
+
 def test_a_collocated_plan_that_is_faster_is_taken_and_predicted_without_overlap():
     """Training takes much longer than generation, and two ranks halve it."""
     auto = Auto("--algorithm.max_staleness", "1")
@@ -360,7 +386,7 @@ def test_steps_overlap_once_the_run_has_moved_to_such_a_plan(monkeypatch):
     monkeypatch.setattr(auto.mode, "measure", lambda executor: SimpleNamespace(problem=problem))
     planned = auto.better()
     assert planned is not None and planned.plans["grpo"].mode == "disaggregated"
-    assert "its steps overlap (max_staleness 2): rollout on device 0" in auto.told[-1]
+    assert "its steps overlap (1 step ahead, of at most 2): rollout on device 0" in auto.told[-1]
     assert auto.mode.probes and not auto.mode.overlaps, "a placement is measured without overlap"
     while auto.mode.probes:
         auto.observe(step_run(rollout=1, actor=1))
@@ -375,4 +401,4 @@ def test_a_profile_lets_steps_overlap_from_the_beginning(tmp_path):
     (tmp_path / "problem.json").write_text(problem.to_json())
     auto = Auto("--algorithm.max_staleness", "1", "--plan.profile", str(tmp_path / "problem.json"))
     assert auto.mode.overlaps
-    assert auto.told[0].startswith("auto: disaggregated; its steps overlap (max_staleness 1)")
+    assert auto.told[0].startswith("auto: disaggregated; its steps overlap (1 step ahead): ")

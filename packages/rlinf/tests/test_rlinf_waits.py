@@ -7,6 +7,7 @@ import pytest
 
 from rlinf.cli.main import main
 from rlinf.report import write_report
+from rlinf.report.page import render
 from rlinf.report.records import read_run
 from rlinf.report.timeline import draw_timeline, last_steps
 from rlinf.report.waits import Waits, read_waits
@@ -106,6 +107,17 @@ def test_without_overlap_both_sides_wait_and_a_larger_k_is_advised(tmp_path: Pat
     assert waits.share("actor", "samples") == pytest.approx(0.5, abs=0.01)
     assert waits.share("rollout", "weights") == pytest.approx(0.5, abs=0.01)
     assert waits.advice().endswith("algorithm.max_staleness 1.")
+
+
+def test_the_steps_ahead_are_those_of_the_plan(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", pipelined(2.0, 2.0, 0), max_staleness=2)
+    plan = json.loads((path / "plan.json").read_text())
+    (path / "plan.json").write_text(json.dumps(plan | {"prediction": {"max_staleness": 0}}))
+    records = read_run(path)
+    waits = read_waits(records)
+    assert waits is not None and waits.share("rollout", "weights") == pytest.approx(0.5, abs=0.01)
+    assert waits.advice().endswith("Mode auto chose 0 as the steps ahead; with mode disaggregated they are 2.")
+    assert "Generation runs 0 steps ahead of training, of at most 2." in render(records)
 
 
 def test_equal_sides_that_overlap_need_no_change(tmp_path: Path) -> None:

@@ -150,6 +150,11 @@ class Plan:
         raise_problems(PlanError, subject, _placement_problems(self, graph, cluster))
         raise_problems(PlanError, subject, _turn_problems(self, graph))
 
+    def steps_ahead(self, graph: FlowGraph) -> int:
+        """Steps by which generation runs ahead of training: as predicted, or as many as the flow allows if nothing was
+        predicted."""
+        return graph.max_staleness if self.prediction is None else self.prediction.max_staleness
+
     def to_json(self) -> str:
         """The plan as JSON text: keys sorted, versioned ("format": 1), equal plans give equal text."""
         return strict_json.dump(self, format_version=FORMAT_VERSION)

@@ -15,8 +15,8 @@ from rlinf.planning.plans import (
     as_run,
     complete_problem,
     moved_stages,
-    overlaps,
     plans_of_problem,
+    steps_ahead,
 )
 from rlinf_sched import DriftDetector, DriftMonitor, Plan, Problem, SchedError, index_ranges
 from rlinf_workers import Executor, FlowRun, Measured, Profiler, probe_plans
@@ -79,7 +79,7 @@ class AutoMode:
     @property
     def overlaps(self) -> bool:
         """Whether the next steps may overlap: not while a placement is measured."""
-        return not self.probes and overlaps(self.plan, self._flows.train.graph())
+        return not self.probes and steps_ahead(self.plan, self._flows.train.graph()) > 0
 
     @property
     def problem(self) -> Problem | None:
@@ -191,7 +191,7 @@ class AutoMode:
     def _overlap_text(self, plan: Plan) -> str:
         """How steps overlap under the plan; empty if they do not."""
         graph = self._flows.train.graph()
-        if not overlaps(plan, graph):
+        if not (ahead := steps_ahead(plan, graph)):
             return ""
         places = "; ".join(
             f"{stage.stage} on device{'s' if len(stage.devices) > 1 else ''} {index_ranges(stage.devices)}, "
@@ -199,4 +199,5 @@ class AutoMode:
             for stage in plan.stages
             if stage.devices
         )
-        return f"; its steps overlap (max_staleness {graph.max_staleness}): {places}"
+        bound = f", of at most {graph.max_staleness}" if graph.max_staleness > 1 else ""
+        return f"; its steps overlap ({ahead} step{'s' if ahead > 1 else ''} ahead{bound}): {places}"

@@ -25,8 +25,13 @@ from rlinf_sched import (
     best_plan as make_plan,
     plan_for_mode,
     read_problem,
+    simulate,
 )
 from rlinf_workers import Flow
+
+NEGLIGIBLE = 0.02
+"""Share of a step's predicted time that running further ahead has to save: samples of newer weights are better, and
+predictions are less exact than this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +91,8 @@ def placements_to_measure(job: Job, flows: Flows) -> list[RunPlans]:
 
 def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> RunPlans:
     """The training flow by the planner. If steps may overlap, the best plan without overlap is compared with the best
-    one whose generation and training have separate devices, predicted with overlap.
+    one whose generation and training have separate devices, predicted with overlap; generation runs ahead of training
+    no further than pays.
 
     Raises: UserError if nothing fits, or what fits does not suit the job.
     """
@@ -94,7 +100,7 @@ def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> RunPlans:
         graph = flows.train.graph()
         plan = make_plan(_with_staleness(problem, 0))
         if graph.max_staleness and problem.cluster.num_devices > 1:
-            plan = min(plan, _overlapping_plan(problem, graph) or plan, key=_step_s)
+            plan = _with_overlap_if_faster(problem, plan, graph.max_staleness)
         problem = as_run(problem, plan, graph)
         _check_cycles(plan, problem.flow)
         if job.memory is not None:
@@ -104,12 +110,20 @@ def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> RunPlans:
         raise UserError(f"mode=auto: {error}", hint="choose a mode by hand") from error
 
 
-def _overlapping_plan(problem: Problem, graph: FlowGraph) -> Plan | None:
-    """The best plan whose steps overlap; None: nothing fits."""
+def _with_overlap_if_faster(problem: Problem, plan: Plan, max_staleness: int) -> Plan:
+    """The plan, or the best one whose steps overlap if they are shorter by more than `NEGLIGIBLE`. Its generation runs
+    ahead by the fewest steps, up to max_staleness, that cost no more than `NEGLIGIBLE`."""
     try:
-        return make_plan(_with_staleness(problem, graph.max_staleness), ["disaggregated"])
+        furthest = make_plan(_with_staleness(problem, max_staleness), ["disaggregated"])
     except InfeasibleError:
-        return None
+        return plan
+    limit_s = (1.0 + NEGLIGIBLE) * _step_s(furthest)
+    if _step_s(plan) <= limit_s:
+        return plan
+    for fewer in range(1, max_staleness):
+        if simulate(_with_staleness(problem, fewer), furthest).step_s <= limit_s:
+            return make_plan(_with_staleness(problem, fewer), ["disaggregated"])
+    return furthest
 
 
 def moved_stages(before: Plan, after: Plan) -> set[str]:
@@ -131,13 +145,13 @@ def _with_staleness(problem: Problem, max_staleness: int) -> Problem:
 
 
 def as_run(problem: Problem, plan: Plan, graph: FlowGraph) -> Problem:
-    """The problem as a plan runs it: where generation and training share devices, steps do not overlap."""
-    return _with_staleness(problem, graph.max_staleness if overlaps(plan, graph) else 0)
+    """The problem as a plan runs it."""
+    return _with_staleness(problem, steps_ahead(plan, graph))
 
 
-def overlaps(plan: Plan, graph: FlowGraph) -> bool:
-    """Whether steps overlap under the plan."""
-    return graph.max_staleness > 0 and not _shared_devices(plan, graph)
+def steps_ahead(plan: Plan, graph: FlowGraph) -> int:
+    """Steps by which generation runs ahead of training under the plan; 0 where they share devices."""
+    return 0 if _shared_devices(plan, graph) else plan.steps_ahead(graph)
 
 
 def _shared_devices(plan: Plan, graph: FlowGraph) -> list[int]:

@@ -21,7 +21,7 @@ from rlinf.report.metric_names import SCORES, curves, score_name
 from rlinf.report.records import WORST, RunRecords, read_run
 from rlinf.report.samples import samples
 from rlinf.report.timeline import describe_busy, draw_timeline, last_steps
-from rlinf.report.waits import WAIT, Waits, find_waits
+from rlinf.report.waits import WAIT, Waits, find_waits, steps_ahead
 from rlinf.report.waits_section import draw_waits
 from rlinf.run_folder.rows import write_file
 from rlinf_sched.explain import gib, seconds
@@ -302,8 +302,17 @@ def _plan(records: RunRecords) -> str:
     return html.section(
         f"Plan: {records.plan.get('mode', 'by hand')}",
         html.plan_table(records.plan, records.flow),
-        note=f"{reason[:1].upper()}{reason[1:]}." if reason else "",
+        note=(f"{reason[:1].upper()}{reason[1:]}." if reason else "") + _ahead_text(records),
     )
+
+
+def _ahead_text(records: RunRecords) -> str:
+    """How far the planner lets generation run ahead, and the bound; empty where it had no choice."""
+    bound = int(records.flow.get("max_staleness", 0))
+    if not bound or not records.plan.get("prediction"):
+        return ""
+    ahead = steps_ahead(records)
+    return f" Generation runs {ahead} step{'' if ahead == 1 else 's'} ahead of training, of at most {bound}."
 
 
 def _plan_times(records: RunRecords) -> str:

@@ -98,6 +98,9 @@ class Waits:
     duration_s: float
     """From the end of the step before them to the end of the last one."""
     max_staleness: int
+    """Steps by which generation runs ahead of training under the plan of the run."""
+    bound: int
+    """Steps by which it may."""
     generation: tuple[str, ...]
     """Worker groups that generate."""
     training: tuple[str, ...]
@@ -127,6 +130,11 @@ class Waits:
                 f"No step is under way {paused:.0%} of the time: evaluate and save less often (run.evaluate_every, "
                 "run.checkpoint_every)."
             )
+        if min(generating, learning) >= MIN_SHARE and self.max_staleness < self.bound:
+            return (
+                f"Both sides wait: {waits}. Mode auto chose {self.max_staleness} as the steps ahead; with "
+                f"mode disaggregated they are {self.bound}."
+            )
         if min(generating, learning) >= MIN_SHARE and self.max_staleness < LARGEST_STALENESS:
             return f"Both sides wait: {waits}. Let steps overlap more: algorithm.max_staleness {more}."
         if learning >= MIN_SHARE:
@@ -140,6 +148,13 @@ class Waits:
                 f"samples: give {training} a further device (plan.devices)."
             )
         return f"Nothing to change: {waits}."
+
+
+def steps_ahead(records: RunRecords) -> int:
+    """Steps by which generation runs ahead of training under the run's plan; see `rlinf_sched.Plan.steps_ahead`."""
+    bound = int(records.flow.get("max_staleness", 0))
+    prediction = records.plan.get("prediction") or {}
+    return min(bound, int(prediction.get("max_staleness", bound)))
 
 
 def find_waits(records: RunRecords) -> Waits | None:
@@ -167,7 +182,7 @@ def read_waits(records: RunRecords) -> Waits | None:
     ]
     if not all(devices) or devices[0] & devices[1]:
         return None
-    busy = _BusySteps.read(records, {*generation, *training}, max_staleness := int(flow.get("max_staleness", 0)))
+    busy = _BusySteps.read(records, {*generation, *training}, max_staleness := steps_ahead(records))
     if len(steps := busy.consecutive()) < 2:
         return None
     workers: dict[str, set[str]] = defaultdict(set)
@@ -191,6 +206,7 @@ def read_waits(records: RunRecords) -> Waits | None:
         steps=counted,
         duration_s=busy.end_s(steps[-1]) - busy.end_s(steps[0]),
         max_staleness=max_staleness,
+        bound=int(flow.get("max_staleness", 0)),
         generation=present[0],
         training=present[1],
         waits=tuple(waits),
