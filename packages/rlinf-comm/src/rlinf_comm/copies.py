@@ -222,9 +222,6 @@ class DigestTable:
         if self.buffer_bytes is not None:
             _array(self, "buffer_bytes", np.int64, (np.size(self.buffer_bytes),))
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
     @classmethod
     def of(
         cls, boxes: Sequence[StridedBox], *, num_digests: int | None = None, buffer_bytes: Sequence[int] | None = None

@@ -59,11 +59,6 @@ class ReshardExecutor:
         """The source ranks that are read."""
         return sorted({rank for rank, _ in self._sources})
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that a run writes."""
-        return int((self._plan.bytes_of_moves * (self._plan.table.dst_rank == self._dst_rank)).sum())
-
     def run(
         self,
         sources: Sequence[Mapping[str, torch.Tensor]] | Mapping[int, Mapping[str, torch.Tensor]],

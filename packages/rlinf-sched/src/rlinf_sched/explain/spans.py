@@ -39,9 +39,6 @@ class Spans:
     num_items: np.ndarray
     """[n] integers, items of the span's hand-over; 0 where it has none."""
 
-    def __len__(self) -> int:
-        return len(self.stage)
-
     def is_kind(self, *kinds: str) -> np.ndarray:
         """bool [n]."""
         return np.isin(self.kind, [KINDS.index(kind) for kind in KINDS if kind in kinds])
