@@ -183,10 +183,57 @@ def test_reasoning_values_that_do_not_go_together(line: str, expected: str):
             "--env.eval_seed=2147483600",
             "env.eval_seed=2147483600 + env.num_eval_episodes=100 exceeds 2**31, where the seeds of training begin",
         ),
+        ("--env.num_processes=9", "env.num_processes=9 exceeds the 4 environments of a group; use 0 to 4"),
+        (
+            "--env.hang_limit_s=5 --env.num_processes=0",
+            "env.hang_limit_s=5.0 is not used: only a process of its own can be replaced; use env.num_processes=1",
+        ),
+        (
+            "--actor.backend=megatron",
+            "actor.backend=megatron holds language models alone; use ",
+        ),
     ],
 )
 def test_embodied_values_that_do_not_go_together(line: str, expected: str):
     assert expected in message("pushcube-ppo", line)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "line", "expected"),
+    [
+        ("sft", "--run.num_epochs=null", "run.num_steps is 0 and run.num_epochs is not set; set one of them"),
+        ("sft", "--mode=hybrid", "mode=hybrid: a supervised job has one worker, the trainer; leave it out"),
+        (
+            "sft",
+            "--actor.num_shards=64",
+            "actor.num_shards=64 is more than the 32 examples of an optimizer step; use at most 32",
+        ),
+        (
+            "sft",
+            "--actor.max_tokens_per_micro_batch=512",
+            "actor.max_tokens_per_micro_batch=512 is less than task.max_tokens=1024, and an example is not cut",
+        ),
+        (
+            "sft",
+            "--actor.backend=megatron",
+            "actor.max_tokens_per_micro_batch=4096 packs sequences, and actor.backend=megatron computes padded ones",
+        ),
+        (
+            "sft",
+            "--task.prompt_format=plain --task.system_prompt=Answer.",
+            "task.system_prompt is set, but task.prompt_format=plain is no chat; use prompt_format chat",
+        ),
+        ("dpo", "--dpo.loss=ipo --dpo.label_smoothing=0.1", "dpo.label_smoothing=0.1 is not used by dpo.loss=ipo"),
+        ("reward-model", "--actor.lora.rank=4", "actor.lora: a reward model is trained whole"),
+        (
+            "reward-model",
+            "--actor.backend=megatron",
+            "actor.backend=megatron holds language models alone, and a reward",
+        ),
+    ],
+)
+def test_supervised_values_that_do_not_go_together(recipe: str, line: str, expected: str):
+    assert expected in message(recipe, f"--task.train_files=[a] --model.path=m {line}")
 
 
 @pytest.mark.parametrize("template", ["{problem}", "{question} {other}", "no field", "{question}}", "{"])
