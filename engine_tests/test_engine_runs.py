@@ -12,7 +12,20 @@ import pytest
 import torch
 
 import broken_loader
-from command_line import END_TIMEOUT_S, RLINF, SHORT_SORT, all_gone, environment, start, steps_done, train, wait_for  # pyright: ignore[reportMissingImports]
+from command_line import (
+    END_TIMEOUT_S,
+    RLINF,
+    SHORT_SORT,
+    TINY_SORT,
+    all_gone,
+    environment,
+    start,
+    steps_done,
+    train,
+    wait_for,
+)  # pyright: ignore[reportMissingImports]
+from rlinf_workers.engines.sglang.spec import KEEPS_CACHE
+from staleness_checker import check  # pyright: ignore[reportMissingImports]
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +90,24 @@ def test_engines_take_the_devices_of_a_plan(tmp_path, settings, num_ranks):
     gaps = [step["rollout/logprob_gap_max"] for step in steps if "rollout/logprob_gap_max" in step]
     assert gaps, "the gap is measured in groups with an advantage, and SGLang's draws decide which have one"
     assert max(gaps) < ROUNDING
+
+
+@pytest.mark.parametrize("how", ["keep", "recompute"])
+def test_completions_go_on_with_weights_that_are_published_meanwhile(tmp_path, how):
+    """Generation takes much longer than training, so each version arrives while the next step's completions run."""
+    settings = TINY_SORT | {
+        "rollout.engine": "sglang",
+        "rollout.engine_options": str(dict.fromkeys(KEEPS_CACHE, "true")).replace("'", "") if how == "keep" else "{}",
+        "rollout.on_new_weights": how,
+        "rollout.max_new_tokens": 48,
+        "algorithm.max_staleness": 1,
+        "run.record": "true",
+        "run.num_steps": 5,
+        "run.evaluate_every": 5,
+        "run.checkpoint_every": 5,
+    }
+    outcome = check(train("sort-grpo", tmp_path / "run", settings))
+    assert outcome.mistakes == [] and outcome.num_takes and outcome.num_mixed_groups
 
 
 def test_a_run_whose_engine_is_killed_names_it_and_goes_on_with_another(tmp_path):

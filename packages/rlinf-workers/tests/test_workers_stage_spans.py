@@ -39,6 +39,17 @@ def test_items_are_counted_where_they_are_handed_on():
     assert all(end <= span.start_ns for end, span in zip(ends, stage.spans[1:], strict=False))
 
 
+def test_an_interruption_is_no_computing_and_the_items_count_behind_it():
+    stage = computing_stage()
+    stage.begin_chunk(3)
+    with stage.interrupted():
+        assert stage.chunk is None
+        time.sleep(0.002)
+    stage.end_chunk()
+    assert [span.num_items for span in stage.spans] == [0, 3]
+    assert stage.spans[1].start_ns - stage.spans[0].start_ns - stage.spans[0].duration_ns >= 2_000_000
+
+
 def test_a_stage_that_does_not_compute_begins_with_what_it_takes():
     stage = computing_stage()
     with stage.hands_on([13]):
