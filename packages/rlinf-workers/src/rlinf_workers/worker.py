@@ -154,7 +154,11 @@ class Worker:
         return self._host.newer_version
 
     def take_weights(
-        self, policy_version: int, *, pause: Callable[[], object] = int, resume: Callable[[], object] = int
+        self,
+        policy_version: int,
+        *,
+        pause: Callable[[], object] = lambda: None,
+        resume: Callable[[], object] = lambda: None,
     ) -> None:
         """Serves another version of the weights from here on, in the middle of the calling stage.
 
