@@ -72,9 +72,10 @@ def test_training_goes_on_until_the_checkpoint_is_whole(folder: RunFolder, write
     save(writer, ranks, 3)
     writer.check()
     assert writer.take_times() == {}
-    assert names(folder) == [".step-000003.partial"]
+    assert names(folder) == [".step-000003.partial"] and writer.is_writing
     ranks.write()
     writer.wait()
+    assert not writer.is_writing
     checkpoint = folder.latest_checkpoint()
     assert checkpoint is not None and names(folder) == ["step-000003"]
     assert damage(checkpoint) is None

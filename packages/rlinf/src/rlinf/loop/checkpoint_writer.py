@@ -79,6 +79,11 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=self._finish, args=arguments, name="checkpoint")
         self._thread.start()
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written, for which its trainer is needed."""
+        return self._thread is not None and not self._written.done()
+
     def check(self) -> None:
         """Checks whether the current checkpoint is complete.
 

@@ -346,7 +346,13 @@ class TrainingLoop:
             self._session.executor.end_ahead()
 
     def _move_if_ready(self) -> None:
-        if self._upcoming is not None and self._upcoming.is_ready(self._session.executor):
+        """Moves once the new workers have started and no checkpoint is being written; it waits for that of a step at
+        which one was due."""
+        if self._upcoming is None or (
+            self._checkpoints.is_writing and self._clock.step % self._config.run.checkpoint_every
+        ):
+            return
+        if self._upcoming.is_ready(self._session.executor):
             self._move(self._upcoming.planned, self._auto.take)
             self._end_upcoming()
 
@@ -383,6 +389,7 @@ class TrainingLoop:
     def _state_to_pass(self, passing: ExitStack) -> Path:
         """The folder with the trainer's present state: in shared memory while `passing` is open if it has started in
         advance, else the checkpoint of this step."""
+        self._checkpoints.wait()  # the trainer that writes it is about to end
         if self._upcoming is not None and self._upcoming.rehearsal:
             like = self._latest_checkpoint()
             folder = passing.enter_context(passed_state(self._session.executor, self._job.trainer, like))
