@@ -165,6 +165,18 @@ def test_a_stage_takes_newer_weights_and_later_runs_serve_no_older_ones(tmp_path
     assert len(received) == num_ranks + num_takes
 
 
+def test_a_stage_that_waits_for_weights_leaves_its_devices_to_those_who_train_them(tmp_path):
+    flow, weights = flow_of(TakingScale, Learn, 1, offers=True), [1.0]
+    for step in range(4):
+        served = weights[step if step % 2 else max(0, step - 1)]
+        weights.append(weights[-1] + sum(value * served + 1.0 for value in VALUES) / len(VALUES) / 8)
+    with Executor(cluster=Cluster.cpu_slots(1), log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), Cluster.cpu_slots(1), "collocated"))
+        executor.sync_weights()
+        runs = overlapped(executor, flow, 0, 4)
+    assert [run.metrics["learn/weight"] for run in runs] == pytest.approx(weights[1:], rel=1e-6)
+
+
 def test_a_stage_ends_that_waits_for_weights_which_will_not_come(tmp_path):
     flow = flow_of(HopefulScale, Learn, 1, offers=True)
     with Executor(cluster=CLUSTER, log_folder=tmp_path) as executor:

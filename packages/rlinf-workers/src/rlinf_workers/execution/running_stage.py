@@ -115,6 +115,14 @@ class RunningStage(Pauses):
         if chunk is not None:
             self.begin_chunk(num_items)
 
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Context in which it waits without its lease; it does not compute before it, see `interrupted`."""
+        self.leave()
+        self._unlock()
+        yield
+        self.enter()
+
     def was_put(self, channel: str, num_items: int) -> None:
         self.num_put[channel] = self.num_put.get(channel, 0) + num_items
 
