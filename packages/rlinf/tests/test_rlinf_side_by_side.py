@@ -11,6 +11,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.base import Flows
 from rlinf.jobs.reasoning.job import ReasoningJob
+from rlinf.loop.moving import begin_move
 from rlinf.machine import Machine
 from rlinf.planning.plans import RunPlans, plans_by_rule
 from rlinf.planning.side_by_side import MemoryForBoth, memory_for_both
@@ -82,3 +83,15 @@ def test_the_memory_of_gpus_that_nothing_predicts_is_not_risked():
     assert memory_for_both(other_job(LARGE), before, planned) == MemoryForBoth(
         is_enough=False, text="the memory of these processes is not counted"
     )
+
+
+@pytest.mark.parametrize("checkpoint", [None, Path("checkpoint")])
+def test_a_trainer_rehearses_with_a_checkpoint_if_there_is_one(checkpoint):
+    calls: list[tuple[str, str]] = []
+    trainer: Any = SimpleNamespace(start_call=lambda *call: calls.append(call) or [])
+    executor: Any = SimpleNamespace(start_ahead=lambda plans: {"rollout": None, "actor": trainer})
+    job: Any = SimpleNamespace(trainer="actor")
+    planned: Any = SimpleNamespace(plans={})
+    upcoming = begin_move(job, executor, planned, MemoryForBoth(is_enough=True, text="both fit"), checkpoint)
+    assert upcoming.text == "starts actor, rollout elsewhere while steps go on; both fit"
+    assert calls == ([] if checkpoint is None else [("load_checkpoint", "checkpoint")])

@@ -42,17 +42,17 @@ class UpcomingMove:
 
 
 def begin_move(
-    job: Job, executor: Executor, planned: RunPlans, memory: MemoryForBoth, checkpoint: Path
+    job: Job, executor: Executor, planned: RunPlans, memory: MemoryForBoth, checkpoint: Path | None
 ) -> UpcomingMove:
     """Starts the workers of the new places, if there is memory for them beside the old ones.
 
     Args:
-        checkpoint: any checkpoint of the run.
+        checkpoint: any checkpoint of the run; None: its first one is still being written, and nothing is rehearsed.
     """
     if not memory.is_enough:
         return UpcomingMove(planned=planned, text=f"ends workers before it starts them elsewhere: {memory.text}")
     groups = executor.start_ahead(planned.plans)
-    trainer = groups.get(job.trainer)
+    trainer = groups.get(job.trainer) if checkpoint is not None else None
     return UpcomingMove(
         planned=planned,
         text=f"starts {', '.join(sorted(groups)) or 'no worker'} elsewhere while steps go on; {memory.text}",

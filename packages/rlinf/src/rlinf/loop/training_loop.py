@@ -334,7 +334,7 @@ class TrainingLoop:
 
     def _begin_move(self, planned: RunPlans) -> None:
         """Starts workers in the places of other plans while steps go on, if there is memory for both."""
-        executor, checkpoint = self._session.executor, self._latest_checkpoint()
+        executor, checkpoint = self._session.executor, self._folder.latest_checkpoint()
         memory = memory_for_both(self._job, self._auto.plan, planned)
         self._upcoming = begin_move(self._job, executor, planned, memory, checkpoint)
         self.progress.message(f"auto: {self._upcoming.text}")
