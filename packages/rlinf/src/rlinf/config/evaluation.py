@@ -8,8 +8,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from rlinf.config.base import Conflict, DataPath, ModelPath, Section, Seed
-from rlinf.config.common import MIN_P, STOP, TOP_K, TOP_P, VENVS, ClusterConfig, Python, Strings, venv_conflicts
-from rlinf.config.engine import EngineConfig
+from rlinf.config.common import (
+    MIN_P,
+    STOP,
+    TOP_K,
+    TOP_P,
+    VENVS,
+    ClusterConfig,
+    EngineConfig,
+    Python,
+    Strings,
+    venv_conflicts,
+)
 from rlinf.config.rewards import MAX_JUDGE_FAILURES
 from rlinf.config.tasks import chat_conflicts, template_conflicts
 

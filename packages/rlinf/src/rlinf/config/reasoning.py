@@ -16,6 +16,7 @@ from rlinf.config.common import (
     STOP,
     TOP_K,
     TOP_P,
+    EngineConfig,
     JobConfig,
     NumShards,
     OptimizerConfig,
@@ -23,7 +24,6 @@ from rlinf.config.common import (
     ShardedTrainerConfig,
     Strings,
 )
-from rlinf.config.engine import EngineConfig
 from rlinf.config.lora import LoraConfig
 from rlinf.config.rewards import MAX_JUDGE_FAILURES, RewardConfig
 from rlinf.config.tasks import FilesTask, SortTask, TaskConfig

@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from rlinf.config.engine import EngineConfig
+from rlinf.config.common import EngineConfig
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.reasoning import EvaluationConfig, RolloutConfig
 from rlinf.errors import UserError

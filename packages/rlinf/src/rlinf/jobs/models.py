@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlinf.config.common import TrainerConfig
-from rlinf.config.engine import EngineConfig
+from rlinf.config.common import EngineConfig, TrainerConfig
 from rlinf.config.inputs import own_code
 from rlinf.errors import UserError
 from rlinf_workers.models import end_tokens
