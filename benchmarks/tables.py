@@ -70,6 +70,13 @@ COMPARISONS = {
     "RLinf with the engine `huggingface` in bfloat16 and the backend `fsdp2` with float32 weights and `compute_dtype: "
     "bfloat16`, micro-batches of at most 16,384 packed tokens; TRL with bfloat16 weights, `bf16`, its default "
     "generation, and micro-batches of 32 completions",
+    "trl-async-sort": "Steps that overlap, at the sorting job's size: time from step to step of TRL's AsyncGRPOTrainer "
+    "and of its GRPOTrainer over ours with `max_staleness` 1 and 0. Two cores each: ours and the asynchronous trainer "
+    "generate in one process and train in another, a thread each, with samples that are at most a step old; "
+    "GRPOTrainer has two threads. TRL's asynchronous trainer generates with transformers here; on GPUs it has vLLM",
+    "moves": "What passes between two steps of sort-grpo when rollout and actor change their places: time of a move "
+    "over time of a restart. Workers have started in their new places in advance, or start after the old ones have "
+    "ended; in the last row the actor stays",
     "refill": "The engine `huggingface` on a CPU: time with static batches over time with continuous batching. "
     "Lengths are log-normal, mean 64, at most 512, and the tokens are the same",
     "engines": "SGLang on a CPU slot, 64 prompts of 24 tokens and 8 completions of at most 32 each: time per token of "
@@ -108,6 +115,8 @@ RATIO_TARGETS: dict[str, Sequence[RatioTarget]] = {
     "trl-comparison-sort": [TRL],
     "trl-comparison-long": [TRL],
     "trl-comparison-gpu": [TRL],
+    "trl-async-sort": [RatioTarget(value=1.0, numerators=("trl, asynchronous", "trl, synchronous"))],
+    "moves": [RatioTarget(value=0.1, is_limit=True, numerators=("move", "rollout moves"))],
     "refill": [RatioTarget(value=1.8, numerators=("batches",))],
     "engines": [RatioTarget(value=0.95)],
     "sglang-sync": [

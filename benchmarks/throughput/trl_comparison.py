@@ -21,12 +21,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -87,7 +88,9 @@ def write_model(folder: Path) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def make_flow(folder: Path, micro_batch_groups: int, max_tokens: int | None, num_shards: int) -> Flow:
+def make_flow(
+    folder: Path, micro_batch_groups: int, max_tokens: int | None, num_shards: int, *, max_staleness: int = 0
+) -> Flow:
     """rollout -> reward -> actor -> weights -> rollout"""
     model = ModelSettings(folder=str(folder), has_weights=True)
     sampling = SamplingSettings(group_size=trl_task.GROUP_SIZE, max_new_tokens=trl_task.MAX_NEW_TOKENS)
@@ -100,7 +103,7 @@ def make_flow(folder: Path, micro_batch_groups: int, max_tokens: int | None, num
     actor = ActorSettings(
         model=model,
         optimizer=OptimizerSettings(learning_rate=trl_task.LEARNING_RATE, betas=(0.9, 0.999)),
-        algorithm=preset("grpo", group_size=trl_task.GROUP_SIZE),
+        algorithm=preset("grpo", group_size=trl_task.GROUP_SIZE, max_staleness=max_staleness),
         backend=BackendSettings(name="fsdp2", options={"compute_dtype": "bfloat16"}, num_shards=num_shards)
         if ON_GPU
         else BackendSettings(num_shards=num_shards),
@@ -111,7 +114,7 @@ def make_flow(folder: Path, micro_batch_groups: int, max_tokens: int | None, num
         temperature=1.0,
     )
     rule = "benchmarks.throughput.trl_comparison:task_reward"
-    flow = Flow("grpo")
+    flow = Flow("grpo", max_staleness=max_staleness)
     flow.worker("rollout", Rollout, rollout)
     flow.worker("reward", Reward, RewardSettings(rule=rule, tokenizer_folder=str(folder)))
     flow.worker("actor", Actor, actor)
@@ -119,6 +122,14 @@ def make_flow(folder: Path, micro_batch_groups: int, max_tokens: int | None, num
     flow.stage("reward", Reward.score, reads="samples", writes="scored", needs_device=False)
     flow.stage("actor", Actor.train, reads="scored", dispatch="key", ordered=True, trains=True)
     return flow.weights("actor", to="rollout")
+
+
+def make_prompts(tokenizer: Any, step: int) -> list[Prompt]:
+    """The items of a step."""
+    return [
+        Prompt(index=i, token_ids=torch.tensor(tokenizer(text)["input_ids"]), reference_answer="")
+        for i, text in enumerate(trl_task.prompts(step))
+    ]
 
 
 @dataclass
@@ -133,12 +144,8 @@ class FlowSide:
     metrics: list[dict[str, float]] = field(default_factory=list)
 
     def step(self, index: int) -> float:
-        texts = trl_task.prompts(index)
         start_s = time.perf_counter()
-        items = [
-            Prompt(index=i, token_ids=torch.tensor(self.tokenizer(text)["input_ids"]), reference_answer="")
-            for i, text in enumerate(texts)
-        ]
+        items = make_prompts(self.tokenizer, index)
         context = StepContext(step=index, phase="train", seed=0, num_items=len(items))
         run = self.executor.run(self.flow, context=context, feeds={"prompts": items})
         spent_s = time.perf_counter() - start_s
@@ -155,15 +162,24 @@ class TrlSide:
     """TRL's step, in its process. Use as a context manager."""
 
     def __init__(
-        self, python: str, folder: Path, *, num_steps: int, micro_batch: int, num_threads: int, dtype: str = "float32"
+        self,
+        python: str,
+        folder: Path,
+        *,
+        num_steps: int,
+        micro_batch: int = NUM_SAMPLES,
+        num_threads: int,
+        dtype: str = "float32",
+        module: str = "trl_peer",
     ) -> None:
-        self._log_path = folder.parent / f"trl-{num_threads}-{dtype}.log"
+        self._log_path = folder.parent / f"{module}-{num_threads}-{dtype}.log"
         self.rows: list[dict[str, float]] = []
         threads = {name: str(num_threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         with self._log_path.open("w") as log:
             self._process = subprocess.Popen(
-                [python, "-m", "benchmarks.throughput.trl_peer", str(folder), str(num_steps), str(micro_batch), dtype],
+                [python, "-m", f"benchmarks.throughput.{module}", str(folder), str(num_steps), str(micro_batch), dtype],
                 cwd=REPOSITORY,
+                start_new_session=True,
                 env=os.environ | threads | {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -179,8 +195,13 @@ class TrlSide:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
+        self.signal(signal.SIGKILL)
         self._process.communicate()
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to all its processes."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def step(self, index: int) -> float:
         assert self._process.stdin is not None, "it was opened with a pipe"
