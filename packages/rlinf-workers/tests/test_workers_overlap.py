@@ -184,8 +184,10 @@ def test_a_stage_ends_that_waits_for_weights_which_will_not_come(tmp_path):
         executor.sync_weights()
         context = StepContext(step=0, phase="train", seed=0, num_items=len(NUMBERS))
         executor.begin(flow, context=context, feeds={"numbers": NUMBERS})
+        while not any(node.wait and node.wait.kind == "weights" for node in explain(executor.snapshot()).graph.nodes):
+            time.sleep(PAUSE_S)
         with pytest.raises(StepTimeout, match=f"scale/0.* learn -> scale.* {NUM_STEPS}"):
-            executor.finish(1.0)
+            executor.finish(0.1)
         assert executor.repair() == set(), "a process was replaced"
 
 
