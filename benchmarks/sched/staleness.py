@@ -12,7 +12,6 @@ import json
 import random
 import statistics
 import sys
-from dataclasses import replace
 from typing import Any
 
 from benchmarks.sched.enumeration import enumerated, random_problem
@@ -26,8 +25,7 @@ NUM_EACH = 4
 
 def stale_problem(draw: random.Random, max_staleness: int) -> Problem:
     """A random problem whose generation may run ahead by so many steps."""
-    problem = random_problem(draw)
-    return replace(problem, flow=replace(problem.flow, max_staleness=max_staleness))
+    return random_problem(draw).with_staleness(max_staleness)
 
 
 def errors(problem: Problem) -> tuple[list[float], int]:

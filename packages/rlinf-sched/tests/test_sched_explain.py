@@ -498,7 +498,6 @@ def test_answers_on_more_staleness_are_those_of_the_planner():
     explanation = explain_problem(problem, modes=["disaggregated"], asks_what_if=True)
     answers = {one.question: one.step_s for one in explanation.answers}
     for ahead in (1, 2):
-        overlapping = replace(problem, flow=replace(problem.flow, max_staleness=ahead))
-        planned = make_plan(overlapping, ["disaggregated"]).prediction
+        planned = make_plan(problem.with_staleness(ahead), ["disaggregated"]).prediction
         assert planned is not None and answers[f"staleness {ahead}"] == planned.step_s
     assert answers["staleness 1"] == pytest.approx(16.0, rel=0.1)

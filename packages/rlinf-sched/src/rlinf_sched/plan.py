@@ -54,6 +54,12 @@ class StagePlan:
     def num_replicas(self) -> int:
         return self.num_ranks // self.num_ranks_per_replica
 
+    @property
+    def place(self) -> tuple[tuple[int, ...], int, int]:
+        """What the processes of its worker group depend on: devices, ranks, and ranks of a replica. Plans with equal
+        places can share the processes."""
+        return self.devices, self.num_ranks, self.num_ranks_per_replica
+
     def devices_of(self, rank: int) -> tuple[int, ...]:
         """Devices of one rank; none for a stage on the host."""
         num_devices = len(self.devices)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlinf_sched import strict_json
@@ -29,6 +29,10 @@ class Problem:
     pinned_devices: Mapping[str, int] = field(default_factory=dict)
     """Worker group -> its required number of devices. Other groups are free."""
     allow_offload: bool = True
+
+    def with_staleness(self, max_staleness: int) -> "Problem":
+        """The same problem with generation that may run ahead of training by so many steps."""
+        return replace(self, flow=replace(self.flow, max_staleness=max_staleness))
 
     def profile(self, stage: str) -> StageProfile:
         """Raises: ProblemError that says which stages have profiles."""

@@ -186,7 +186,7 @@ def _other_steps(problem: Problem) -> Iterator[ProblemVariant]:
         yield ProblemVariant(
             question=f"staleness {ahead}",
             meaning=f"{meaning if ahead else 'steps do not overlap'} (max_staleness)",
-            problem=replace(problem, flow=replace(problem.flow, max_staleness=ahead)),
+            problem=problem.with_staleness(ahead),
             modes=apart if ahead else None,
         )
 

@@ -110,7 +110,7 @@ class RunningGroups:
     def check_place(self, flow: str, name: str, placed: StagePlan, beside: StagePlan | None = None) -> None:
         """Raises: FlowDefinitionError if the group runs on other devices already, or in the plan `beside` this one."""
         expected = beside or (self._running[name].placed if name in self._running else placed)
-        if _place(expected) != _place(placed):
+        if expected.place != placed.place:
             planned, runs = _describe_place(placed), _describe_place(expected)
             raise FlowDefinitionError(f"flow {flow!r}: worker {name!r} runs on {runs}; the plan wants {planned}")
 
@@ -257,9 +257,7 @@ class RunningGroups:
 
     def _moved(self, placements: Mapping[str, StagePlan]) -> dict[str, StagePlan]:
         """The groups that have another place there than now."""
-        return {
-            name: placed for name, placed in placements.items() if _place(placed) != _place(self._running[name].placed)
-        }
+        return {name: placed for name, placed in placements.items() if placed.place != self._running[name].placed.place}
 
     def _end(self, ranks: _Ranks) -> None:
         for handle in ranks.group.handles:
@@ -318,11 +316,6 @@ def _gone(name: str, num_ranks: int, conditions: Mapping[str, Condition]) -> lis
     ranks = [conditions.get(f"{name}/{rank}") for rank in range(num_ranks)]
     gone = [rank for rank, condition in enumerate(ranks) if condition is None]
     return list(range(num_ranks)) if gone and any(one is not None and one.has_met_ranks for one in ranks) else gone
-
-
-def _place(placed: StagePlan) -> tuple[tuple[int, ...], int, int]:
-    """What a group's processes depend on."""
-    return placed.devices, placed.num_ranks, placed.num_ranks_per_replica
 
 
 def _describe_place(placed: StagePlan) -> str:

@@ -21,7 +21,6 @@ from rlinf_sched import (
     Plan,
     Problem,
     SchedError,
-    StagePlan,
     best_plan as make_plan,
     plan_for_mode,
     read_problem,
@@ -98,7 +97,7 @@ def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> RunPlans:
     """
     try:
         graph = flows.train.graph()
-        plan = make_plan(_with_staleness(problem, 0))
+        plan = make_plan(problem.with_staleness(0))
         if graph.max_staleness and problem.cluster.num_devices > 1:
             plan = _with_overlap_if_faster(problem, plan, graph.max_staleness)
         problem = as_run(problem, plan, graph)
@@ -114,25 +113,21 @@ def _with_overlap_if_faster(problem: Problem, plan: Plan, max_staleness: int) ->
     """The plan, or the best one whose steps overlap if they are shorter by more than `NEGLIGIBLE`. Its generation runs
     ahead by the fewest steps, up to max_staleness, that cost no more than `NEGLIGIBLE`."""
     try:
-        furthest = make_plan(_with_staleness(problem, max_staleness), ["disaggregated"])
+        furthest = make_plan(problem.with_staleness(max_staleness), ["disaggregated"])
     except InfeasibleError:
         return plan
     limit_s = (1.0 + NEGLIGIBLE) * _step_s(furthest)
     if _step_s(plan) <= limit_s:
         return plan
     for fewer in range(1, max_staleness):
-        if simulate(_with_staleness(problem, fewer), furthest).step_s <= limit_s:
-            return make_plan(_with_staleness(problem, fewer), ["disaggregated"])
+        if simulate(problem.with_staleness(fewer), furthest).step_s <= limit_s:
+            return make_plan(problem.with_staleness(fewer), ["disaggregated"])
     return furthest
 
 
 def moved_stages(before: Plan, after: Plan) -> set[str]:
     """The stages that the plans place differently, so that their processes are others."""
-    return {placed.stage for placed in before.stages if _place(placed) != _place(after.stage(placed.stage))}
-
-
-def _place(placed: StagePlan) -> tuple[tuple[int, ...], int, int]:
-    return placed.devices, placed.num_ranks, placed.num_ranks_per_replica
+    return {placed.stage for placed in before.stages if placed.place != after.stage(placed.stage).place}
 
 
 def _step_s(plan: Plan) -> float:
@@ -140,13 +135,9 @@ def _step_s(plan: Plan) -> float:
     return plan.prediction.step_s
 
 
-def _with_staleness(problem: Problem, max_staleness: int) -> Problem:
-    return replace(problem, flow=replace(problem.flow, max_staleness=max_staleness))
-
-
 def as_run(problem: Problem, plan: Plan, graph: FlowGraph) -> Problem:
     """The problem as a plan runs it."""
-    return _with_staleness(problem, steps_ahead(plan, graph))
+    return problem.with_staleness(steps_ahead(plan, graph))
 
 
 def steps_ahead(plan: Plan, graph: FlowGraph) -> int:
