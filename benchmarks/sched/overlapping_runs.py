@@ -16,13 +16,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bursts import burst
 from benchmarks.harness import interleave, report
 from benchmarks.sched import real_runs
 from benchmarks.sched.real_runs import Placed, Probing, started
@@ -32,7 +32,7 @@ from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.planning.plans import make_plans
 from rlinf_sched import Problem, simulate
-from rlinf_workers import Profiler, StepContext
+from rlinf_workers import Profiler
 
 STALENESS = (0, 1, 2)
 NUM_WARMUP = 1
@@ -56,23 +56,18 @@ class Bursts(Placed):
 
     def step(self, index: int) -> float:
         """A burst: seconds from step to step."""
-        begun, ended_s = 0, []
-        for done in range(self.num_steps):
-            while begun < min(self.num_steps, done + self.ahead + 1):
-                self._begin(self.clock[0] + begun)
-                begun += 1
-            run = self.executor.finish()
-            ended_s.append(time.perf_counter())
-            if index >= NUM_WARMUP and self.ahead < done < self.num_steps - self.ahead:
-                self.profiler.observe(run, self.plan)
+        runs, ended_s = burst(
+            self.executor, self._begin, first=self.clock[0], num_steps=self.num_steps, ahead=self.ahead
+        )
         self.clock[0] += self.num_steps
+        if index >= NUM_WARMUP:
+            for run in runs[self.ahead + 1 : self.num_steps - self.ahead]:
+                self.profiler.observe(run, self.plan)
         first, last = self.ahead, self.num_steps - 1 - self.ahead
         return (ended_s[last] - ended_s[first]) / (last - first)
 
     def _begin(self, step: int) -> None:
-        feeds = self.job.feeds(step)
-        num_items = max(map(len, feeds.values()), default=0)
-        context = StepContext(step=step, phase="train", seed=self.job.config.seed, num_items=num_items)
+        context, feeds = self._input(step)
         self.executor.begin(self.flows.train, context=context, feeds=feeds)
 
 
@@ -129,7 +124,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
 def _row(samples_s: Sequence[float], side: Bursts, problems: Mapping[str, Problem]) -> dict[str, Any]:
     measured_s = statistics.median(samples_s)
     predicted_s = {
-        source: simulate(_with_staleness(problem, side.ahead), side.plan).step_s for source, problem in problems.items()
+        source: simulate(problem.with_staleness(side.ahead), side.plan).step_s for source, problem in problems.items()
     }
     return {
         "measured_s": measured_s,
@@ -137,10 +132,6 @@ def _row(samples_s: Sequence[float], side: Bursts, problems: Mapping[str, Proble
         "error": {source: seconds / measured_s - 1 for source, seconds in predicted_s.items()},
         "samples_s": samples_s,
     }
-
-
-def _with_staleness(problem: Problem, ahead: int) -> Problem:
-    return replace(problem, flow=replace(problem.flow, max_staleness=ahead))
 
 
 def main() -> None:

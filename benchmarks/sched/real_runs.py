@@ -83,10 +83,13 @@ class Placed:
         return Measured(problem=complete_problem(self.job, profiled.problem), fits=profiled.fits)
 
     def _run(self, index: int) -> Any:
-        feeds = self.job.feeds(index)
-        num_items = max(map(len, feeds.values()), default=0)
-        context = StepContext(step=index, phase="train", seed=self.job.config.seed, num_items=num_items)
+        context, feeds = self._input(index)
         return self.executor.run(self.flows.train, context=context, feeds=feeds)
+
+    def _input(self, step: int) -> tuple[StepContext, Mapping[str, Sequence[Any]]]:
+        feeds = self.job.feeds(step)
+        num_items = max(map(len, feeds.values()), default=0)
+        return StepContext(step=step, phase="train", seed=self.job.config.seed, num_items=num_items), feeds
 
 
 @dataclass(kw_only=True)

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.bursts import burst
 from benchmarks.harness import compare, interleave, report
 from torch import Tensor
 
@@ -215,16 +216,16 @@ class Steps:
 
     def burst(self, _: int) -> float:
         """Seconds per step."""
-        first, begun, times = self._num_done, self._num_done, []
+        runs, ended_s = burst(
+            self._executor, self._begin, first=self._num_done, num_steps=self._num_steps, ahead=self._ahead
+        )
         self._num_done += self._num_steps
-        for step in range(first, self._num_done):
-            while begun < min(self._num_done, step + self._ahead + 1):
-                context = StepContext(step=begun, phase="train", seed=0, num_items=NUM_PROMPTS)
-                self._executor.begin(self._flow, context=context, feeds={"prompts": prompts_of(begun)})
-                begun += 1
-            self.staleness.append(self._executor.finish().metrics.get("staleness", 0.0))
-            times.append(time.perf_counter())
-        return (times[-1] - times[2]) / (self._num_steps - 3)
+        self.staleness += [run.metrics.get("staleness", 0.0) for run in runs]
+        return (ended_s[-1] - ended_s[2]) / (self._num_steps - 3)
+
+    def _begin(self, step: int) -> None:
+        context = StepContext(step=step, phase="train", seed=0, num_items=NUM_PROMPTS)
+        self._executor.begin(self._flow, context=context, feeds={"prompts": prompts_of(step)})
 
 
 def limits() -> dict[str, float]:

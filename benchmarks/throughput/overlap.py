@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bursts import burst
 from benchmarks.harness import compare, interleave, report
 
 from rlinf.config.load import load_config
@@ -86,19 +87,12 @@ class Steps:
 
     def burst(self, name: str, ahead: int, _: int) -> float:
         """Seconds per step."""
-        first, begun, runs, started_s = self.num_done, self.num_done, [], 0.0
+        runs, ended_s = burst(self.executor, self._begin, first=self.num_done, num_steps=self.num_steps, ahead=ahead)
         self.num_done += self.num_steps
-        for step in range(first, self.num_done):
-            while begun < min(self.num_done, step + ahead + 1):
-                self._begin(begun)
-                begun += 1
-            runs.append(self.executor.finish())
-            started_s = started_s or time.perf_counter()
-        seconds = (time.perf_counter() - started_s) / (self.num_steps - 1)
         staleness = [run.metrics.get("rollout/staleness_max") for run in runs]
         assert staleness in ([None] * len(runs), [0.0] + [float(ahead)] * (len(runs) - 1)), staleness
         self.busy_s.setdefault(name, []).extend(busy_seconds(run) for run in runs[1:])
-        return seconds
+        return (ended_s[-1] - ended_s[0]) / (self.num_steps - 1)
 
     def _begin(self, step: int) -> None:
         feeds = self.feeds(step)

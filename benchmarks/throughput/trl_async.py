@@ -30,8 +30,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from benchmarks.bursts import burst
 from benchmarks.harness import compare, interleave, report
 from benchmarks.throughput import trl_task
 from benchmarks.throughput.trl_comparison import (
@@ -62,21 +64,21 @@ class OurSteps:
 
     num_steps: int
     num_done: int = 0
+    tokenizer: Any = field(default_factory=lambda: character_tokenizer(trl_task.ALPHABET))
     metrics: list[dict[str, float]] = field(default_factory=list)
 
     def burst(self, _: int) -> float:
         """Seconds per step."""
-        tokenizer, begun, started_s = character_tokenizer(trl_task.ALPHABET), self.num_done, 0.0
-        end = self.num_done + self.num_steps
-        while self.num_done < end:
-            while begun < min(end, self.num_done + self.ahead + 1):
-                context = StepContext(step=begun, phase="train", seed=0, num_items=trl_task.NUM_PROMPTS)
-                self.executor.begin(self.flow, context=context, feeds={"prompts": make_prompts(tokenizer, begun)})
-                begun += 1
-            self.metrics.append(self.executor.finish().metrics)
-            self.num_done += 1
-            started_s = started_s or time.perf_counter()
-        return (time.perf_counter() - started_s) / (self.num_steps - 1)
+        runs, ended_s = burst(
+            self.executor, self._begin, first=self.num_done, num_steps=self.num_steps, ahead=self.ahead
+        )
+        self.num_done += self.num_steps
+        self.metrics += [run.metrics for run in runs]
+        return (ended_s[-1] - ended_s[0]) / (self.num_steps - 1)
+
+    def _begin(self, step: int) -> None:
+        context = StepContext(step=step, phase="train", seed=0, num_items=trl_task.NUM_PROMPTS)
+        self.executor.begin(self.flow, context=context, feeds={"prompts": make_prompts(self.tokenizer, step)})
 
     def summary(self) -> dict[str, float]:
         return {
