@@ -112,13 +112,15 @@ def test_a_stage_that_never_reads(tmp_path, monkeypatch):
     many = [Number(index=i, value=0.0) for i in range(5000)]
     flow = one_stage(Stuck.never_reads)
     with running(tmp_path, flow, items=many, num_ranks={"stuck": 1}, granularity={"stuck": 1}) as executor:
-        explanation = explained(executor, "stuck/0 stuck", inside="never_reads")
+        explanation = explained(executor, "stuck/0 stuck", inside="never_reads", asleep=True)
     look = explanation.looks["stuck/0"]
     assert explanation.nodes["driver: feeds numbers"].whose_move == ("stuck/0 stuck",)
     assert look.stacks is not None and look.stacks.source == "faulthandler"
     text = explanation_text(explanation)
     assert text.startswith("flow 'hangs', step 4 (train), under way for ")
-    assert f"\nroot cause: stuck/0 stuck (process {look.record.pid}) waits for nobody and " in text
+    assert (
+        f"\nroot cause: stuck/0 stuck (process {look.record.pid}) waits for nobody and stands still: sleeping" in text
+    )
     assert "test_workers_hangs.py" in text
 
 

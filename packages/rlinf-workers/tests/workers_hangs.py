@@ -74,8 +74,11 @@ def running(
         assert run.exception() is not None
 
 
-def explained(executor: Executor, *root_cause: str, cause: Cause = "busy", inside: str = "") -> RunExplanation:
-    """Waits until the first root cause is made of these nodes, is inside that function, and no wait is too young."""
+def explained(
+    executor: Executor, *root_cause: str, cause: Cause = "busy", inside: str = "", asleep: bool = False
+) -> RunExplanation:
+    """Waits until the first root cause is made of these nodes, is inside that function, and no wait is too young; and
+    until its process sleeps, which it may not yet do on a busy machine."""
     deadline = time.monotonic() + FOUND_S
     while True:
         explanation = explain(executor.snapshot())
@@ -87,9 +90,15 @@ def explained(executor: Executor, *root_cause: str, cause: Cause = "busy", insid
                 is_settled
                 and is_whole
                 and (not inside or inside in functions(explanation, explanation.processes_of(first)[0]))
+                and (not asleep or _sleeps(explanation, explanation.processes_of(first)[0]))
             ):
                 return explanation
         assert time.monotonic() < deadline, f"no {root_cause}:\n{explanation_text(explanation)}"
+
+
+def _sleeps(explanation: RunExplanation, process: str) -> bool:
+    look = explanation.looks.get(process)
+    return look is not None and look.state.condition == "sleeping" and not look.state.computes
 
 
 def functions(explanation: RunExplanation, process: str) -> set[str]:
