@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass
+from typing import Any
 
 GROUP_SIZE = 8
 LEARNING_RATE = 1e-4
@@ -67,6 +68,21 @@ NUM_PROMPTS = TASK.num_prompts
 """Prompts of a step, which has NUM_PROMPTS * GROUP_SIZE completions."""
 MAX_NEW_TOKENS = TASK.max_new_tokens
 ALPHABET = TASK.alphabet
+
+TRL_SETTINGS: dict[str, Any] = {
+    "fp16": False,
+    "num_generations": GROUP_SIZE,
+    "max_completion_length": MAX_NEW_TOKENS,
+    "temperature": 1.0,
+    "learning_rate": LEARNING_RATE,
+    "lr_scheduler_type": "constant",
+    "logging_steps": 1,
+    "report_to": [],
+    "save_strategy": "no",
+    "gradient_checkpointing": False,
+    "disable_tqdm": True,
+}
+"""What every trainer of TRL is set to."""
 
 
 def prompts(step: int) -> list[str]:
