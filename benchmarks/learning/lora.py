@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import report
+from benchmarks.learning.run import train
 
 from rlinf.run_folder import read_rows
 
@@ -44,9 +43,9 @@ def main() -> None:
 
 def learn(seed: int, overrides: list[str], folder: Path) -> dict[str, Any]:
     """The accuracies of one seed, before and after."""
-    train(folder / "warm", WARM | {"seed": seed})
+    _train(folder / "warm", WARM | {"seed": seed})
     model = folder / "warm" / "checkpoints" / "step-000000" / "model"
-    train(folder / "lora", LORA | {"seed": seed, "model.path": model}, overrides)
+    _train(folder / "lora", LORA | {"seed": seed, "model.path": model}, overrides)
     result = json.loads((folder / "lora" / "result.json").read_text())
     evaluations = read_rows(folder / "lora" / "evaluations.jsonl")
     summary = {
@@ -61,12 +60,9 @@ def learn(seed: int, overrides: list[str], folder: Path) -> dict[str, Any]:
     return summary
 
 
-def train(output: Path, settings: Mapping[str, object], overrides: list[str] | None = None) -> None:
+def _train(output: Path, settings: Mapping[str, object], overrides: Sequence[str] = ()) -> None:
     flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
-    command = [str(Path(sys.executable).with_name("rlinf")), "train", "sort-grpo", "--output", str(output)]
-    done = subprocess.run([*command, *flags, *(overrides or [])], text=True, capture_output=True)
-    if done.returncode:
-        sys.exit(f"{' '.join([*command, *flags])} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    train("sort-grpo", output, [*flags, *overrides])
 
 
 if __name__ == "__main__":

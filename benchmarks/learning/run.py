@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +49,8 @@ def main() -> None:
 
 def _run(recipe: str, seed: int, overrides: list[str], folder: Path) -> dict[str, Any]:
     started_s = time.monotonic()
-    command = ["rlinf", "train", recipe, "--output", str(folder), "--seed", str(seed), *overrides]
-    log = subprocess.run(
-        [str(Path(sys.executable).with_name(command[0])), *command[1:]], text=True, capture_output=True
-    )
-    if log.returncode:
-        sys.exit(f"{' '.join(command)} ended with {log.returncode}:\n{log.stdout}\n{log.stderr}")
-    result = json.loads((folder / "result.json").read_text())
-    evaluations = [
-        {"step": row["step"], "training_s": row["time_s"], result["score"]: row["metrics"][result["score"]]}
-        for row in read_rows(folder / "evaluations.jsonl")
-    ]
+    train(recipe, folder, ["--seed", str(seed), *overrides])
+    result, evaluations = result_of(folder)
     print(
         f"{recipe} seed {seed}: {result['score']} {result['before']:.3f} -> {result['after']:.3f} "
         f"in {result['num_steps']} steps, {result['training_s']:.0f} s",
@@ -66,6 +58,24 @@ def _run(recipe: str, seed: int, overrides: list[str], folder: Path) -> dict[str
     )
     wall_s = time.monotonic() - started_s
     return {"seed": seed, "wall_s": wall_s, **result, "evaluations": evaluations}
+
+
+def train(recipe: str, output: Path, flags: Sequence[str]) -> None:
+    """A run of the recipe in the folder. Raises: SystemExit with what it has printed, when it fails."""
+    command = [str(Path(sys.executable).with_name("rlinf")), "train", recipe, "--output", str(output), *flags]
+    log = subprocess.run(command, text=True, capture_output=True)
+    if log.returncode:
+        sys.exit(f"{' '.join(command)} ended with {log.returncode}:\n{log.stdout}\n{log.stderr}")
+
+
+def result_of(output: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The result of the run in a folder, and its evaluations: step, seconds of training, score."""
+    result = json.loads((output / "result.json").read_text())
+    evaluations = [
+        {"step": row["step"], "training_s": row["time_s"], result["score"]: row["metrics"][result["score"]]}
+        for row in read_rows(output / "evaluations.jsonl")
+    ]
+    return result, evaluations
 
 
 if __name__ == "__main__":

@@ -12,18 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import report
+from benchmarks.learning.run import result_of, train
 
 from rlinf.run_folder import read_rows
 
-RLINF = Path(sys.executable).with_name("rlinf")
 COMMON = {
     "mode": "disaggregated",
     "cluster.num_devices": 2,
@@ -65,7 +63,7 @@ def main() -> None:
     args, overrides = parser.parse_known_args()
     rows = []
     for run in _runs(args.recipe, args.staleness, args.seeds, with_uncorrected=args.uncorrected):
-        rows.append(train(run, args.folder, overrides))
+        rows.append(trained(run, args.folder, overrides))
         print(
             json.dumps({key: rows[-1][key] for key in ("setting", "seed", "before", "after", "training_s")}), flush=True
         )
@@ -86,20 +84,16 @@ def _runs(recipe: str, staleness: Sequence[int], seeds: Sequence[int], *, with_u
                 yield Run(recipe=recipe, staleness=k, correction=False, seed=seed)
 
 
-def train(run: Run, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def trained(run: Run, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Does the run, unless its folder holds a result.
 
     Raises: SystemExit with what the run has printed, when it fails.
     """
     output = folder / f"{run.setting.replace(' ', '-')}-{run.seed}"
     if not (output / "result.json").exists():
-        command = [str(RLINF), "train", run.recipe, "--output", str(output), *run.flags, *overrides]
-        log = subprocess.run(command, text=True, capture_output=True)
-        if log.returncode:
-            sys.exit(f"{' '.join(command)} ended with {log.returncode}:\n{log.stdout}\n{log.stderr}")
-    result = json.loads((output / "result.json").read_text())
+        train(run.recipe, output, [*run.flags, *overrides])
+    result, evaluations = result_of(output)
     rows = [row["metrics"] for row in read_rows(output / "metrics.jsonl")]
-    evaluations = read_rows(output / "evaluations.jsonl")
     return {
         "setting": run.setting,
         "seed": run.seed,
@@ -109,10 +103,7 @@ def train(run: Run, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
         "training_s": result["training_s"],
         "median_step_s": round(statistics.median(row["time/step_s"] for row in rows), 4),
         "staleness_mean": round(statistics.mean(row.get("rollout/staleness_mean", 0.0) for row in rows), 3),
-        "evaluations": [
-            {"step": row["step"], "training_s": row["time_s"], result["score"]: row["metrics"][result["score"]]}
-            for row in evaluations
-        ],
+        "evaluations": evaluations,
     }
 
 
