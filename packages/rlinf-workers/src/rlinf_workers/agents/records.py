@@ -45,9 +45,33 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
     """Number of tokens and the version of the weights that sampled them, in order; all tokens are covered."""
     truncated: bool = False
     """It ended at the limit of tokens."""
+    noise: int = 0
+    """Seeds the noise that it was drawn with, see noise.py."""
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+def cut(sampled: Sampled, num_tokens: int, *, truncated: bool) -> Sampled:
+    """Its first tokens; the same if it has no more.
+
+    Args:
+        truncated: whether it ends at a limit then.
+    """
+    if len(sampled.token_ids) <= num_tokens:
+        return sampled
+    versions, left = [], num_tokens
+    for number, version in sampled.versions:
+        if left:
+            versions.append((min(number, left), version))
+            left -= versions[-1][0]
+    return Sampled(
+        token_ids=sampled.token_ids[:num_tokens],
+        logprobs=sampled.logprobs[:num_tokens],
+        versions=versions,
+        truncated=truncated,
+        noise=sampled.noise,
+    )
+
+
+class TokenNode(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive tokens of one author, continuing those of its parent."""
 
     parent: int
@@ -64,14 +88,14 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request did not continue the history: what differed first."""
 
 
-class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+class AgentTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     """The tree of an episode, or several trees if it began a new history.
 
     Example: a task (2 tokens), a turn (3), a tool's result (2), and two turns that were sampled from there:
         nodes = [user -1, policy 0, tool 1, policy 2, policy 2]; leaves() = [3, 4]; path(4) = [0, 1, 2, 4]
     """
 
-    nodes: list[Node]
+    nodes: list[TokenNode]
     reward: float | None = None
     """Of the episode; None: the job's reward scores its last turn."""
     cause: Cause = ""
@@ -103,7 +127,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         return self.cause in NOT_OF_POLICY
 
 
-def turns(trajectory: Trajectory) -> Iterator[Node]:
+def turns(trajectory: AgentTrajectory) -> Iterator[TokenNode]:
     """The policy's turns, in the order in which they were sampled."""
     return (node for node in trajectory.nodes if node.author == "policy")
 
@@ -113,3 +137,17 @@ def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
     return next(
         (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )
+
+
+class EpisodeEnded(Exception):
+    """An episode ended otherwise than by its own decision.
+
+    Args:
+        detail: for people.
+        printed: what the harness printed until then.
+    """
+
+    def __init__(self, cause: Cause, detail: str = "", *, printed: str = "") -> None:
+        super().__init__(detail or cause)
+        self.cause: Cause = cause
+        self.detail, self.printed = detail, printed

@@ -1,0 +1,177 @@
+"""Messages between a rollout rank and its agent process: frames of a length (4 bytes, big-endian) and msgpack."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+from rlinf_workers.agents.records import Author, Cause, Sampled, AgentTrajectory
+
+_LENGTH = struct.Struct(">I")
+MAX_BYTES = 1 << 28
+"""Of a frame: a trajectory of millions of tokens."""
+
+
+class AgentTask(msgspec.Struct, frozen=True, kw_only=True):
+    """The task of an episode."""
+
+    index: int
+    """Of the prompt in its step or evaluation."""
+    member: int
+    """Which of the episodes of this prompt it is, from 0."""
+    step: int
+    phase: str
+    messages: list[dict[str, Any]]
+    """The conversation so far, as OpenAI's chat interface writes it."""
+    text: str
+    """The task as text."""
+    answer: str
+    """The reference answer; may be empty."""
+    row: dict[str, Any] = {}
+    """All columns of the row that the task comes from."""
+
+    @property
+    def name(self) -> str:
+        """Unique among the episodes that a rank has open."""
+        return f"{self.phase}-{self.step}-{self.index}-{self.member}"
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of a recorded episode, as far as a replay needs it."""
+
+    parent: int
+    author: Author
+    token_ids: list[int] = []
+    """Empty for the policy, which samples again."""
+    num_tokens: int = 0
+    """Of the policy: tokens that the episode kept."""
+    noise: int = 0
+    """Of the policy: with which they were sampled."""
+    truncated: bool = False
+    """Of the policy: the turn ended at a limit."""
+    reward: float | None = None
+    state: str = ""
+    differs: str = ""
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded episode, which a replay follows without calling a tool or a harness."""
+
+    steps: list[Step]
+    reward: float | None = None
+    cause: Cause = ""
+    detail: str = ""
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To the agent process: run an episode."""
+
+    episode: int
+    """Number of the episode on this rank."""
+    task: AgentTask
+    noise: int
+    """Seeds the noise of its turns."""
+    script: Script | None = None
+    """The recorded episode to follow."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To the agent process: what the engine sampled."""
+
+    request: int
+    sampled: Sampled
+
+
+class AbandonAll(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To the agent process: cancel all episodes; none of them is reported."""
+
+    number: int
+    """Comes back with `Abandoned`."""
+
+
+class AgentsReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the agent process: it takes episodes."""
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the agent process: sample a turn."""
+
+    request: int
+    episode: int
+    token_ids: list[int]
+    noise: int
+
+
+class EpisodeReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the agent process: an episode is over."""
+
+    episode: int
+    trajectory: AgentTrajectory
+    num_retries: int = 0
+    idle_s: float = 0.0
+    """Time that it spent outside the engine."""
+
+
+class Abandoned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the agent process: all episodes that began before are cancelled."""
+
+    number: int
+
+
+class AgentsRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the agent process: it cannot run with these settings."""
+
+    text: str
+
+
+ToAgents = Begin | Answer | AbandonAll
+FromAgents = AgentsReady | Ask | EpisodeReport | Abandoned | AgentsRefused
+
+_encode = msgspec.msgpack.Encoder().encode
+to_agents = msgspec.msgpack.Decoder(ToAgents).decode
+from_agents = msgspec.msgpack.Decoder(FromAgents).decode
+
+
+def frame(message: ToAgents | FromAgents) -> bytes:
+    """The bytes of a message on the socket."""
+    body = _encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
+    """The next message's bytes; None at the end."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        return await reader.readexactly(_checked(length))
+    except (asyncio.IncompleteReadError, ConnectionResetError):
+        return None
+
+
+def receive_frame(connection: socket.socket) -> bytes | None:
+    """The next message's bytes; waits. None at the end."""
+    head = _receive(connection, _LENGTH.size)
+    return None if head is None else _receive(connection, _checked(_LENGTH.unpack(head)[0]))
+
+
+def _receive(connection: socket.socket, size: int) -> bytes | None:
+    parts, left = [], size
+    while left:
+        try:
+            part = connection.recv(min(left, 1 << 20))
+        except OSError:
+            return None
+        if not part:
+            return None
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _checked(length: int) -> int:
+    if length > MAX_BYTES:
+        raise ValueError(f"a message of {length} bytes between a rollout and its agents; at most {MAX_BYTES}")
+    return length

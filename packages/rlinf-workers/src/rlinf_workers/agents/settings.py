@@ -1,0 +1,48 @@
+"""How episodes run: which agent, with which tools, within which limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_comm import record
+
+LOOP = "loop"
+"""`EpisodeSettings.run` of the agent that is built in (loop.py)."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeSettings:
+    """The settings of the agents of a rollout rank."""
+
+    run: str = LOOP
+    """`loop`, or `package.module:function` of a harness (harness.py)."""
+    tools: list[str | dict[str, Any]] = field(default_factory=list)
+    """What the loop may call, as `tools.make_tools` reads it."""
+    max_turns: int
+    """Turns of the policy in an episode."""
+    max_context_tokens: int
+    """Tokens of a history, the last turn included."""
+    max_new_tokens: int
+    """Tokens of a turn."""
+    max_episodes: int
+    """Episodes that run at once on a rank."""
+    max_idle_s: float
+    """Time that an episode may spend outside the engine, in tools and in the harness."""
+    max_tool_s: float
+    """Time of a call."""
+    num_retries: int = 1
+    """How often an episode is done again that ended by what the policy cannot have caused."""
+    python: str | None = None
+    """Interpreter of the harness; None: this one."""
+    tokenizer_folder: str
+    chat_options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end a turn; the template's and the model's."""
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens that a turn may follow: a whole turn still has room after them."""
+        return self.max_context_tokens - self.max_new_tokens
