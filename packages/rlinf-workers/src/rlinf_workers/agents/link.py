@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rlinf_workers.agents.records import Author, Cause, Sampled, AgentTrajectory
+from rlinf_workers.agents.records import AgentTrajectory, Author, Cause, Sampled
 
 _LENGTH = struct.Struct(">I")
 MAX_BYTES = 1 << 28
