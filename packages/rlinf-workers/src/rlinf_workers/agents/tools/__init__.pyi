@@ -1,0 +1,14 @@
+from .base import (
+    Failure as Failure,
+    SupportsSnapshot as SupportsSnapshot,
+    Tool as Tool,
+    ToolFailed as ToolFailed,
+    ToolResult as ToolResult,
+    ToolSession as ToolSession,
+    ToolSpec as ToolSpec,
+    ToolUnavailable as ToolUnavailable,
+)
+from .checked import CheckedSession as CheckedSession, CheckedTool as CheckedTool
+from .custom import FunctionTool as FunctionTool
+from .episode import EpisodeTools as EpisodeTools, start_tools as start_tools
+from .registry import TOOLS as TOOLS, check_tools as check_tools, make_tools as make_tools

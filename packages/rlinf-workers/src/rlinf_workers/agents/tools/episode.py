@@ -1,0 +1,128 @@
+"""All tools of an episode: calls by function name, further attempts, and the same state where the episode branches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rlinf_algos import did_you_mean
+from rlinf_workers.agents.tools.base import ToolResult, ToolUnavailable
+from rlinf_workers.agents.tools.checked import CheckedSession, CheckedTool
+
+
+@dataclasses.dataclass
+class _Place:
+    """One tool of the episode."""
+
+    tool: CheckedTool
+    session: CheckedSession | None = None
+    snapshot: bytes | None = None
+    """With which a new session begins."""
+    has_state: bool = False
+    """Whether the session has answered a call."""
+    lost: str = ""
+    """Why its state is lost, which a further attempt cannot change."""
+
+
+class EpisodeTools:
+    """The sessions of one episode, each opened when one of its functions is first called. One call runs at a time.
+
+    Args:
+        tools: the started tools of the run, from `make_tools`.
+        episode: identifies the episode; the sandbox of `python` takes the seed of its random numbers from it.
+        num_attempts: how often a call is tried while the service fails. Each attempt has a new session, which begins
+            with the state after the last call that succeeded; if that cannot be recreated, there is no further attempt.
+    """
+
+    def __init__(self, tools: Sequence[CheckedTool], episode: str, *, num_attempts: int = 2) -> None:
+        self._places = [_Place(tool) for tool in tools]
+        self._owners = {spec.name: place for place in self._places for spec in place.tool.specs}
+        self._episode, self._num_attempts = episode, num_attempts
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Calls a function. Raises nothing but asyncio.CancelledError."""
+        if name not in self._owners:
+            text = f"There is no tool {name!r}; {did_you_mean(name, self._owners)}"
+            return ToolResult(text=text, failure="policy", detail=text)
+        place, wall_s = self._owners[name], 0.0
+        for _ in range(self._num_attempts):
+            result = await self._attempt(place, name, arguments)
+            wall_s += result.wall_s
+            if result.failure != "service" or place.lost:
+                break
+        return msgspec.structs.replace(result, wall_s=wall_s)
+
+    def branch(self, episode: str) -> EpisodeTools:
+        """The tools of another episode that begins with the present state of this one.
+
+        Raises:
+            ToolUnavailable: a tool has a state that cannot be recreated.
+        """
+        branch = EpisodeTools([place.tool for place in self._places], episode, num_attempts=self._num_attempts)
+        for own, other in zip(self._places, branch._places, strict=True):
+            if own.lost:
+                raise ToolUnavailable(own.lost)
+            other.snapshot = _state(own)
+        return branch
+
+    async def close(self) -> None:
+        """Closes all sessions; the episode makes no further calls."""
+        for place in self._places:
+            session, place.session, place.lost = place.session, None, "the episode is closed"
+            if session is not None:
+                await session.close()
+
+    async def _attempt(self, place: _Place, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        if place.lost:
+            return ToolResult(text="", failure="service", detail=place.lost)
+        if place.session is None:
+            place.session = place.tool.open(self._episode)
+            result = await place.session.restore(place.snapshot)
+            if result.failure:
+                await _leave(place)
+                return result
+        result = await place.session.call(name, arguments)
+        if result.failure != "service":
+            place.has_state = True
+            return result
+        try:
+            place.snapshot = _state(place)
+        except ToolUnavailable as error:
+            place.lost = f"{result.detail}; {error}"
+            result = msgspec.structs.replace(result, detail=place.lost)
+        await _leave(place)
+        return result
+
+
+def _state(place: _Place) -> bytes | None:
+    """With which another session continues. Raises: ToolUnavailable."""
+    return place.session.snapshot() if place.session is not None and place.has_state else place.snapshot
+
+
+async def _leave(place: _Place) -> None:
+    session, place.session, place.has_state = place.session, None, False
+    if session is not None:
+        await session.close()
+
+
+async def start_tools(tools: Sequence[CheckedTool]) -> None:
+    """Starts the tools of a run, one after the other.
+
+    Raises:
+        ToolUnavailable: a tool cannot work, or two have a function of the same name. All are closed then.
+    """
+    try:
+        names: set[str] = set()
+        for tool in tools:
+            await tool.start()
+            for spec in tool.specs:
+                if spec.name in names:
+                    raise ToolUnavailable(f"two tools have a function {spec.name!r}; rename one or give it a `prefix`")
+                names.add(spec.name)
+    except BaseException:
+        for tool in tools:
+            await tool.close()
+        raise
