@@ -1,4 +1,8 @@
-"""Items of language flows. Legend: G completions of a prompt, L prompt tokens, T completion tokens."""
+"""Items of language flows. Legend: G completions or episodes of a prompt, R rows, L prompt tokens, T completion tokens.
+
+A group has one row for each completion (R = G), unless its episodes have several turns: a row is then everything after
+the prompt that leads to one leaf of an episode's tree, and an episode that branched has several rows.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlinf_comm import record
+from rlinf_workers.agents.records import NOT_OF_POLICY, Author, Cause
 from rlinf_workers.worker import DIGEST_LENGTH
 
 
@@ -36,46 +41,110 @@ class Prompt:
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """Consecutive tokens of a completion that one version of the weights sampled."""
+    """Consecutive tokens of a row that one version of the weights sampled, or that another author wrote."""
 
     num_tokens: int
     """At least 1."""
     policy_version: int
+    """-1: the policy did not sample them."""
+    author: Author = "policy"
 
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleGroup:
-    """The completions sampled for one prompt.
+    """The completions sampled for one prompt, or the episodes of an agent.
 
     Example: G = 2 completions, T = 3 tokens, the second one ended after 2:
         completion_ids = [[5, 9, 2], [5, 2, 0]], loss_mask = [[1, 1, 1], [1, 1, 0]]
+
+    Example: one episode. The policy wrote [5, 2], a tool [7]; from there two turns were sampled, [8, 2] and [9, 2]:
+        completion_ids = [[5, 2, 7, 8, 2], [5, 2, 7, 9, 2]], loss_mask = [[1, 1, 0, 1, 1], [0, 0, 0, 1, 1]],
+        trajectories = [0, 0], shared = [0, 3], shared_with = [-1, 0], turns = [[0, 0, -1, 1, 1], [-1, -1, -1, 2, 2]]
     """
 
     prompt: Prompt
     completion_ids: Tensor
-    """[G, T] int64; arbitrary where loss_mask is 0."""
+    """[R, T] int64; arbitrary beyond `row_lengths`."""
     loss_mask: Tensor
-    """[G, T] float32; 1 on sampled tokens, the end token included."""
+    """[R, T] float32; 1 on sampled tokens, the end token included. Each sampled token has a 1 in one row at most."""
     rollout_logprobs: Tensor
-    """[G, T] float32, nats, by the engine that sampled, at its temperature; 0 where loss_mask is 0."""
+    """[R, T] float32, nats, by the engine that sampled, at its temperature; 0 where loss_mask is 0."""
     ref_logprobs: Tensor | None = None
-    """[G, T] float32, by the frozen reference; set by the reference stage if the flow has one."""
+    """[R, T] float32, by the frozen reference; set by the reference stage if the flow has one."""
     policy_version: int
     """Version of the weights that sampled the first tokens, the oldest among the completions; counts optimizer steps
     from 0."""
     truncated: Tensor | None = None
-    """[G] bool; the completion reached its token limit without ending. None: not known."""
+    """[R] bool; the completion, or the last turn of the row, reached its token limit without ending. None: not
+    known."""
     segments: tuple[tuple[Segment, ...], ...] = ()
-    """For each completion, the versions that sampled its tokens, from the first token on; empty: `policy_version`
+    """For each row, the authors and versions of all its tokens, from the first token on; empty: `policy_version`
     sampled all tokens of the group."""
+    lengths: Tensor | None = None
+    """[R] int64, tokens of each row, those of other authors included; None: the policy sampled all of them, and
+    loss_mask is 1 up to the end."""
+    trajectories: Tensor | None = None
+    """[R] int64, the episode that each row belongs to; rows of an episode are neighbours. None: row i is episode i."""
+    shared: Tensor | None = None
+    """[R] int64, number of leading tokens that the row has in common with the earlier row `shared_with`, from which its
+    episode branched; its loss_mask is 0 on them. None: every row is computed by itself."""
+    shared_with: Tensor | None = None
+    """[R] int64; -1: with no row."""
+    rewards: Tensor | None = None
+    """[G] float32, the sum of the rewards that the harness returned for an episode and its turns; NaN: the job's reward
+    scores its last turn, or the episode is discarded. None: the job's reward scores all of them."""
+    causes: tuple[Cause, ...] = ()
+    """[G], why each episode ended; empty: by their own decision. See `agents.records.Cause`."""
+    details: tuple[str, ...] = ()
+    """[G], the messages that go with the causes."""
+    turns: Tensor | None = None
+    """[R, T] int64, the turn of its episode that a token with a loss belongs to, from 0 in the order of sampling; -1
+    where loss_mask is 0. None: a completion is one turn."""
+    turn_rewards: Tensor | None = None
+    """[G, S] float32, rewards of the turns alone, at most S in an episode; 0 where there is none."""
+    turn_states: Tensor | None = None
+    """[G, S] int64; turns of the group with equal numbers began in equal states. -1: the episode has no such turn."""
 
     @property
     def index(self) -> int:
         return self.prompt.index
 
+    @property
+    def num_episodes(self) -> int:
+        """G"""
+        if self.rewards is not None:
+            return len(self.rewards)
+        return len(self.loss_mask) if self.trajectories is None else int(self.trajectories.max()) + 1
+
+    @property
+    def row_lengths(self) -> Tensor:
+        """[R] int64, number of tokens of each row."""
+        return self.loss_mask.sum(-1).long() if self.lengths is None else self.lengths
+
+    @property
+    def extents(self) -> Tensor:
+        """[R] int64, number of tokens of each row up to the last with a loss; nothing is computed for later ones."""
+        if self.lengths is None:
+            return self.loss_mask.sum(-1).long()
+        numbers = torch.arange(1, self.loss_mask.shape[1] + 1)
+        return numbers.where(self.loss_mask != 0, 0).amax(-1)
+
+    @property
+    def is_discarded(self) -> Tensor:
+        """[G] bool; the episode ended by what the policy cannot have caused, so nothing is learned from it."""
+        if not self.causes:
+            return torch.zeros(self.num_episodes, dtype=torch.bool)
+        return torch.tensor([cause in NOT_OF_POLICY for cause in self.causes])
+
+    def by_episode(self, values: Tensor) -> Tensor:
+        """[G], sums over the rows of each episode of values [R]."""
+        if self.trajectories is None:
+            return values
+        return values.new_zeros(self.num_episodes).index_add_(0, self.trajectories, values)
+
     def token_versions(self) -> Tensor:
-        """[G, T] int64, the version of the weights that sampled each token; arbitrary where loss_mask is 0."""
+        """[R, T] int64, the version of the weights that sampled each token; arbitrary where loss_mask is 0."""
         versions = torch.full(self.loss_mask.shape, self.policy_version, dtype=torch.int64)
         for row, segments in zip(versions, self.segments, strict=False):
             begin = 0
@@ -91,18 +160,42 @@ class SampleGroup:
 
     def digest(self) -> str:
         """Hexadecimal digest of the prompt, the sampled tokens, their log-probabilities and the versions that sampled
-        them."""
+        them; if other authors have written some, of all tokens, and of the rewards and causes."""
         mask, sha = self.loss_mask.bool(), hashlib.sha256(str(self.index).encode())
-        parts = (self.completion_ids, self.rollout_logprobs, self.token_versions())
-        for part in (self.prompt.token_ids, mask.sum(-1), *(one[mask] for one in parts)):
+        parts = [self.prompt.token_ids, mask.sum(-1)]
+        if self.lengths is not None:
+            is_token = torch.arange(mask.shape[1]) < self.lengths[:, None]
+            parts += [self.lengths, mask[is_token], self.completion_ids[is_token]]
+            sha.update("|".join(self.causes).encode())
+        if self.rewards is not None:
+            parts.append(self.rewards)
+        parts += [one[mask] for one in (self.completion_ids, self.rollout_logprobs, self.token_versions())]
+        for part in parts:
             sha.update(part.contiguous().numpy().tobytes())
         return sha.hexdigest()[:DIGEST_LENGTH]
 
     def subset(self, rows: slice) -> SampleGroup:
-        """A subset of the completions, with the same prompt."""
-        names = ("completion_ids", "loss_mask", "rollout_logprobs", "ref_logprobs", "truncated", "segments")
+        """A subset of the rows, with the same prompt and the same episodes. A row whose shared tokens are in a row
+        outside the subset has them by itself."""
+        names = (
+            "completion_ids",
+            "loss_mask",
+            "rollout_logprobs",
+            "ref_logprobs",
+            "truncated",
+            "segments",
+            "lengths",
+            "trajectories",
+            "turns",
+        )
         taken = {name: getattr(self, name) for name in names}
-        return replace(self, **{name: None if value is None else value[rows] for name, value in taken.items()})
+        taken = {name: None if value is None else value[rows] for name, value in taken.items()}
+        if self.shared is not None and self.shared_with is not None:
+            first, shared_with = rows.start or 0, self.shared_with[rows]
+            is_inside = shared_with >= first
+            taken["shared"] = self.shared[rows].where(is_inside, 0)
+            taken["shared_with"] = (shared_with - first).where(is_inside, -1)
+        return replace(self, **taken)
 
 
 @record
@@ -112,9 +205,9 @@ class ScoredGroup:
 
     samples: SampleGroup
     rewards: Tensor
-    """[G] float32"""
+    """[G] float32; NaN for a discarded episode."""
     completions: tuple[str, ...]
-    """The completions as text, end token removed; for display."""
+    """[G], the completions as text, end token removed; of an episode its last turn."""
     outcomes: tuple[str, ...] = ()
     """The outcome of each check, see rlinf_algos.rewards.Outcome; empty if nothing was checked."""
     answers: tuple[str | None, ...] = ()
@@ -123,6 +216,11 @@ class ScoredGroup:
     """[G, K] float32, the components of a weighted reward without their weights; None: the reward has no components."""
     part_weights: Tensor | None = None
     """[K] float32"""
+
+    @property
+    def counted_rewards(self) -> Tensor:
+        """The rewards of the episodes that are not discarded; there may be none."""
+        return self.rewards[~self.samples.is_discarded] if self.samples.causes else self.rewards
 
 
 @record
