@@ -100,6 +100,11 @@ def test_a_model_without_sdpa_has_its_own_attention(tmp_path):
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=ROUNDING)
 
 
-def test_groups_of_different_sizes_are_refused():
-    with pytest.raises(ValueError, match=r"groups of \[2, 3\] completions in one batch"):
-        pack_groups([sample_group(0, 4, [5, 1, 3]), sample_group(1, 4, [5, 1])])
+@pytest.mark.parametrize("prompt_lengths", [(4, 4), (2, 6)], ids=str)
+def test_groups_of_different_sizes_equal_whole_sequences(model, prompt_lengths):
+    built = build_model(model, torch.device("cpu")).double()
+    groups = [sample_group(0, prompt_lengths[0], [5, 1, 3]), sample_group(1, prompt_lengths[1], [2, 4])]
+    batch = pack_groups(groups)
+    with torch.no_grad():
+        logprobs, expected = logprobs_of(built, batch), logprobs_of_whole_sequences(built, groups)
+    torch.testing.assert_close(logprobs * batch.loss_mask, expected, check_dtype=False, rtol=0, atol=ROUNDING)

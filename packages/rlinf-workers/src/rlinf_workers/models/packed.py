@@ -3,8 +3,9 @@
     [prompt | completion 1 | completion 2 | ...] of the first group, [prompt | ...] of the next, ...
 
 Layers and head compute only these tokens; attention keeps sequences apart (packed_attention.py). The last token of a
-completion is left out, because no output after it is needed. Outputs are scattered to [B, T] with zeros in between, so
-a loss does not depend on how its batch was computed.
+completion is left out, because no output after it is needed. The tokens that a row of an episode shares with an earlier
+one are there once, in the earlier row, and the gradient of all rows flows back through them. Outputs are scattered to
+[B, T] with zeros in between, so a loss does not depend on how its batch was computed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rlinf_workers.roles.records.language import Example, SampleGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBatch:
-    """N tokens of groups; B completions of at most T tokens, M in all.
+    """N tokens of groups; B completions or rows of at most T tokens, of which M in all have a loss.
 
     Example: prompt [7, 8] with completions [5, 9] and [4, 2, 3]:
         token_ids = [7, 8, 5, 4, 2], position_ids = [0, 1, 2, 2, 3], answers_at = [1, 2, 1, 3, 4]
@@ -36,7 +37,7 @@ class PackedBatch:
     """[N] int64, from 0 in each sequence."""
     attention: PackedAttention
     answers_at: Tensor
-    """[M] int64, the row position whose state predicts each completion token."""
+    """[M] int64, the row position whose state predicts each token with a loss."""
     completion_ids: Tensor
     """[B, T] int64"""
     loss_mask: Tensor
@@ -44,7 +45,7 @@ class PackedBatch:
 
     @property
     def ids(self) -> Tensor:
-        """[M], the completion tokens."""
+        """[M], the tokens with a loss."""
         return self.completion_ids[self.loss_mask != 0]
 
     def spread(self, values: Tensor) -> Tensor:
@@ -57,17 +58,33 @@ class PackedBatch:
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
-def num_computed_tokens(prompt_length: int, lengths: Tensor) -> int:
-    """Tokens of a packed group: its prompt, and its completions without the last token of each."""
-    return prompt_length + int((lengths - 1).clamp(min=0).sum())
+def computed_parts(group: SampleGroup) -> tuple[Tensor, Tensor]:
+    """[R] int64 each: the first token of each row that is computed for it, and the number of tokens from there on. The
+    last one with a loss is left out, unless a later row shares it."""
+    ends, begins = (group.extents - 1).clamp(min=0), torch.zeros(len(group.loss_mask), dtype=torch.int64)
+    if group.shared is None or group.shared_with is None:
+        return begins, ends
+    is_read = group.extents > 0
+    for row in reversed(range(len(ends))):  # a row shares with an earlier one
+        other = int(group.shared_with[row])
+        if other >= 0 and is_read[row]:
+            ends[other], is_read[other] = max(int(ends[other]), int(group.shared[row])), True
+    begins = group.shared.where(is_read, 0)
+    return begins, (ends - begins).clamp(min=0)
+
+
+def num_computed_tokens(group: SampleGroup) -> int:
+    """Tokens of a packed group: those of its prompt, and those that are computed for its rows."""
+    return len(group.prompt.token_ids) + int(computed_parts(group)[1].sum())
 
 
 def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
     """Packs groups one after the other. They may differ in size; a completion without tokens takes no space."""
-    width = max(1, *(int(group.loss_mask.sum(-1).max()) for group in groups))
+    width = max(1, *(int(group.extents.max()) for group in groups))
     loss_mask = torch.cat([fit_width(group.loss_mask, width) for group in groups])
     completion_ids = torch.cat([fit_width(group.completion_ids, width, PAD_ID) for group in groups])
-    lengths = (loss_mask.sum(-1).long() - 1).clamp(min=0)  # [B], computed tokens of each completion
+    parts = [computed_parts(group) for group in groups]
+    begins, lengths = (torch.cat(column) for column in zip(*parts, strict=True))  # [B] each
     prompt_lengths = torch.tensor([len(group.prompt.token_ids) for group in groups])
     sizes = torch.tensor([len(group.completion_ids) for group in groups])
     prompts = torch.arange(len(groups)).repeat_interleave(sizes)  # [B]
@@ -79,26 +96,41 @@ def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
     of_segment[~is_completion], of_segment[is_completion] = prompt_lengths, lengths
     start = of_segment.cumsum(0) - of_segment
     first_position = torch.zeros_like(start)
-    first_position[is_completion] = prompt_lengths[prompts]
+    first_position[is_completion] = prompt_lengths[prompts] + begins
     positions = torch.arange(int(of_segment.sum())) + (first_position - start).repeat_interleave(of_segment)
 
     prompt_starts, starts = start[~is_completion], start[is_completion]
-    tokens = []
-    is_computed = torch.arange(width) < lengths[:, None]
+    tokens, numbers = [], torch.arange(width)
+    is_computed = (numbers >= begins[:, None]) & (numbers < (begins + lengths)[:, None])
     for group, ids, computed in zip(
         groups, completion_ids.split(sizes.tolist()), is_computed.split(sizes.tolist()), strict=True
     ):
         tokens += [group.prompt.token_ids, ids[computed]]
-    before = starts[:, None] + torch.arange(width) - 1  # [B, T], position whose state predicts each token
-    before[:, 0] = (prompt_starts + prompt_lengths - 1)[prompts]
+    places = _places(groups, starts, begins, width)
+    before = torch.cat([(prompt_starts + prompt_lengths - 1)[prompts, None], places[:, :-1]], 1)
+    shared = {row: places[row, :begin] for row, begin in enumerate(begins.tolist()) if begin}
     return PackedBatch(
         token_ids=torch.cat(tokens),
         position_ids=positions,
-        attention=attention_of(prompt_lengths, prompt_starts, lengths, starts, prompts),
+        attention=attention_of(prompt_lengths, prompt_starts, lengths, starts, prompts, shared),
         answers_at=before[loss_mask != 0],
         completion_ids=completion_ids,
         loss_mask=loss_mask,
     )
+
+
+def _places(groups: Sequence[SampleGroup], starts: Tensor, begins: Tensor, width: int) -> Tensor:
+    """[B, width], where each token of each row is in the packed row; arbitrary for those that are not computed."""
+    places = (starts - begins)[:, None] + torch.arange(width)
+    first = 0
+    for group in groups:
+        size = len(group.loss_mask)
+        for row, begin in enumerate(begins[first : first + size].tolist()):
+            if begin:
+                assert group.shared_with is not None, "a row that begins later shares the tokens before"
+                places[first + row, :begin] = places[first + int(group.shared_with[row]), :begin]
+        first += size
+    return places
 
 
 def pack_examples(examples: Sequence[Example]) -> PackedBatch:

@@ -1,4 +1,5 @@
-"""Attention over a packed row: a completion attends to its prompt and itself, a prompt to itself.
+"""Attention over a packed row: a completion attends to its prompt and itself, a prompt to itself. The tokens of an
+episode form a tree: a row that branched attends to its prompt, to what it shares with earlier rows, and to itself.
 
 transformers lets you register an attention function under a name (`AttentionInterface`). Ours gets `attend`, an
 argument of the model's call that reaches every layer, and uses no mask: each block of related tokens is gathered from
@@ -7,7 +8,7 @@ the row and computed by one call of torch's scaled_dot_product_attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -98,25 +99,47 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, s
 
 
 def attention_of(
-    prompt_lengths: Tensor, prompt_starts: Tensor, lengths: Tensor, starts: Tensor, prompts: Tensor
+    prompt_lengths: Tensor,
+    prompt_starts: Tensor,
+    lengths: Tensor,
+    starts: Tensor,
+    prompts: Tensor,
+    shared: Mapping[int, Tensor] | None = None,
 ) -> PackedAttention:
-    """One call per prompt length, and one per group of completions of similar length with equal prompt lengths.
+    """One call per prompt length, and one per group of completions of similar length with equally many tokens before
+    them.
 
     Args:
         prompt_lengths, prompt_starts: [P] int64, length and start of each prompt in the packed row.
         lengths, starts: [B] int64, of completions; those of length 0 are not in the row.
         prompts: [B] int64, the prompt of each.
+        shared: completion -> [K] int64, the places of the tokens between its prompt and `starts`, which belong to
+            other completions of the prompt.
     """
+    shared = shared or {}
     row = _RowBlocks(int(prompt_lengths.sum() + lengths.sum()))
+    has_prompt_alone = torch.ones(len(lengths), dtype=torch.bool)
+    has_prompt_alone[list(shared)] = False
     for length in prompt_lengths.unique().tolist():
         places = prompt_starts[:, None] + torch.arange(length)  # [P, L], right for prompts of this length
         are_such = prompt_lengths == length
         row.add(places[are_such], places[are_such], prompt_lengths[are_such])
-        rows = (are_such[prompts] & (lengths > 0)).nonzero()[:, 0]
-        for alike in _of_similar_length(rows[lengths[rows].argsort(descending=True, stable=True)], lengths):
-            inside = torch.arange(int(lengths[alike[0]])).expand(len(alike), -1)
-            queries = starts[alike, None] + inside.minimum(lengths[alike, None] - 1)
-            row.add(queries, torch.cat([places[prompts[alike]], queries], 1), lengths[alike])
+        rows = (are_such[prompts] & (lengths > 0) & has_prompt_alone).nonzero()[:, 0]
+        row.add_after(lambda alike, places=places: places[prompts[alike]], rows, lengths, starts)
+    before: dict[int, dict[int, Tensor]] = {}
+    for completion, places in shared.items():
+        if lengths[completion]:
+            of_prompt = prompt_starts[prompts[completion]] + torch.arange(int(prompt_lengths[prompts[completion]]))
+            all_places = torch.cat([of_prompt, places])
+            before.setdefault(len(all_places), {})[completion] = all_places
+    for of_length in before.values():
+        rows = torch.tensor(list(of_length))
+        row.add_after(
+            lambda alike, of_length=of_length: torch.stack([of_length[one] for one in alike.tolist()]),
+            rows,
+            lengths,
+            starts,
+        )
     return row.attention()
 
 
@@ -148,6 +171,19 @@ class _RowBlocks:
         self._answers[queries[is_real]] = self._num_answers + is_real.flatten().nonzero()[:, 0]
         self._num_answers += queries.numel()
         self._blocks.append(AttentionBlock(queries=queries, keys=keys))
+
+    def add_after(self, before: Callable[[Tensor], Tensor], rows: Tensor, lengths: Tensor, starts: Tensor) -> None:
+        """Adds completions that follow equally many tokens.
+
+        Args:
+            before: completions [b] -> [b, K], the places of the tokens before them.
+            rows: [n], the completions; none is empty.
+            lengths, starts: as for `attention_of`.
+        """
+        for alike in _of_similar_length(rows[lengths[rows].argsort(descending=True, stable=True)], lengths):
+            inside = torch.arange(int(lengths[alike[0]])).expand(len(alike), -1)
+            queries = starts[alike, None] + inside.minimum(lengths[alike, None] - 1)
+            self.add(queries, torch.cat([before(alike), queries], 1), lengths[alike])
 
     def attention(self) -> PackedAttention:
         return PackedAttention(self._blocks, self._answers)

@@ -1,16 +1,16 @@
 """Pads prompt groups into one batch for a training forward pass, with each prompt once for all its completions.
 
-Legend: P prompts (one a group), G completions of each, B = P * G, L prompt width, T completion width.
+Legend: P prompts (one a group), G completions or rows of each, B of all, L prompt width, T completion width.
 
 The completions of a group share their prompt, so its keys and values are computed once, the completions attend to them,
 and the gradient flows back through them. The result equals that of whole sequences, with (L + G * T) instead of G * (L
-+ T) positions per group.
++ T) positions per group. What rows share besides the prompt is computed for each; packed.py computes it once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from rlinf_workers.roles.records.language import SampleGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceBatch:
-    """Several groups of one size: prompts padded on the left, completions on the right.
+    """Several groups: prompts padded on the left, completions on the right.
 
     Example: one group, G = 2, prompt [7, 8], completions [5, 2] and [5, 9, 2]:
         prompt_ids = [[7, 8]], completion_ids = [[5, 2, 0], [5, 9, 2]], loss_mask = [[1, 1, 0], [1, 1, 1]]
@@ -34,17 +34,21 @@ class SequenceBatch:
     prompt_mask: Tensor
     """[P, L] int64, 0 on padding."""
     completion_ids: Tensor
-    """[B, T] int64; row p * G + g is completion g of prompt p."""
+    """[B, T] int64; the completions of the first prompt, then those of the second, ..."""
     loss_mask: Tensor
     """[B, T] float32"""
+    group_sizes: tuple[int, ...]
+    """[P], completions of each prompt."""
 
     @property
-    def group_size(self) -> int:
-        """G"""
-        return len(self.completion_ids) // len(self.prompt_ids)
+    def repeats(self) -> int | Tensor:
+        """How often `repeat_interleave` has to repeat each prompt: G, or [P] int64 if the groups differ in size."""
+        sizes = set(self.group_sizes)
+        return sizes.pop() if len(sizes) == 1 else torch.tensor(self.group_sizes, device=self.prompt_ids.device)
 
     def to(self, device: torch.device) -> SequenceBatch:
-        return SequenceBatch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "loss_mask")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 PAD_ID = 0
@@ -52,21 +56,16 @@ PAD_ID = 0
 
 
 def pack_groups(groups: Sequence[SampleGroup]) -> SequenceBatch:
-    """Pads to the longest prompt and the longest completion among the groups.
-
-    Raises: ValueError if the groups differ in size.
-    """
-    sizes = {len(group.completion_ids) for group in groups}
-    if len(sizes) > 1:
-        raise ValueError(f"groups of {sorted(sizes)} completions in one batch; all groups of a batch have one size")
+    """Pads to the longest prompt and the longest completion among the groups."""
     prompt_width = max(len(group.prompt.token_ids) for group in groups)
-    completion_width = max(int(group.loss_mask.sum(-1).max()) for group in groups)
+    completion_width = max(1, *(int(group.extents.max()) for group in groups))
     prompt_ids, prompt_mask = pad_left([group.prompt.token_ids for group in groups], prompt_width, PAD_ID)
     return SequenceBatch(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
         completion_ids=torch.cat([fit_width(group.completion_ids, completion_width, PAD_ID) for group in groups]),
         loss_mask=torch.cat([fit_width(group.loss_mask, completion_width, 0.0) for group in groups]),
+        group_sizes=tuple(len(group.completion_ids) for group in groups),
     )
 
 
@@ -99,18 +98,18 @@ def _before_completions(outputs: Callable[..., Tensor], config: Any, batch: Sequ
     """
     from transformers import DynamicCache
 
-    size, (width, num_tokens) = batch.group_size, (batch.prompt_ids.shape[1], batch.completion_ids.shape[1])
+    repeats, (width, num_tokens) = batch.repeats, (batch.prompt_ids.shape[1], batch.completion_ids.shape[1])
     # Without left padding no mask beyond causality is needed, and attention takes its fast path.
     mask = None if bool(batch.prompt_mask.all()) else batch.prompt_mask
-    cache = DynamicCache(config=config)
+    cache: Any = DynamicCache(config=config)  # it repeats by a tensor too
     prompts = outputs(
         input_ids=batch.prompt_ids, **as_cache(cache), logits_to_keep=1, use_cache=True, **_positions(mask, width)
     )
-    all_outputs = prompts.repeat_interleave(size, 0)
+    all_outputs = prompts.repeat_interleave(repeats, 0)
     if num_tokens > 1:
-        cache.batch_repeat_interleave(size)
+        cache.batch_repeat_interleave(repeats)
         if mask is not None:
-            mask = torch.cat([mask.repeat_interleave(size, 0), torch.ones_like(batch.completion_ids[:, 1:])], 1)
+            mask = torch.cat([mask.repeat_interleave(repeats, 0), torch.ones_like(batch.completion_ids[:, 1:])], 1)
         completions = outputs(
             input_ids=batch.completion_ids[:, :-1],
             **as_cache(cache),

@@ -118,9 +118,10 @@ def worst_token(
         return None
     place = int(gaps.argmax())
     row, position = divmod(place, gaps.shape[1])
-    gap, length = float(gaps[row, position]), int(mask[row].sum())
+    gap = float(gaps[row, position])
     if gap < 0:
         return None
+    length = int(mask[row].nonzero()[-1]) + 1
     ids = token_ids[row, :length].tolist()
     return WorstToken(
         gap=gap,

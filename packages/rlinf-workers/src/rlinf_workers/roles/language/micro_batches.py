@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlinf_algos import BUILTIN_POLICY_LOSSES, Algorithm, aggregation_divisor
 from rlinf_workers.balance import balanced
-from rlinf_workers.models.packed import num_computed_tokens, pack_without_padding
+from rlinf_workers.models.packed import computed_parts, num_computed_tokens, pack_without_padding
 from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import CompletionBatch
 from rlinf_workers.roles.language.advantages import LearningGroup
@@ -231,25 +231,29 @@ class MicroBatches:
         )
 
 
-def lengths_of(group: SampleGroup) -> Tensor:
-    """[G] int64, number of tokens of each completion."""
-    return group.loss_mask.sum(-1).long()
-
-
 def num_tokens_of(group: SampleGroup) -> int:
     """Number of tokens of the group in a packed row."""
-    return num_computed_tokens(len(group.prompt.token_ids), lengths_of(group))
+    return num_computed_tokens(group)
 
 
 def split(group: SampleGroup, limit: int) -> list[slice]:
-    """Splits the group's completions, in order, into subsets of at most `limit` tokens, each including the prompt; a
-    longer sequence is a subset of its own."""
-    prompt_length, subsets, first, filled = len(group.prompt.token_ids), [], 0, 0
-    for row, length in enumerate(lengths_of(group).sub(1).clamp(min=0).tolist()):
-        if row > first and prompt_length + filled + length > limit:
+    """Splits the group's rows, in order, into subsets of at most `limit` tokens, each including the prompt; a longer
+    sequence is a subset of its own. A row whose shared tokens are in another subset computes them again."""
+    if group.shared is None:
+        prompt_length, lengths = len(group.prompt.token_ids), computed_parts(group)[1].tolist()
+
+        def size(first: int, end: int) -> int:
+            return prompt_length + sum(lengths[first:end])
+    else:
+
+        def size(first: int, end: int) -> int:
+            return num_computed_tokens(group.subset(slice(first, end)))
+
+    subsets, first = [], 0
+    for row in range(1, len(group.loss_mask)):
+        if size(first, row + 1) > limit:
             subsets.append(slice(first, row))
-            first, filled = row, 0
-        filled += length
+            first = row
     return [*subsets, slice(first, len(group.loss_mask))]
 
 

@@ -47,9 +47,9 @@ class TokenQuery:
             ids, temperature = batch.token_ids, 1.0
             before = torch.arange(ids.shape[1] - 1, device=ids.device).expand(len(ids), -1)
             return cls(token_ids=ids, before=before, targets=ids[:, 1:], temperature=temperature, num_rows=len(ids))
-        size, targets = batch.group_size, batch.completion_ids
-        padding = (batch.prompt_mask == 0).sum(-1, keepdim=True).repeat_interleave(size, 0)
-        both = torch.cat([batch.prompt_ids.repeat_interleave(size, 0), targets], 1)
+        repeats, targets = batch.repeats, batch.completion_ids
+        padding = (batch.prompt_mask == 0).sum(-1, keepdim=True).repeat_interleave(repeats, 0)
+        both = torch.cat([batch.prompt_ids.repeat_interleave(repeats, 0), targets], 1)
         places = torch.arange(both.shape[1], device=both.device) + padding
         moved = both.gather(1, places.clamp(max=both.shape[1] - 1)).masked_fill(places >= both.shape[1], 0)
         first = batch.prompt_ids.shape[1] - 1 - padding
