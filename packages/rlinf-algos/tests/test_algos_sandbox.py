@@ -1,4 +1,7 @@
-"""The sandbox in each of its modes: what a program that is made to attack cannot read, change, signal or hold."""
+"""The sandbox in each of its modes: what a program that is made to attack cannot read, change, signal or hold.
+
+The same holds for the cells of a session, in the modes whose names begin with `session`.
+"""
 
 import contextlib
 import os
@@ -11,7 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +27,7 @@ from rlinf_algos.rewards.confinement import call_filter, namespaces as calls
 from rlinf_algos.rewards.confinement.processes import children_of, descendants
 from rlinf_algos.rewards.confinement.system import PR_CAPBSET_DROP, PR_SET_DUMPABLE, call, prctl
 from rlinf_algos.rewards.confinement.users import become
+from rlinf_algos.rewards.python_session import PythonSession
 from rlinf_algos.rewards.sandbox import SandboxLimits, SandboxRun, run_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is for Linux")
@@ -42,10 +46,18 @@ class Mode:
     namespaces: bool
     may_mount: bool = True
     """Whether root has the capability to mount, which containers and services may lack."""
+    lasting: bool = False
+    """Whether the program is a cell of a session."""
 
-    def run(self, text: str, *, stdin: str = "", **options: Any) -> SandboxRun:
+    def run(self, text: str, **options: Any) -> SandboxRun:
+        return self.call(lambda: self.run_here(text, **options))
+
+    def run_here(self, text: str, **options: Any) -> SandboxRun:
+        """Runs it as the user of this process."""
         options = {"limits": LIMITS, "namespaces": self.namespaces, **options}
-        return self.call(lambda: run_python({"program.py": text}, ["program.py"], stdin=stdin, **options))
+        if self.lasting:
+            return in_session(text, **options)
+        return run_python({"program.py": text}, ["program.py"], **options)
 
     def call(self, function: Callable[[], T]) -> T:
         """The function's result, in a process of the mode's user."""
@@ -62,9 +74,28 @@ MODES = {
 }
 every_mode = pytest.mark.parametrize("mode", list(MODES), indirect=True)
 MODES["root without mounts"] = Mode(as_root=True, namespaces=True, may_mount=False)
-and_without_mounts = pytest.mark.parametrize("mode", list(MODES), indirect=True)
 WEAK = {name: mode for name, mode in MODES.items() if not mode.namespaces}
+MODES["session"] = Mode(as_root=True, namespaces=True, lasting=True)
+MODES["session without namespaces"] = Mode(as_root=False, namespaces=False, lasting=True)
+and_sessions = pytest.mark.parametrize("mode", [name for name in MODES if name != "root without mounts"], indirect=True)
+in_all_modes = pytest.mark.parametrize("mode", list(MODES), indirect=True)
 weak_modes = pytest.mark.parametrize("mode", WEAK, indirect=True)
+
+
+def in_session(text: str, *, limits: SandboxLimits, **options: Any) -> SandboxRun:
+    """The run of a program as the only cell of a session, which is closed then."""
+    with PythonSession(limits=limits, **options) as session:
+        run = session.run(text, time_limit_s=limits.wall_s)
+    ending = "memory" if run.error == "MemoryError" else "exited" if run.is_alive else run.ending
+    exit_code = int(run.ending == "raised") if ending == "exited" else None
+    return SandboxRun(
+        ending=ending,  # type: ignore[arg-type]
+        exit_code=exit_code,
+        stdout=run.output,
+        stderr=run.output,
+        cpu_s=0.0,
+        weaknesses=(),
+    )
 
 
 @pytest.fixture
@@ -78,7 +109,7 @@ def mode(request) -> Mode:
 @lru_cache
 def missing(name: str) -> str | None:
     """Why this machine has no such mode."""
-    mode = MODES[name]
+    mode = replace(MODES[name], lasting=False)
     if mode.as_root and os.geteuid() != 0:
         return "needs root"
     run = mode.run("pass")
@@ -253,12 +284,12 @@ def probed(mode: Mode, secret: Path, mark: str) -> tuple[SandboxRun, tuple]:
     """The run of all probes by a worker, and what the worker is like afterwards."""
     os.environ["RLINF_SECRET"] = "s3cret"
     header = f"WORKER, SECRET, HOME, MARK = {os.getpid()}, {str(secret)!r}, {str(Path.home())!r}, {mark!r}\n"
-    run = run_python({"p.py": header + PROBES}, ["p.py"], limits=LIMITS, namespaces=mode.namespaces)
+    run = mode.run_here(header + PROBES)
     state = (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_CPU))
     return run, state
 
 
-@and_without_mounts
+@in_all_modes
 def test_nothing_of_others_is_read_changed_or_signalled(mode):
     mark = os.urandom(8).hex()
     before = (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_CPU))
@@ -389,7 +420,7 @@ if os.fork() == 0:
 """
 
 
-@every_mode
+@and_sessions
 @pytest.mark.parametrize("end", ["print('ok')", "time.sleep(600)", "while True: print('x' * 4096, flush=True)"])
 def test_daemons_end_with_the_run(mode, end):
     mark = f"left-{os.urandom(8).hex()}"
@@ -410,7 +441,7 @@ def command_lines() -> list[str]:
     return lines
 
 
-@every_mode
+@and_sessions
 def test_a_fork_bomb_ends(mode):
     program = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
     run = mode.run(program, limits=SandboxLimits(wall_s=1.0, num_processes=8))
@@ -418,7 +449,7 @@ def test_a_fork_bomb_ends(mode):
     assert mode.run("print(1)").stdout == "1\n"
 
 
-@and_without_mounts
+@in_all_modes
 def test_processes_are_limited_in_number(mode):
     program = """
 import os, time
@@ -450,7 +481,9 @@ FILLING = {
 SLOW_WAYS = ("many empty files", "reserved space", "temporary files")
 
 
-@pytest.mark.parametrize("mode", ["root with namespaces", *WEAK], indirect=True)
+@pytest.mark.parametrize(
+    "mode", ["root with namespaces", *WEAK, "session", "session without namespaces"], indirect=True
+)
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=pytest.mark.slow) if way in SLOW_WAYS else way for way in FILLING]
 )
@@ -505,7 +538,7 @@ HOARDERS = {
 }
 
 
-@every_mode
+@and_sessions
 def test_memory_that_no_process_is_charged_for_is_refused(mode):
     attempts = "".join(
         f"try:\n{textwrap.indent(way, '    ')}\n    print({name!r})\nexcept (OSError, ValueError): pass\n"
@@ -540,7 +573,7 @@ def test_file_locks_are_few(mode):
         assert mode.run(database).stdout == "ok\n"
 
 
-@every_mode
+@and_sessions
 @pytest.mark.parametrize("way", GREEDY)
 def test_memory_of_all_processes_counts(mode, way):
     assert mode.run(GREEDY[way]).ending == "memory"

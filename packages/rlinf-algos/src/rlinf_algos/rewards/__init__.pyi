@@ -18,6 +18,11 @@ from .mathematics import MathReward as MathReward, math_answer as math_answer
 from .numeric import final_number as final_number, numeric_match as numeric_match
 from .process_pool import awaited_processes as awaited_processes
 from .program import MAX_TIMEOUTS as MAX_TIMEOUTS, CodeReward as CodeReward, code_tests as code_tests
+from .python_session import (
+    SESSION_LIMITS as SESSION_LIMITS,
+    CellRun as CellRun,
+    PythonSession as PythonSession,
+)
 from .registry import get_reward as get_reward, register_reward as register_reward, reward_names as reward_names
 from .reward_model import RewardModel as RewardModel
 from .sandbox import SandboxLimits as SandboxLimits, SandboxRun as SandboxRun, run_python as run_python

@@ -30,8 +30,9 @@ READY = b"ready"
 
 def main() -> None:
     order = Order(**marshal.loads(sys.stdin.buffer.read()))
-    for fd in (order.status_fd, *order.channel):
-        os.set_inheritable(fd, False)
+    for fd in (order.status_fd, *order.channel, order.control_fd):
+        if fd is not None:
+            os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # if memory runs out, the kernel kills a program before any other process

@@ -16,6 +16,10 @@ class Order:
     status_fd: int
     """Receives the report."""
     channel: tuple[int, ...]
+    control_fd: int | None
+    """From here the supervisor reads RUN and PAUSE."""
+    env_vars: dict[str, str]
+    """Of the program, in addition to those that every program has."""
     namespaces: bool
     landlock: bool
     allow_weak: bool
