@@ -230,6 +230,15 @@ def test_an_advantage_on_steps():
         preset("grpo", advantage=f"{__name__}:of_steps")
 
 
+def test_advantages_of_turns_are_for_completions_too():
+    assert preset("gigpo", options={"step_weight": 0.5}).gamma == 0.95
+    assert preset("grpo", advantage="turn_returns").gamma == 1.0
+    with pytest.raises(AlgosError, match="group_size=1: advantage=gigpo compares the completions of a prompt"):
+        preset("gigpo", group_size=1)
+    with pytest.raises(AlgosError, match="gae_steps cannot be computed for completions"):
+        preset("grpo", advantage="gae_steps")
+
+
 def test_a_correction_brings_its_range():
     assert preset("grpo", correction="icepop").correction_high == 5.0
     assert (preset("grpo", correction="truncated").correction_low, preset("grpo").correction_high) == (None, None)

@@ -50,6 +50,7 @@ def test_signatures_with_defaults():
         "rewards_to_go": "rewards, mask, gamma, *dim=1",
         "first_episode_mask": "terminated, truncated",
         "step_group_advantages": "rewards, terminated, truncated, gamma, *normalize_std=True, *epsilon=0.0001",
+        "turn_return_advantages": "rewards, terminated, truncated, gamma, *normalize_std=True, *epsilon=0.0001",
         "gigpo_advantages": (
             "rewards, terminated, truncated, state_ids, gamma, *step_weight=1.0, *normalize_std=True, *epsilon=0.0001"
         ),

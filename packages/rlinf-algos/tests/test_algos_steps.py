@@ -12,6 +12,7 @@ from rlinf_algos import (
     gigpo_advantages,
     grpo_advantages,
     step_group_advantages,
+    turn_return_advantages,
 )
 
 quick = settings(max_examples=60)
@@ -82,6 +83,31 @@ def test_gigpo_without_a_state_that_was_met_twice_is_grpo():
     assert torch.equal(advantages, grpo_advantages(rewards.double().sum(0, keepdim=True).float()).expand(3, 4))
     with pytest.raises(AlgosError, match="step_weight=-1 must be at least 0"):
         gigpo_advantages(rewards, ends, ends, torch.arange(12).view(3, 4), 0.9, step_weight=-1)
+
+
+@quick
+@given(st.integers(1, 5), st.integers(1, 6), st.booleans(), seeds)
+def test_returns_of_turns_are_compared_with_those_of_all_turns(T, N, normalize_std, seed):
+    rng = np.random.default_rng(seed)
+    rewards, ends = rng.integers(0, 3, (T, N)) / 2, rng.random((T, N)) < 0.3
+    to_go = {}
+    for n in range(N):
+        length = next((t + 1 for t in range(T) if ends[t, n]), T)
+        for t in range(length):
+            to_go[t, n] = (0, sum(0.5 ** (k - t) * rewards[k, n] for k in range(t, length)))
+    advantages = grouped(to_go, normalize_std, 1e-4)
+    expected = [[advantages.get((t, n), 0.0) for n in range(N)] for t in range(T)]
+    terminated = torch.tensor(ends)
+    computed = turn_return_advantages(
+        torch.tensor(rewards), terminated, ~terminated & False, 0.5, normalize_std=normalize_std
+    )
+    close(computed, expected)
+
+
+def test_returns_of_single_turns_are_grpo():
+    rewards = torch.tensor([[1.0, 0.0, 0.5, 1.0]])
+    ends = torch.ones(1, 4)
+    assert torch.equal(turn_return_advantages(rewards, ends, ends, 0.9), grpo_advantages(rewards))
 
 
 def test_refusals():

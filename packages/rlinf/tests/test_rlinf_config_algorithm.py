@@ -176,7 +176,7 @@ def test_mistakes(line, expected):
         ),
         (
             "--algorithm.name grpo --env.num_envs 16 --algorithm.gamma 0.9",
-            "algorithm.gamma=0.9 is not used: it belongs to advantage=gae_steps or grpo_steps or gigpo, and this",
+            "algorithm.gamma=0.9 is not used: it belongs to advantage=gae_steps or grpo_steps or gigpo or turn_returns",
         ),
         ("--algorithm.gamma null", "algorithm.gamma is null; it belongs to advantage=gae_steps or grpo_steps or gigpo"),
         ("--algorithm.gae_lambda null", "algorithm.gae_lambda is null; it belongs to advantage=gae_steps"),

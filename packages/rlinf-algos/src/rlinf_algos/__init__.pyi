@@ -11,6 +11,7 @@ from .advantages import (
     rloo_advantages as rloo_advantages,
     step_group_advantages as step_group_advantages,
     token_gae as token_gae,
+    turn_return_advantages as turn_return_advantages,
 )
 from .aggregation import (
     aggregated_sum as aggregated_sum,

@@ -82,12 +82,12 @@ class Algorithm:
     """Completions sampled for each prompt; most algorithms compare them with each other."""
     advantage: str = "grpo"
     """How advantages are computed. Completions: grpo, rloo, opo, pass_at_k, otb, gdpo (with a weighted reward), gae
-    (with a critic), returns. Episodes: grpo, rloo, opo, pass_at_k, grpo_steps, gigpo, gae_steps (with values). Or
-    package.module:function."""
+    (with a critic), returns; of turns: gigpo, turn_returns, grpo_steps. Episodes: grpo, rloo, opo, pass_at_k,
+    grpo_steps, gigpo, turn_returns, gae_steps (with values). Or package.module:function."""
     normalize_std: bool | None = None
     """Divide advantages by the standard deviation of the rewards in the group."""
     gamma: float | None = None
-    """Discount factor per token, or per answer of a policy; in [0, 1]."""
+    """Discount factor per token, per turn if advantages are of turns, or per answer of a policy; in [0, 1]."""
     gae_lambda: float | None = None
     """Lambda of generalized advantage estimation, the decay of later temporal-difference errors; in [0, 1]."""
     bootstrap_at_termination: bool | None = None
@@ -527,7 +527,7 @@ def _fits(takes: Takes, values: Mapping[str, Any]) -> bool:
     """Whether the samples have what a part takes."""
     if values["samples"] == "episodes":
         return takes.works_on != "tokens" and "parts" not in takes.inputs
-    return takes.works_on != "steps"
+    return takes.works_on != "steps" or takes.works_on_turns
 
 
 def _group_misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,9 @@
 """The components of an algorithm by name: advantages and policy losses, and the inputs of each.
 
 A function's inputs are read from its signature. An advantage function names the inputs it wants among `INPUTS`: with
-`loss_mask` it works on tokens, [B, T], with `terminated` or `truncated` on the steps of environments, [T, N], without
-them on groups, [P, G]; `values` requires a critic, `parts` a weighted reward. All further arguments are options, given
+`loss_mask` it works on tokens, [B, T], with `terminated` or `truncated` on steps, [T, N], of environments or, without
+values, on the turns of a language model, without them on groups, [P, G]; `values` requires a critic, `parts` a weighted
+reward. All further arguments are options, given
 by the fields of an `Algorithm` of that name (see `FIELD_OF_OPTION`), or by its `options`.
 
 For the components of this package the inputs are also listed here, so that a config can be checked without importing
@@ -20,7 +21,7 @@ from rlinf_algos.registry import Registry, path_of
 INPUTS = {
     "rewards": "[P, G], of an episode the sum; [B, T] for a function on tokens: 0 but at the last token, less a KL "
     "penalty on each; [T, N] for one on steps",
-    "lengths": "[P, G], tokens of each completion, steps of each episode",
+    "lengths": "[P, G], tokens that the policy wrote of each completion, steps of each episode",
     "logit_norms": "[B, T], of the distribution that a token was drawn from, by the actor before the update: "
     "1 - 2 p + sum of p^2 over the vocabulary, the squared norm of the token's gradient for the logits",
     "values": "[B, T] or [T, N], by the critic, before the token or the action is chosen",
@@ -28,7 +29,7 @@ INPUTS = {
     "parts": "[P, G, K], the K terms of a weighted reward, without their weights",
     "part_weights": "[K], their weights",
     "next_values": "[T, N], by the critic, of the true successor",
-    "terminated": "[T, N] bool, the episode ended with this step",
+    "terminated": "[T, N] bool, the episode ended with this step; a turn of a language model is a step",
     "truncated": "[T, N] bool, it was cut off after this step",
     "state_ids": "[T, N] int64, equal where the policy acted on equal observations",
 }
@@ -54,6 +55,7 @@ ADVANTAGES: Registry[Callable[..., Any]] = Registry(
         "gae_steps": "rlinf_algos.advantages:gae",
         "grpo_steps": "rlinf_algos.advantages:step_group_advantages",
         "gigpo": "rlinf_algos.advantages:gigpo_advantages",
+        "turn_returns": "rlinf_algos.advantages:turn_return_advantages",
     },
 )
 """The advantages that an algorithm may name; `register_advantage` adds one."""
@@ -116,8 +118,13 @@ class Takes:
 
     @property
     def compares(self) -> bool:
-        """Whether an advantage is against the other completions of a prompt."""
-        return self.works_on == "groups" or "logit_norms" in self.inputs
+        """Whether an advantage is against the other completions of a prompt, or against their turns."""
+        return self.works_on == "groups" or "logit_norms" in self.inputs or self.works_on_turns
+
+    @property
+    def works_on_turns(self) -> bool:
+        """Whether an advantage on steps can be computed for the turns of a language model, which have no values."""
+        return self.works_on == "steps" and not {"values", "next_values"} & set(self.inputs)
 
     @property
     def works_on(self) -> Literal["groups", "tokens", "steps"]:
@@ -159,6 +166,11 @@ BUILTIN_ADVANTAGES = {
     "gigpo": Takes(
         inputs=("rewards", "terminated", "truncated", "state_ids"),
         options={"gamma": "gamma", "step_weight": "step_weight", "normalize_std": "normalize_std"},
+        required=("gamma",),
+    ),
+    "turn_returns": Takes(
+        inputs=("rewards", "terminated", "truncated"),
+        options={"gamma": "gamma", "normalize_std": "normalize_std"},
         required=("gamma",),
     ),
 }

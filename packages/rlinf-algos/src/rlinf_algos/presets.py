@@ -147,6 +147,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_minibatches": 4,
     },
     "gdpo": {"advantage": "gdpo", "whiten_advantages": True},
+    "gigpo": {"advantage": "gigpo", "gamma": 0.95},
     "distillation": {
         "advantage": "returns",
         "gamma": 0.0,

@@ -4,7 +4,7 @@
 - `optimal_token`: against the other samples of a prompt, token by token (OTB)
 - `gae`: against a critic (PPO), for steps and tokens
 - `returns`: rewards to go, without a baseline
-- `steps`: groups of episodes, step by step, and steps in one state (GiGPO)
+- `steps`: groups of episodes, step by step or turn by turn, and steps in one state (GiGPO)
 """
 
 from rlinf_algos.advantages.gae import gae, token_gae
@@ -17,7 +17,12 @@ from rlinf_algos.advantages.groups import (
 )
 from rlinf_algos.advantages.optimal_token import optimal_token_advantages
 from rlinf_algos.advantages.returns import rewards_to_go
-from rlinf_algos.advantages.steps import first_episode_mask, gigpo_advantages, step_group_advantages
+from rlinf_algos.advantages.steps import (
+    first_episode_mask,
+    gigpo_advantages,
+    step_group_advantages,
+    turn_return_advantages,
+)
 
 __all__ = [
     "grpo_advantages",
@@ -32,4 +37,5 @@ __all__ = [
     "first_episode_mask",
     "step_group_advantages",
     "gigpo_advantages",
+    "turn_return_advantages",
 ]

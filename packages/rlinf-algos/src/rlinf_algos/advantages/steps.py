@@ -1,5 +1,5 @@
-"""Groups of episodes that began in one state, compared step by step (at one time, or in one state: GiGPO). Legend: T
-steps, N environments.
+"""Groups of episodes that began in one state, compared step by step (at one time, in one state: GiGPO, or all with
+all). Legend: T steps, N environments. A step may be a turn of a language model, and an environment an episode of it.
 
 An advantage for a whole episode is one of `groups`, from the sums of rewards under `first_episode_mask`.
 """
@@ -95,3 +95,27 @@ def gigpo_advantages(
     episodes = grpo_advantages(sums, **options).expand(mask.shape).masked_fill(~mask, 0.0)
     to_go = rewards_to_go(rewards, mask, gamma, dim=0)
     return episodes + step_weight * grpo_advantages(to_go, state_ids, mask, **options)
+
+
+def turn_return_advantages(
+    rewards: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    gamma: float,
+    *,
+    normalize_std: bool = True,
+    epsilon: float = 1e-4,
+) -> Tensor:
+    """The discounted rewards to go of a turn, against those of all turns of the group.
+
+    `A[t, n] = (R[t, n] - mean) / (std + epsilon)` with `R[t, n] = sum over k >= t of gamma^(k - t) rewards[k, n]`; mean
+    and deviation are over all turns of all episodes. StarPO (arXiv:2504.20073) normalises the accumulated reward of an
+    episode within its group; here each turn has the part of it that it could still change. With episodes of one turn
+    this is GRPO. If only last turns have a reward, episodes with more turns weigh more in the mean than in GRPO.
+
+    Arguments, result and errors as for `step_group_advantages`.
+    """
+    mask = first_episode_mask(terminated, truncated)
+    to_go = rewards_to_go(rewards, mask, gamma, dim=0)
+    one_group = torch.zeros(mask.shape, dtype=torch.int64, device=mask.device)
+    return grpo_advantages(to_go, one_group, mask, normalize_std=normalize_std, epsilon=epsilon)
