@@ -72,10 +72,18 @@ def test_rewards_of_episode_and_turns_add_up():
     assert samples.rewards[[0, 2]].tolist() == [1.5, 0.25]
     assert samples.rewards[1].isnan()
     assert samples.turn_rewards.tolist() == [[0.5, 0, 0], [0, 0, 0], [0.25, 0, 0]]
-    states = samples.turn_states
-    assert states[0, 0] == states[2, 0]
-    assert (states >= 0).tolist() == [[True, True, True], [True, False, False], [True, False, False]]
-    assert len(set(states[states >= 0].tolist())) == 4
+
+
+def test_turns_begin_in_equal_states_by_name_or_after_equal_tokens():
+    other_name = AgentTrajectory(nodes=[written("user", [1, 4], -1), turn([6, 2], 0, state="tool")])
+    in_parts = [written("user", [1], -1), written("template", [4], 0), turn([5, 2], 1), written("tool", [7], 2)]
+    unnamed = AgentTrajectory(nodes=[*in_parts, turn([3], 3)])
+    nameless = AgentTrajectory(nodes=[written("user", [1, 4], -1), turn([6, 2], 0)])
+    states = group(BRANCHED, STRAIGHT, other_name, unnamed, nameless).turn_states
+    start, tool, after_tool, task = states[0, 0], states[0, 1], states[0, 2], states[3, 0]
+    assert len({int(one) for one in (start, tool, after_tool, task)}) == 4
+    rest = [[start, -1, -1], [tool, -1, -1], [task, after_tool, -1], [task, -1, -1]]
+    assert states[1:].tolist() == torch.tensor(rest).tolist()
 
 
 def test_the_prompt_ends_where_histories_differ_and_before_any_turn():

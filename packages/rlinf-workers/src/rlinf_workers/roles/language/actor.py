@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_algos import Algorithm
+from rlinf_algos import Algorithm, advantage_takes
 from rlinf_comm import record
 from rlinf_workers.balance import balanced
 from rlinf_workers.collectives import exchanged
@@ -268,7 +268,7 @@ class Actor(WarmedUpWorker):
         algorithm, batches = self._settings.algorithm, self._batches
         sizes = torch.zeros(len(self._backend.shards), self.step.num_items, dtype=torch.int64)
         uses_all = batches.uses_all_groups or self._critic is not None
-        for group, has_signal in zip(scored, signals(scored, by_parts=algorithm.reads_parts), strict=True):
+        for group, has_signal in zip(scored, self._have_signals(scored), strict=True):
             if has_signal or uses_all:
                 sizes[0][group.samples.index] = num_tokens_of(group.samples)
         all_sizes = self._backend.sum_over_shards(sizes).tolist()
@@ -304,8 +304,14 @@ class Actor(WarmedUpWorker):
             whiten(groups, self._batches.shard_of, self._backend)
         return groups
 
+    def _have_signals(self, scored: Sequence[ScoredGroup]) -> list[bool]:
+        algorithm = self._settings.algorithm
+        return signals(
+            scored, by_parts=algorithm.reads_parts, by_turns=advantage_takes(algorithm.advantage).works_on_turns
+        )
+
     def _signals(self, scored: Sequence[ScoredGroup]) -> list[bool]:
-        have_signal = signals(scored, by_parts=self._settings.algorithm.reads_parts)
+        have_signal = self._have_signals(scored)
         for has_signal in have_signal:
             self.record("actor/groups_without_advantage", float(not has_signal))
         return have_signal
@@ -323,7 +329,8 @@ class Actor(WarmedUpWorker):
                 kl, tokens = group.token_kl.sum(-1), float(before.samples.loss_mask.sum())
                 self.record("actor/ref_kl", float(kl.sum()) / max(tokens, 1.0), weight=tokens)
                 row = self._backend.shards.index(self._batches.shard_of(group.index))
-                self._kl_sums[row] += torch.tensor([float(kl.double().sum()), len(kl)], dtype=torch.float64)
+                num_samples = len(before.counted_rewards)
+                self._kl_sums[row] += torch.tensor([float(kl.double().sum()), num_samples], dtype=torch.float64)
         return groups
 
     def _logprobs(self, batch: CompletionBatch) -> Tensor:

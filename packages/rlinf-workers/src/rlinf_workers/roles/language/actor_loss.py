@@ -76,6 +76,8 @@ class ActorLoss:
             sums["actor/entropy"] = float(entropy.detach().sum())
         drift = ((policy_logprobs.detach() - rollout_logprobs) * mask).double()
         sums["actor/rollout_kl"] = float(k3(drift).sum())
+        if batch.shares is not None and self._algorithm.aggregation == "sequence_mean_token_mean":
+            terms = terms * batch.shares[:, None]  # the mean over the tokens of all rows of an episode
         total = aggregated_sum(self._algorithm.aggregation, terms, mask)
         if self._algorithm.router_aux_coef:  # a mean over the micro-batch, weighted by its share of the update
             total = total + self._algorithm.router_aux_coef * micro_batch.divisor * answers.router_loss

@@ -2,6 +2,11 @@
 
 scored groups -> groups with a signal -> overlong penalty, KL penalty -> advantages -> overlong filter -> whitened over
 the step
+
+Legend: G completions or episodes of a prompt, R rows of at most T tokens, of episodes one for each leaf (R = G
+otherwise). Discarded episodes take part in nothing: functions get the others alone, and their advantages are 0.
+Functions on tokens get the tokens that the policy wrote, without those between them. Functions on steps, which
+environments have, get turns as steps (turn_advantages.py).
 """
 
 from __future__ import annotations
@@ -23,33 +28,42 @@ from rlinf_algos import (
     has_signal,
     overlong_filter,
     overlong_penalty,
-    rewards_at_last_token,
 )
 from rlinf_workers.algorithm_parts import AdvantagePart
+from rlinf_workers.roles.language.turn_advantages import (
+    num_turns,
+    rewards_on_tokens,
+    spread_over_tokens,
+    steps_of_turns,
+    turn_rewards,
+)
 from rlinf_workers.roles.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.trainers.base import TrainingBackend
 
 
 @dataclass(kw_only=True, slots=True)
 class LearningGroup:
-    """A group that the actor trains on. G completions of at most T tokens."""
+    """A group that the actor trains on."""
 
     samples: SampleGroup
-    """loss_mask is 0 on completions that are filtered out."""
+    """loss_mask is 0 on rows that are filtered out."""
     rewards: Tensor
     """[G] float32, as scored."""
     advantages: Tensor
-    """[G], the same for all tokens of a completion, or [G, T]."""
+    """[R], the same for all tokens of a row, or [R, T]."""
     proximal_logprobs: Tensor | None = None
-    """[G, T]; None: the policy has not moved since sampling, and its current log-probabilities are used."""
+    """[R, T]; None: the policy has not moved since sampling, and its current log-probabilities are used."""
     values: Tensor | None = None
-    """[G, T], by the critic before the update."""
+    """[R, T], by the critic before the update."""
     returns: Tensor | None = None
-    """[G, T], targets of the critic."""
+    """[R, T], targets of the critic."""
     logit_norms: Tensor | None = None
-    """[G, T], by the policy before the update; only for advantages that read them."""
+    """[R, T], by the policy before the update; only for advantages that read them."""
     token_kl: Tensor | None = None
-    """[G, T], nats, KL to the reference; only for algorithms that have it in the reward."""
+    """[R, T], nats, KL to the reference; only for algorithms that have it in the reward."""
+    shares: Tensor | None = None
+    """[R] float32, the share that each row has of the tokens of its episode, where an aggregation by sequence takes an
+    episode for one sequence; None: each row is a sequence."""
     minibatch: int = 0
     """Index of the optimizer step, within an epoch, that trains on it."""
     first_row: int = 0
@@ -61,12 +75,16 @@ class LearningGroup:
 
     def subset(self, rows: slice) -> LearningGroup:
         """A subset of its completions."""
-        whole = {"samples", "minibatch", "first_row"}
+        whole = {"samples", "rewards", "minibatch", "first_row"}
         tensors: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in whole}
         tensors = {name: None if value is None else value[rows] for name, value in tensors.items()}
         first_row = self.first_row + (rows.start or 0)
         return LearningGroup(
-            samples=self.samples.subset(rows), minibatch=self.minibatch, first_row=first_row, **tensors
+            samples=self.samples.subset(rows),
+            rewards=self.rewards,
+            minibatch=self.minibatch,
+            first_row=first_row,
+            **tensors,
         )
 
 
@@ -78,14 +96,26 @@ def kl_estimate(algorithm: Algorithm) -> Callable[..., Tensor] | None:
     return function if algorithm.kl_clamp is None else partial(function, clamp=algorithm.kl_clamp)
 
 
-def signals(groups: Sequence[ScoredGroup], *, by_parts: bool = False) -> list[bool]:
+def signals(groups: Sequence[ScoredGroup], *, by_parts: bool = False, by_turns: bool = False) -> list[bool]:
     """Whether a group has a learning signal: any two of its rewards differ, or (`by_parts`) any two values of one
-    reward component."""
+    reward component, or (`by_turns`) any rewards or numbers of turns. Discarded episodes do not count."""
     if not groups:
         return []
     reads_parts = by_parts and groups[0].parts is not None
-    rows = torch.stack([_parts_of(group).T if reads_parts else group.rewards[None] for group in groups])  # [P, K, G]
-    return has_signal(rows.flatten(0, 1)).view_as(rows).flatten(1).any(dim=1).tolist()
+    rows = [_counted(group, _parts_of(group).T if reads_parts else group.rewards[None]) for group in groups]  # [K, G']
+    if by_turns:
+        of_turns = [torch.cat([turn_rewards(one.samples).T, num_turns(one.samples)[None]]) for one in groups]
+        of_turns = [_counted(group, one) for group, one in zip(groups, of_turns, strict=True)]
+        rows = [torch.cat(pair) for pair in zip(rows, of_turns, strict=True)]
+    if len({row.shape for row in rows}) > 1:
+        return [bool(row.shape[1]) and bool(has_signal(row).any()) for row in rows]
+    stacked = torch.stack(rows)
+    return has_signal(stacked.flatten(0, 1)).view_as(stacked).flatten(1).any(dim=1).tolist()
+
+
+def _counted(group: ScoredGroup, values: Tensor) -> Tensor:
+    """[..., G'] from [..., G], without the discarded episodes."""
+    return values[..., ~group.samples.is_discarded] if group.samples.causes else values
 
 
 def choose_groups(
@@ -135,27 +165,37 @@ class AdvantageMaker:
         values: Mapping[int, Tensor] | None = None,
         logit_norms: Mapping[int, Tensor] | None = None,
     ) -> list[LearningGroup]:
-        """The groups with advantages, and with returns if there are values; values and norms map index -> [G, T].
+        """The groups with advantages, and with returns if there are values; values and norms map index -> [R, T].
 
-        A built-in function that compares completions is called once for all groups, [P, G]: no bit of a row depends on
-        the other rows. A custom function, for which that may not hold, and one that works on tokens are called per
-        group.
+        A built-in function that compares completions is called once for all groups with equally many, [P, G]: no bit of
+        a row depends on the other rows. A custom function, for which that may not hold, and one that works on tokens or
+        turns are called per group.
         """
         learning = [self._without_advantages(group) for group in groups]
         for group in learning:
             group.values = (values or {}).get(group.index)
             group.logit_norms = (logit_norms or {}).get(group.index)
-        if self._advantage.takes.works_on == "tokens":
-            for group in learning:
-                self._set_on_tokens(group)
+        if self._advantage.takes.works_on == "groups":
+            for places in self._called_together(groups):
+                self._set_on_groups([learning[place] for place in places], [groups[place] for place in places])
         else:
-            size = max(1, len(learning)) if self._algorithm.advantage in BUILTIN_ADVANTAGES else 1
-            for start in range(0, len(learning), size):
-                self._set_on_groups(learning[start : start + size], groups[start : start + size])
+            sets = self._set_on_tokens if self._advantage.takes.works_on == "tokens" else self._set_on_turns
+            for group in learning:
+                sets(group)
         if self._algorithm.overlong_filter:
             for group in learning:
                 group.samples = self._filtered(group.samples)
+        for group in learning:
+            group.shares = _shares(group.samples)
         return learning
+
+    def _called_together(self, groups: Sequence[ScoredGroup]) -> list[list[int]]:
+        """The places of groups that a function on groups gets in one call."""
+        is_builtin, together = self._algorithm.advantage in BUILTIN_ADVANTAGES, {}
+        for place, group in enumerate(groups):
+            key = len(group.counted_rewards) if is_builtin else place
+            together.setdefault(key, []).append(place)
+        return list(together.values())
 
     def _without_advantages(self, group: ScoredGroup) -> LearningGroup:
         """The KL in the reward is between the policy that sampled and the reference, from the engine's
@@ -166,11 +206,11 @@ class AdvantageMaker:
         return LearningGroup(samples=samples, rewards=group.rewards, advantages=torch.zeros(0), token_kl=kl)
 
     def _penalised(self, group: LearningGroup) -> Tensor:
-        """[G], the weighted rewards minus the length penalty."""
+        """[G], the weighted rewards minus the length penalty, which counts the tokens that the policy wrote."""
         penalised = group.rewards
         if self._algorithm.overlong_buffer_tokens:
             penalised = penalised + overlong_penalty(
-                group.samples.loss_mask.sum(-1),
+                group.samples.by_episode(group.samples.loss_mask.sum(-1)),
                 max_tokens=self._max_completion_tokens,
                 buffer_tokens=self._algorithm.overlong_buffer_tokens,
                 penalty=self._algorithm.overlong_penalty or 0.0,
@@ -178,23 +218,48 @@ class AdvantageMaker:
         return self._algorithm.reward_coef * penalised
 
     def _set_on_tokens(self, group: LearningGroup) -> None:
-        tokens = rewards_at_last_token(self._penalised(group), group.samples.loss_mask)
+        mask = group.samples.loss_mask
+        tokens = rewards_on_tokens(group.samples, self._penalised(group), self._algorithm.reward_coef)
         tokens = tokens if group.token_kl is None else tokens - self.kl_coef * group.token_kl
-        inputs = {"rewards": tokens, "loss_mask": group.samples.loss_mask}
+        inputs = {"rewards": tokens, "loss_mask": mask}
         for name, tensor in (("values", group.values), ("logit_norms", group.logit_norms)):
             inputs |= {} if tensor is None else {name: tensor}
-        group.advantages, group.returns = self._advantage(inputs, tokens.shape)
+        if group.samples.lengths is None:
+            group.advantages, group.returns = self._advantage(inputs, tokens.shape)
+            return
+        places = _tokens_first(mask)
+        inputs = {name: tensor.gather(1, places) for name, tensor in inputs.items()}
+        advantages, returns = self._advantage(inputs, places.shape)
+        inside = inputs["loss_mask"] != 0
+
+        def spread(values: Tensor) -> Tensor:
+            return values.new_zeros(mask.shape).scatter_(1, places, values.where(inside, 0.0))
+
+        group.advantages = spread(advantages)
+        group.returns = None if returns is None else spread(returns)
+
+    def _set_on_turns(self, group: LearningGroup) -> None:
+        costs = None if group.token_kl is None else self.kl_coef * group.token_kl
+        inputs = steps_of_turns(group.samples, self._penalised(group), self._algorithm.reward_coef, costs)
+        shape = inputs["rewards"].shape
+        advantages = self._advantage(inputs, shape)[0] if shape.numel() else torch.zeros(shape)
+        group.advantages = spread_over_tokens(group.samples, advantages)
 
     def _set_on_groups(self, learning: Sequence[LearningGroup], groups: Sequence[ScoredGroup]) -> None:
         rewards = [self._penalised(group) for group in learning]
         rewards = [
-            reward if group.token_kl is None else reward - (self.kl_coef * group.token_kl).sum(-1)
-            for reward, group in zip(rewards, learning, strict=True)
+            reward if kl is None else reward - group.samples.by_episode((self.kl_coef * kl).sum(-1))
+            for reward, group, kl in zip(rewards, learning, (group.token_kl for group in learning), strict=True)
         ]
-        lengths = torch.stack([group.samples.loss_mask.sum(-1) for group in learning])
-        inputs = {"rewards": torch.stack(rewards), "lengths": lengths, **self._parts(groups)}
-        for group, advantages in zip(learning, self._advantage(inputs, lengths.shape)[0], strict=True):
-            group.advantages = advantages
+        lengths = [group.samples.by_episode(group.samples.loss_mask.sum(-1)) for group in learning]
+        inputs = {
+            name: torch.stack([_counted(group, one) for group, one in zip(groups, values, strict=True)])
+            for name, values in (("rewards", rewards), ("lengths", lengths))
+        }
+        shape = inputs["rewards"].shape
+        advantages = self._advantage(inputs | self._parts(groups), shape)[0] if shape[1] else torch.zeros(shape)
+        for group, row in zip(learning, advantages, strict=True):
+            group.advantages = _of_rows(group.samples, row)
 
     def _parts(self, groups: Sequence[ScoredGroup]) -> dict[str, Tensor]:
         if not self._algorithm.reads_parts:
@@ -202,7 +267,10 @@ class AdvantageMaker:
         weights = groups[0].part_weights
         if weights is None:
             raise ValueError(f"advantage {self._algorithm.advantage!r} reads reward components; this reward has none")
-        return {"parts": torch.stack([_parts_of(group) for group in groups]), "part_weights": weights}
+        return {
+            "parts": torch.stack([_counted(group, _parts_of(group).T).T for group in groups]),
+            "part_weights": weights,
+        }
 
     @staticmethod
     def _filtered(samples: SampleGroup) -> SampleGroup:
@@ -217,6 +285,30 @@ def _parts_of(group: ScoredGroup) -> Tensor:
     """[G, K]"""
     assert group.parts is not None, "either all groups of a run have reward components, or none has"
     return group.parts
+
+
+def _of_rows(samples: SampleGroup, advantages: Tensor) -> Tensor:
+    """[R], each row's advantage, from those [G'] of the episodes that are not discarded."""
+    if samples.trajectories is None:
+        return advantages
+    every = advantages.new_zeros(samples.num_episodes)
+    every[~samples.is_discarded] = advantages
+    return every[samples.trajectories]
+
+
+def _tokens_first(mask: Tensor) -> Tensor:
+    """[R, W], the places of each row's tokens with a loss in their order, followed by others; W is the largest number
+    of such tokens, at least 1."""
+    inside = mask != 0
+    return (~inside).to(torch.int8).argsort(dim=1, stable=True)[:, : max(1, int(inside.sum(1).max()))]
+
+
+def _shares(samples: SampleGroup) -> Tensor | None:
+    """See `LearningGroup.shares`."""
+    if samples.trajectories is None or len(samples.trajectories) == samples.num_episodes:
+        return None
+    lengths = samples.loss_mask.sum(-1)
+    return lengths / samples.by_episode(lengths)[samples.trajectories].clamp(min=1.0)
 
 
 def whiten(groups: Sequence[LearningGroup], shard_of: Callable[[int], int], backend: TrainingBackend) -> None:

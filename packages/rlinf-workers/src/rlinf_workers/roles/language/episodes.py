@@ -8,8 +8,10 @@ A row that branched from an earlier one of its episode names the tokens that bot
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import accumulate
 from math import nan
 
@@ -230,15 +232,29 @@ def _reward(trajectory: AgentTrajectory) -> float:
 
 
 def _turns(trajectories: Sequence[AgentTrajectory]) -> tuple[Tensor, Tensor]:
-    """Rewards and states of the turns, [G, S] each."""
-    numbers: dict[str, int] = {}
+    """Rewards and states of the turns, [G, S] each. Without a name, the state of a turn is all tokens before it."""
+    numbers: dict[str | bytes, int] = {}
     rewards, states = [], []
     for trajectory in trajectories:
-        turns = [] if trajectory.is_discarded else [node for node in trajectory.nodes if node.author == "policy"]
-        rewards.append([turn.reward or 0.0 for turn in turns])
-        # A turn without a state has one of its own.
-        states.append([numbers.setdefault(turn.state or f"\0{len(numbers)}", len(numbers)) for turn in turns])
+        turns = (
+            [] if trajectory.is_discarded else [n for n, one in enumerate(trajectory.nodes) if one.author == "policy"]
+        )
+        before = _digests_before(trajectory.nodes)
+        rewards.append([trajectory.nodes[turn].reward or 0.0 for turn in turns])
+        keys = [trajectory.nodes[turn].state or before[turn] for turn in turns]
+        states.append([numbers.setdefault(key, len(numbers)) for key in keys])
     return _padded(rewards, torch.float32, 0), _padded(states, torch.int64, -1)
+
+
+def _digests_before(nodes: Sequence[TokenNode]) -> list[bytes]:
+    """For each node, a digest of the tokens of its history before it."""
+    digests, after = [], []
+    for node in nodes:
+        tokens = after[node.parent].copy() if node.parent >= 0 else sha256()
+        digests.append(tokens.digest())
+        tokens.update(array("q", node.token_ids).tobytes())
+        after.append(tokens)
+    return digests
 
 
 def _padded(rows: Iterable[Sequence[float]], dtype: torch.dtype, value: float) -> Tensor:

@@ -47,6 +47,8 @@ class Tokens:
     values: Tensor | None
     returns: Tensor | None
     """[B, T]; None: there is no critic."""
+    shares: Tensor | None = None
+    """[B], the share that each row has of the tokens of its episode; None: each row is a sequence."""
     choice: TokenChoice | None = None
     """None unless the algorithm chooses tokens over the batch of an optimizer step."""
 
@@ -80,7 +82,15 @@ def tokens_of(groups: Sequence[LearningGroup], device: torch.device, pack: Pack 
         proximal_logprobs=joined(group.proximal_logprobs for group in groups),
         values=joined(group.values for group in groups),
         returns=joined(group.returns for group in groups),
+        shares=_shares_of(groups, device),
     )
+
+
+def _shares_of(groups: Sequence[LearningGroup], device: torch.device) -> Tensor | None:
+    if all(group.shares is None for group in groups):
+        return None
+    rows = [torch.ones(len(g.samples.loss_mask)) if g.shares is None else g.shares for g in groups]
+    return torch.cat(rows).to(device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,11 +234,21 @@ class MicroBatches:
             for_critic = for_policy if is_same else tokens_of(not_empty, self._device, self._pack)
         return MicroBatch(
             shard=shard,
-            divisor=sum(aggregation_divisor(name, mask, max_completion_tokens=limit) for mask in masks),
+            divisor=sum(_divisor(name, group, limit) for group in groups),
             num_tokens=sum(float(mask.sum()) for mask in masks),
             for_policy=for_policy,
             for_critic=for_critic,
         )
+
+
+def _divisor(aggregation: str, group: LearningGroup, max_completion_tokens: int) -> float:
+    """What a group adds to the divisor. The rows of an episode are one sequence, of which each is a share."""
+    mask = group.samples.loss_mask
+    divisor = aggregation_divisor(aggregation, mask, max_completion_tokens=max_completion_tokens)
+    if group.shares is None or aggregation in ("token_mean", "token_sum"):
+        return divisor
+    has_tokens = (mask != 0).any(1)
+    return divisor / max(1.0, float(has_tokens.sum())) * float(group.shares[has_tokens].double().sum())
 
 
 def num_tokens_of(group: SampleGroup) -> int:
