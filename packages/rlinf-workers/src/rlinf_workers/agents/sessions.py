@@ -1,0 +1,389 @@
+"""Sessions: conversations whose tokens are kept exactly as they were served.
+
+A request brings its whole history as messages. Where it begins with a conversation that the session has served, the
+tokens of that conversation are taken as they are, and only what was added is encoded. Where it does not, because the
+harness has edited, compressed or branched it, a branch begins at the deepest turn that still agrees, and the node says
+what differed first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from rlinf_workers.agents.histories import ServedTurn, ServedTurns, TokenTree
+from rlinf_workers.agents.messages import Message, RequestRefused, ToolCall, digests, read_messages, read_tools
+from rlinf_workers.agents.records import AgentTrajectory, Cause, EpisodeEnded, Sampled, cut
+from rlinf_workers.agents.templates import ChatTemplate, Piece
+from rlinf_workers.engines.stopping import StopStrings
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+MAX_SAMPLES = 128
+"""Of one request."""
+
+
+class TokenSource(Protocol):
+    """What a session asks tokens of: an engine, or a stand-in for one."""
+
+    async def sample(
+        self, session: str, token_ids: Sequence[int], *, max_new_tokens: int | None, seed: int | None
+    ) -> Sampled:
+        """Samples one turn after these tokens. Cancelling the call cancels the sampling.
+
+        Args:
+            session: its id; requests of one session share their beginning.
+            max_new_tokens: None: the limit of the recipe.
+            seed: of the request.
+
+        Raises: EpisodeEnded.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionLimits:
+    """What an episode may use."""
+
+    max_turns: int | None
+    """Requests that are sampled; `n` samples of one request are one turn. None: any number."""
+    max_context_tokens: int
+    """Tokens of a history, the last turn included."""
+    max_new_tokens: int
+    """Tokens of a turn."""
+
+
+class TurnsExhausted(EpisodeEnded):
+    """No turn is left."""
+
+    def __init__(self, max_turns: int) -> None:
+        super().__init__("turns", f"all {max_turns} turns of the episode are used")
+
+
+class ContextFull(EpisodeEnded):
+    """No token is left for a turn."""
+
+    def __init__(self, num_tokens: int, max_context_tokens: int) -> None:
+        super().__init__(
+            "tokens", f"the history has {num_tokens} tokens, and at most {max_context_tokens} fit with the next turn"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssistantTurn:
+    """A turn of the policy.
+
+    Example, hermes: text = 'Let me see.\\n<tool_call>...</tool_call>', content = "Let me see.",
+        tool_calls = (ToolCall("4k...", "add", '{"a": 1}'),), finish_reason = "tool_calls"
+    """
+
+    node: int
+    """Index of its node in the trajectory."""
+    text: str
+    """All that the policy wrote, without the end token."""
+    content: str
+    """The answer: neither thoughts nor well-formed calls. It ends before a stop string."""
+    reasoning: str
+    """Thoughts."""
+    tool_calls: tuple[ToolCall, ...]
+    """The malformed ones too, which are also part of the content."""
+    finish_reason: FinishReason
+    token_ids: list[int]
+    """As sampled; up to the token that completes a stop string."""
+    logprobs: list[float]
+    versions: list[tuple[int, int]]
+    num_prompt_tokens: int
+    stop: str = ""
+    """The stop string that ended it."""
+
+    def message(self) -> dict[str, Any]:
+        """The turn as a message of OpenAI's chat form. Append it to the history as it is."""
+        return self.as_message().for_template(arguments_as_text=True)
+
+    def as_message(self) -> Message:
+        """`message` as a record."""
+        calls = tuple(call for call in self.tool_calls if not call.malformed)
+        return Message("assistant", self.content, self.reasoning, calls)
+
+
+class AgentSession:
+    """The conversations of an episode.
+
+    Args:
+        session_id: passed to the source.
+        source: samples the turns.
+        tokens_of_task: tokens of the first prompt, if they are known; they replace what the template gives for the
+            first request.
+        missing_thoughts: what a history is whose turns lack the thoughts that they were returned with. `branch`:
+            another one, since the harness has removed them. `continue`: the same; the policy goes on seeing them.
+
+    Attributes:
+        counts: what happened that a report shows: `continued`, `branches`, `roots`, `malformed_calls`, `stopped`
+            (at a stop string), and for each declared rule of the template the turns that it concerned.
+        next_state: of the next turn, see `TokenNode.state`; used once.
+        end: the last EpisodeEnded that a request met.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        template: ChatTemplate,
+        source: TokenSource,
+        limits: SessionLimits,
+        *,
+        tokens_of_task: Sequence[int] | None = None,
+        missing_thoughts: Literal["branch", "continue"] = "branch",
+    ) -> None:
+        self.id = session_id
+        self.template = template
+        self.limits = limits
+        self.counts: Counter[str] = Counter()
+        self.next_state = ""
+        self.end: EpisodeEnded | None = None
+        self._source = source
+        self._tokens_of_task = None if tokens_of_task is None else tuple(tokens_of_task)
+        self._compares_thoughts = missing_thoughts == "branch"
+        self._tree = TokenTree()
+        self._served = ServedTurns()
+        self._texts: list[tuple[str, int]] = []
+        """(text that a completion request may continue, node) of each turn."""
+        self._turn_nodes: list[int] = []
+        self._num_turns = 0
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        n: int = 1,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+    ) -> list[AssistantTurn]:
+        """Samples `n` next turns of a conversation.
+
+        Args:
+            messages: in OpenAI's chat form.
+            tools: in OpenAI's chat form.
+            max_tokens: of a turn.
+            stop: a turn ends with the first token after which its text contains one of these.
+            seed: sample i uses seed + i.
+
+        Raises: RequestRefused; EpisodeEnded: TurnsExhausted and ContextFull, or one of the source.
+        """
+        history, declared = read_messages(messages), read_tools(tools)
+        parent = self._place(history, declared)
+        sampled, stops = await self._sample(parent, n=n, max_tokens=max_tokens, stop=stop, seed=seed)
+        state, self.next_state = self.next_state, ""
+        turns = [self._turn(parent, one, string, declared, state) for one, string in zip(sampled, stops, strict=True)]
+        for turn in turns:
+            conversation = (*history, turn.as_message())
+            digest = digests(conversation, declared, thoughts=self._compares_thoughts)[-1]
+            self._served.add(digest, ServedTurn(conversation, turn.node))
+        return turns
+
+    async def complete(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        n: int = 1,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        seed: int | None = None,
+    ) -> list[AssistantTurn]:
+        """Samples `n` continuations of a text, or of tokens. The arguments and errors are those of `chat`.
+
+        A prompt that begins with an earlier one and the text returned for it continues that turn; tokens continue the
+        longest path of the tree that they begin with.
+        """
+        parent = self._place_text(prompt) if isinstance(prompt, str) else self._place_tokens(prompt)
+        sampled, stops = await self._sample(parent, n=n, max_tokens=max_tokens, stop=stop, seed=seed)
+        state, self.next_state = self.next_state, ""
+        pairs = zip(sampled, stops, strict=True)
+        turns = [self._turn(parent, one, string, (), state, is_plain=True) for one, string in pairs]
+        before = prompt if isinstance(prompt, str) else self.template.text.decode(prompt)
+        self._texts += [(before + turn.content, turn.node) for turn in turns]
+        return turns
+
+    # -- what an episode leaves ------------------------------------------------------------------------------------
+
+    def trajectory(
+        self, reward: float | None = None, cause: Cause = "", detail: str = "", printed: str = ""
+    ) -> AgentTrajectory:
+        """Everything that was served so far."""
+        nodes = list(self._tree.nodes)
+        return AgentTrajectory(nodes=nodes, reward=reward, cause=cause, detail=detail, printed=printed)
+
+    def reward_turn(self, turn: AssistantTurn, value: float) -> None:
+        """Gives a turn a reward of its own."""
+        self._tree.set_reward(turn.node, value)
+
+    def reward_numbered_turn(self, number: int, value: float) -> None:
+        """`reward_turn` for the turn that was sampled as number 0, 1, ...; negative numbers count from the last one.
+
+        Raises: RequestRefused if there is no such turn.
+        """
+        if not -len(self._turn_nodes) <= number < len(self._turn_nodes):
+            raise RequestRefused(f"there is no turn {number} to reward: the session has {len(self._turn_nodes)}")
+        self._tree.set_reward(self._turn_nodes[number], value)
+
+    def raise_end(self) -> None:
+        """Raises the EpisodeEnded that a request met, if one did, for callers whose harness has swallowed it."""
+        if self.end is not None:
+            raise self.end
+
+    # -- places in the tree ----------------------------------------------------------------------------------------
+
+    def _place(self, history: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
+        """Adds the tokens that stand before the next turn, and returns their last node."""
+        self._check_turns()
+        turn = self._served.deepest(digests(history, tools, thoughts=self._compares_thoughts))
+        if turn is None:
+            pieces, parent, is_new = self._first_prompt(history, tools), -1, bool(self._served.turns)
+        else:
+            last_id = (self._tree.nodes[turn.node].token_ids or [None])[-1]
+            whole = [
+                *turn.messages,
+                *history[len(turn.messages) :],
+            ]  # the turns' calls with the ids that they have here
+            pieces = self.template.suffix(whole, tools, len(turn.messages), last_id)
+            parent, is_new = turn.node, turn.num_continued > 0
+            turn.num_continued += 1
+        num_nodes = len(self._tree.nodes)
+        node = self._tree.add(parent, pieces, self._served.difference(history) if is_new else "")
+        if not is_new:
+            self.counts["continued"] += turn is not None
+        elif len(self._tree.nodes) > num_nodes:
+            self.counts["roots" if turn is None else "branches"] += 1
+        self._count_declared(history, tools)
+        return node
+
+    def _first_prompt(self, history: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
+        if self._tokens_of_task is not None and not self._served.turns:
+            return [Piece("user", self._tokens_of_task)]
+        return self.template.prompt(history, tools)
+
+    def _place_text(self, prompt: str) -> int:
+        self._check_turns()
+        begun = [(text, node) for text, node in self._texts if prompt.startswith(text)]
+        text, parent = max(begun, key=lambda entry: len(entry[0]), default=("", -1))
+        return self._tree.add(parent, [Piece("user", tuple(self.template.text.encode(prompt[len(text) :])))])
+
+    def _place_tokens(self, prompt: Sequence[int]) -> int:
+        self._check_turns()
+        wanted, deepest, length = list(prompt), -1, 0
+        for index, node in enumerate(self._tree.nodes):
+            if node.author == "policy":
+                begun = self._tree.token_ids(index)
+                if length < len(begun) <= len(wanted) and wanted[: len(begun)] == begun:
+                    deepest, length = index, len(begun)
+        rest = tuple(wanted[length:])
+        return self._tree.add(deepest, [Piece("user", rest)] if rest else [])
+
+    def _count_declared(self, history: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
+        declared = self.template.declared
+        if "thoughts" in declared and any(message.thoughts for message in history[:-1]):
+            self.counts["declared_thoughts"] += 1
+        if "tools" in declared and tools and any(message.role == "assistant" for message in history):
+            self.counts["declared_tools"] += 1
+
+    # -- sampling --------------------------------------------------------------------------------------------------
+
+    def _check_turns(self) -> None:
+        if self.limits.max_turns is not None and self._num_turns >= self.limits.max_turns:
+            self.end = TurnsExhausted(self.limits.max_turns)
+            raise self.end
+
+    async def _sample(
+        self, parent: int, *, n: int, max_tokens: int | None, stop: Sequence[str], seed: int | None
+    ) -> tuple[list[Sampled], list[str]]:
+        """`n` turns after a node, each up to its first stop string, and that string."""
+        if not 1 <= n <= MAX_SAMPLES:
+            raise RequestRefused(f"n={n} is not between 1 and {MAX_SAMPLES}")
+        if max_tokens is not None and max_tokens < 1:
+            raise RequestRefused(f"max_tokens={max_tokens} is not positive")
+        if any(not one for one in stop):
+            raise RequestRefused("a stop string is empty")
+        if parent < 0:
+            raise RequestRefused("the prompt has no tokens")
+        token_ids = self._tree.token_ids(parent)
+        left = self.limits.max_context_tokens - len(token_ids)
+        if left < 1:
+            self.end = ContextFull(len(token_ids), self.limits.max_context_tokens)
+            raise self.end
+        most = min(left, max_tokens or left)
+        max_new_tokens = most if most < self.limits.max_new_tokens else None
+        self._num_turns += 1
+        samples = [
+            asyncio.ensure_future(
+                self._source.sample(
+                    self.id, token_ids, max_new_tokens=max_new_tokens, seed=None if seed is None else seed + index
+                )
+            )
+            for index in range(n)
+        ]
+        try:
+            sampled = await asyncio.gather(*samples)
+        except BaseException as error:
+            self._num_turns -= 1  # nothing was served
+            self.end = error if isinstance(error, EpisodeEnded) else self.end
+            for one in samples:
+                one.cancel()
+            raise
+        cuts = [self._stopped(one, stop) for one in sampled]
+        return [one for one, _ in cuts], [string for _, string in cuts]
+
+    def _stopped(self, sampled: Sampled, stop: Sequence[str]) -> tuple[Sampled, str]:
+        """What was sampled up to the token that completes a stop string, and that string."""
+        end = StopStrings(self.template.text, stop).end(sampled.token_ids) if stop else None
+        if end is None:
+            return sampled, ""
+        self.counts["stopped"] += 1
+        text = self.template.text.decode(sampled.token_ids[:end])
+        first = min((one for one in stop if one in text), key=text.index)
+        return msgspec.structs.replace(cut(sampled, end, truncated=False), truncated=False), first
+
+    def _turn(
+        self,
+        parent: int,
+        sampled: Sampled,
+        stop: str,
+        tools: Sequence[Mapping[str, Any]],
+        state: str,
+        *,
+        is_plain: bool = False,
+    ) -> AssistantTurn:
+        """Adds a turn to the tree, and reads it.
+
+        Args:
+            is_plain: it is a text's continuation, without thoughts or calls.
+        """
+        history = self._tree.token_ids(parent)
+        node = self._tree.add_turn(parent, sampled, state)
+        self._turn_nodes.append(node)
+        read = self.template.read(sampled.token_ids, tools, history)
+        content = read.text if is_plain else read.content
+        if stop:
+            content = content.partition(stop)[0]
+        calls = () if is_plain else read.calls
+        self.counts["malformed_calls"] += sum(bool(call.malformed) for call in calls)
+        has_calls = any(not call.malformed for call in calls)
+        return AssistantTurn(
+            node=node,
+            text=read.text,
+            content=content,
+            reasoning="" if is_plain else read.thoughts,
+            tool_calls=calls,
+            finish_reason="tool_calls" if has_calls else "length" if sampled.truncated and not stop else "stop",
+            token_ids=list(sampled.token_ids),
+            logprobs=list(sampled.logprobs),
+            versions=list(sampled.versions),
+            num_prompt_tokens=len(history),
+            stop=stop,
+        )

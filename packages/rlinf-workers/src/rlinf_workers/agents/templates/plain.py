@@ -1,0 +1,61 @@
+"""The template of tiny models with one token a character: the history is its texts, one after the other.
+
+Text of the user enters as it is, a tool's result as `{RESULT}`, and nothing separates messages. The policy's end token
+stays where it was sampled; a turn that ended without one gets it from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlinf_workers.agents.messages import Message, RequestRefused
+from rlinf_workers.agents.records import Author
+from rlinf_workers.agents.templates.base import Piece, Tools, TurnText, numbered_calls
+from rlinf_workers.agents.templates.tokens import TokenText
+from rlinf_workers.agents.tool_formats.plain import Plain
+
+
+class PlainTemplate:
+    """See the module.
+
+    Args:
+        ends: tokens that end a turn, beside the tokenizer's own.
+    """
+
+    def __init__(self, text: TokenText, *, ends: Sequence[int] = ()) -> None:
+        self.text = text
+        self.ends: frozenset[int] = frozenset([*ends, *([] if text.end_id is None else [text.end_id])])
+        self.declared: Mapping[str, str] = {}
+        self._format = Plain()
+
+    def prompt(self, messages: Sequence[Message], tools: Tools) -> list[Piece]:
+        return [piece for message in messages if (piece := self._piece(message)).token_ids]
+
+    def suffix(self, messages: Sequence[Message], tools: Tools, num_served: int, last_id: int | None) -> list[Piece]:
+        pieces = self.prompt(messages[num_served:], tools)
+        if last_id not in self.ends and self.text.end_id is not None:
+            pieces.insert(0, Piece("template", (self.text.end_id,)))
+        return pieces
+
+    def read(self, token_ids: Sequence[int], tools: Tools, history: Sequence[int]) -> TurnText:
+        ended = bool(token_ids) and token_ids[-1] in self.ends
+        text = self.text.decode(token_ids[:-1] if ended else token_ids)
+        if not tools:
+            return TurnText(text, text, "", ())
+        reading = self._format.read(text, tools)
+        return TurnText(text, reading.content, "", numbered_calls(reading, history, token_ids))
+
+    def _piece(self, message: Message) -> Piece:
+        author: Author = "tool" if message.role == "tool" else "user"
+        text = "{" + message.content + "}" if message.role == "tool" else message.content
+        if message.calls:
+            text += "".join(f"[{call.name}:{_only_value(call.values)}]" for call in message.calls)
+        return Piece(author, tuple(self.text.encode(text)))
+
+
+def _only_value(values: object) -> str:
+    if not isinstance(values, dict) or len(values) != 1:
+        raise RequestRefused(
+            "without a chat template, a call has one argument; a message of the request has another number"
+        )
+    return str(next(iter(values.values())))
