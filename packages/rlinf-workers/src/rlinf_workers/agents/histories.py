@@ -9,7 +9,7 @@ import msgspec
 
 from rlinf_workers.agents.messages import Message, history_difference
 from rlinf_workers.agents.records import Author, Sampled, TokenNode
-from rlinf_workers.agents.templates import Piece
+from rlinf_workers.agents.templates import AuthoredTokens
 
 
 class TokenTree:
@@ -20,7 +20,7 @@ class TokenTree:
         self.nodes: list[TokenNode] = []
         self._children: dict[tuple[int, Author, tuple[int, ...]], int] = {}
 
-    def add(self, parent: int, pieces: Sequence[Piece], differs: str = "") -> int:
+    def add(self, parent: int, pieces: Sequence[AuthoredTokens], differs: str = "") -> int:
         """Adds pieces after a node, and returns the last one's.
 
         Args:

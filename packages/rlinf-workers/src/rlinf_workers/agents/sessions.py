@@ -19,7 +19,7 @@ import msgspec
 from rlinf_workers.agents.histories import ServedTurn, ServedTurns, TokenTree
 from rlinf_workers.agents.messages import Message, RequestRefused, ToolCall, digests, read_messages, read_tools
 from rlinf_workers.agents.records import AgentTrajectory, Cause, EpisodeEnded, Sampled, cut
-from rlinf_workers.agents.templates import ChatTemplate, Piece
+from rlinf_workers.agents.templates import AuthoredTokens, ChatTemplate
 from rlinf_workers.engines.stopping import StopStrings
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -264,27 +264,27 @@ class AgentSession:
         self._count_declared(history, tools)
         return node
 
-    def _first_prompt(self, history: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
+    def _first_prompt(self, history: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[AuthoredTokens]:
         if self._tokens_of_task is not None and not self._served.turns:
-            return [Piece("user", self._tokens_of_task)]
+            return [AuthoredTokens("user", self._tokens_of_task)]
         return self.template.prompt(history, tools)
 
     def _place_text(self, prompt: str) -> int:
         self._check_turns()
         begun = [(text, node) for text, node in self._texts if prompt.startswith(text)]
         text, parent = max(begun, key=lambda entry: len(entry[0]), default=("", -1))
-        return self._tree.add(parent, [Piece("user", tuple(self.template.text.encode(prompt[len(text) :])))])
+        return self._tree.add(parent, [AuthoredTokens("user", tuple(self.template.text.encode(prompt[len(text) :])))])
 
     def _place_tokens(self, prompt: Sequence[int]) -> int:
         self._check_turns()
-        wanted, deepest, length = list(prompt), -1, 0
+        prompt_ids, deepest, length = list(prompt), -1, 0
         for index, node in enumerate(self._tree.nodes):
             if node.author == "policy":
                 begun = self._tree.token_ids(index)
-                if length < len(begun) <= len(wanted) and wanted[: len(begun)] == begun:
+                if length < len(begun) <= len(prompt_ids) and prompt_ids[: len(begun)] == begun:
                     deepest, length = index, len(begun)
-        rest = tuple(wanted[length:])
-        return self._tree.add(deepest, [Piece("user", rest)] if rest else [])
+        rest = tuple(prompt_ids[length:])
+        return self._tree.add(deepest, [AuthoredTokens("user", rest)] if rest else [])
 
     def _count_declared(self, history: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
         declared = self.template.declared

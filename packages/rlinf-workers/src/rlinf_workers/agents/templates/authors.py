@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from rlinf_workers.agents.messages import Message
 from rlinf_workers.agents.records import Author
-from rlinf_workers.agents.templates.base import Piece
+from rlinf_workers.agents.templates.base import AuthoredTokens
 
 
 def author_of(message: Message) -> Author:
@@ -21,7 +21,7 @@ def author_of(message: Message) -> Author:
 
 def pieces_of(
     text: str, token_ids: Sequence[int], starts: Sequence[int], messages: Sequence[Message], begin: int = 0
-) -> list[Piece]:
+) -> list[AuthoredTokens]:
     """Tokens by author.
 
     Args:
@@ -41,7 +41,7 @@ def pieces_of(
             pieces[-1][1].append(token)
         else:
             pieces.append((author, [token]))
-    return [Piece(author, tuple(ids)) for author, ids in pieces]
+    return [AuthoredTokens(author, tuple(ids)) for author, ids in pieces]
 
 
 def _spans(text: str, messages: Sequence[Message], begin: int) -> list[tuple[int, int, Author]]:

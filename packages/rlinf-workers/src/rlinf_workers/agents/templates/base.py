@@ -25,7 +25,7 @@ class ToolsRefused(RequestRefused):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AuthoredTokens:
     """Consecutive tokens of one author, none of them the policy's."""
 
     author: Author
@@ -56,11 +56,13 @@ class ChatTemplate(Protocol):
     declared: Mapping[str, str]
     """Where tokens that stay as served differ from a new rendering of the history: rule -> what it is about."""
 
-    def prompt(self, messages: Sequence[Message], tools: Tools) -> list[Piece]:
+    def prompt(self, messages: Sequence[Message], tools: Tools) -> list[AuthoredTokens]:
         """Tokens before the first turn. Raises: RequestRefused."""
         ...
 
-    def suffix(self, messages: Sequence[Message], tools: Tools, num_served: int, last_id: int | None) -> list[Piece]:
+    def suffix(
+        self, messages: Sequence[Message], tools: Tools, num_served: int, last_id: int | None
+    ) -> list[AuthoredTokens]:
         """Tokens between a turn and the next one.
 
         Args:

@@ -20,7 +20,7 @@ from typing import Any
 from rlinf_workers.agents.messages import Message, RequestRefused, ToolCall
 from rlinf_workers.agents.templates.authors import pieces_of
 from rlinf_workers.agents.templates.base import (
-    Piece,
+    AuthoredTokens,
     TemplateRefused,
     Tools,
     ToolsRefused,
@@ -51,7 +51,7 @@ class JinjaTemplate:
         shows_thoughts: thoughts are a part of a turn.
         declared: rules of the family under which tokens as served differ from a new rendering. `thoughts`: the template
             drops those of earlier turns, and the policy keeps seeing what it thought. `tools`: it shows the tools
-            before the last message of the user only, and the policy sees them wherever they were shown. `merge`: a
+            before the last message of the user only, and the policy sees them wherever they were rendered. `merge`: a
             tokenizer would merge the end of what opens a turn with its first characters, which a policy cannot.
     """
 
@@ -76,10 +76,10 @@ class JinjaTemplate:
         """Texts of the tokens that end a turn."""
         turn = [Message("user", "q"), Message("assistant", SENTINEL), Message("user", "r")]
         try:
-            shown = self.renderer.render(turn, (), opens_turn=True)
+            rendered = self.renderer.render(turn, (), opens_turn=True)
         except RequestRefused as refusal:
             raise TemplateRefused(f"a conversation of two questions: {refusal}") from refusal
-        _, sentinel, after = shown.partition(SENTINEL)
+        _, sentinel, after = rendered.partition(SENTINEL)
         if not sentinel or SENTINEL in after:
             raise TemplateRefused("the template does not show each answer of the assistant once")
         end = self.text.first_added(after)
@@ -93,15 +93,17 @@ class JinjaTemplate:
 
     # -- tokens between turns --------------------------------------------------------------------------------------
 
-    def prompt(self, messages: Sequence[Message], tools: Tools) -> list[Piece]:
+    def prompt(self, messages: Sequence[Message], tools: Tools) -> list[AuthoredTokens]:
         self._check(messages, tools)
-        shown = self._render(messages, tools)
-        return pieces_of(shown, *self.text.encode_with_starts(shown), messages)
+        rendered = self._render(messages, tools)
+        return pieces_of(rendered, *self.text.encode_with_starts(rendered), messages)
 
-    def suffix(self, messages: Sequence[Message], tools: Tools, num_served: int, last_id: int | None) -> list[Piece]:
+    def suffix(
+        self, messages: Sequence[Message], tools: Tools, num_served: int, last_id: int | None
+    ) -> list[AuthoredTokens]:
         self._check(messages, tools)
-        shown = self.suffix_text(messages, tools, num_served)
-        pieces = pieces_of(shown, *self.text.encode_with_starts(shown), messages[num_served:])
+        rendered = self.suffix_text(messages, tools, num_served)
+        pieces = pieces_of(rendered, *self.text.encode_with_starts(rendered), messages[num_served:])
         first = pieces[0]
         if last_id in self.ends and first.token_ids[0] == last_id:
             pieces[0] = replace(first, token_ids=first.token_ids[1:])
@@ -110,8 +112,8 @@ class JinjaTemplate:
     def suffix_text(self, messages: Sequence[Message], tools: Tools, num_served: int) -> str:
         """From the token that ends the turn to what opens the next one."""
         marked = [*messages[: num_served - 1], self._with_sentinel(messages[num_served - 1]), *messages[num_served:]]
-        shown = self._render(marked, tools)
-        _, sentinel, after = shown.rpartition(SENTINEL)
+        rendered = self._render(marked, tools)
+        _, sentinel, after = rendered.rpartition(SENTINEL)
         end = self.text.positions(after, self.end_texts)
         if not sentinel or end is None:
             raise RequestRefused(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from rlinf_workers.agents.messages import Message, RequestRefused
 from rlinf_workers.agents.records import Author
-from rlinf_workers.agents.templates.base import Piece, Tools, TurnText, numbered_calls
+from rlinf_workers.agents.templates.base import AuthoredTokens, Tools, TurnText, numbered_calls
 from rlinf_workers.agents.templates.tokens import TokenText
 from rlinf_workers.agents.tool_formats.plain import Plain
 
@@ -28,13 +28,15 @@ class PlainTemplate:
         self.declared: Mapping[str, str] = {}
         self._format = Plain()
 
-    def prompt(self, messages: Sequence[Message], tools: Tools) -> list[Piece]:
+    def prompt(self, messages: Sequence[Message], tools: Tools) -> list[AuthoredTokens]:
         return [piece for message in messages if (piece := self._piece(message)).token_ids]
 
-    def suffix(self, messages: Sequence[Message], tools: Tools, num_served: int, last_id: int | None) -> list[Piece]:
+    def suffix(
+        self, messages: Sequence[Message], tools: Tools, num_served: int, last_id: int | None
+    ) -> list[AuthoredTokens]:
         pieces = self.prompt(messages[num_served:], tools)
         if last_id not in self.ends and self.text.end_id is not None:
-            pieces.insert(0, Piece("template", (self.text.end_id,)))
+            pieces.insert(0, AuthoredTokens("template", (self.text.end_id,)))
         return pieces
 
     def read(self, token_ids: Sequence[int], tools: Tools, history: Sequence[int]) -> TurnText:
@@ -45,12 +47,12 @@ class PlainTemplate:
         reading = self._format.read(text, tools)
         return TurnText(text, reading.content, "", numbered_calls(reading, history, token_ids))
 
-    def _piece(self, message: Message) -> Piece:
+    def _piece(self, message: Message) -> AuthoredTokens:
         author: Author = "tool" if message.role == "tool" else "user"
         text = "{" + message.content + "}" if message.role == "tool" else message.content
         if message.calls:
             text += "".join(f"[{call.name}:{_only_value(call.values)}]" for call in message.calls)
-        return Piece(author, tuple(self.text.encode(text)))
+        return AuthoredTokens(author, tuple(self.text.encode(text)))
 
 
 def _only_value(values: object) -> str:

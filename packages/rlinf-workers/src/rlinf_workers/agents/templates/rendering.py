@@ -63,13 +63,13 @@ class Renderer:
 
         Raises: RequestRefused with what the template says.
         """
-        shown = [
+        as_dicts = [
             one.for_template(arguments_as_text=arguments_as_text) if isinstance(one, Message) else one
             for one in messages
         ]
         try:
             return self._template.render(
-                messages=shown,
+                messages=as_dicts,
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=opens_turn,

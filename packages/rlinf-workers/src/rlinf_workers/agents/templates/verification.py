@@ -160,14 +160,14 @@ def _compare(
 def _turn_text(template: JinjaTemplate, messages: Sequence[Message], tools: Tools) -> str:
     """What the template shows of the last message, a turn, when nothing follows it."""
     opened = _render(template, messages[:-1], tools)
-    shown = template.renderer.render(messages, tools, opens_turn=False, arguments_as_text=template.arguments_as_text)
+    rendered = template.renderer.render(messages, tools, opens_turn=False, arguments_as_text=template.arguments_as_text)
     thoughts = ""
-    if not shown.startswith(opened) and template.shows_thoughts and opened.rstrip().endswith("<think>"):
+    if not rendered.startswith(opened) and template.shows_thoughts and opened.rstrip().endswith("<think>"):
         opened = opened.rstrip().removesuffix("<think>")
         thoughts = f"{messages[-1].thoughts}\n</think>\n\n"
-    if not shown.startswith(opened):
-        raise RequestRefused(text_difference("what opens the turn", opened, shown[: len(opened)]))
-    rest = shown[len(opened) :]
+    if not rendered.startswith(opened):
+        raise RequestRefused(text_difference("what opens the turn", opened, rendered[: len(opened)]))
+    rest = rendered[len(opened) :]
     if thoughts and rest.startswith("<think>"):
         thoughts, rest = "", rest.removeprefix("<think>").lstrip("\n")
     end = template.text.positions(rest, template.end_texts)
@@ -189,8 +189,8 @@ def _read_back(template: JinjaTemplate, turn: Message, served: list[int], tools:
     if malformed := next((call.malformed for call in read.calls if call.malformed), ""):
         return malformed
     thoughts = turn.thoughts if template.shows_thoughts else ""
-    said = Message("assistant", read.content, read.thoughts, read.calls)
-    return difference(Message("assistant", turn.content, thoughts, turn.calls), said)
+    reread = Message("assistant", read.content, read.thoughts, read.calls)
+    return difference(Message("assistant", turn.content, thoughts, turn.calls), reread)
 
 
 def _render(template: JinjaTemplate, messages: Sequence[Message], tools: Tools) -> str:
