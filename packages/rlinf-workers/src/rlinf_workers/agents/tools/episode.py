@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,10 +27,12 @@ class _Place:
     """Whether the session has answered a call."""
     lost: str = ""
     """Why its state is lost, which a further attempt cannot change."""
+    lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
 
 class EpisodeTools:
-    """The sessions of one episode, each opened when one of its functions is first called. One call runs at a time.
+    """The sessions of one episode, each opened when one of its functions is first called. Calls may run at once; those
+    of a tool that keeps a state run one after the other, in the order in which they were made.
 
     Args:
         tools: the started tools of the run, from `make_tools`.
@@ -48,11 +52,12 @@ class EpisodeTools:
             text = f"There is no tool {name!r}; {did_you_mean(name, self._owners)}"
             return ToolResult(text=text, failure="policy", detail=text)
         place, wall_s = self._owners[name], 0.0
-        for _ in range(self._num_attempts):
-            result = await self._attempt(place, name, arguments)
-            wall_s += result.wall_s
-            if result.failure != "service" or place.lost:
-                break
+        async with place.lock if place.tool.keeps_state else contextlib.nullcontext():
+            for _ in range(self._num_attempts):
+                result = await self._attempt(place, name, arguments)
+                wall_s += result.wall_s
+                if result.failure != "service" or place.lost:
+                    break
         return msgspec.structs.replace(result, wall_s=wall_s)
 
     def branch(self, episode: str) -> EpisodeTools:
@@ -80,10 +85,11 @@ class EpisodeTools:
             return ToolResult(text="", failure="service", detail=place.lost)
         if place.session is None:
             place.session = place.tool.open(self._episode)
-            result = await place.session.restore(place.snapshot)
-            if result.failure:
-                await _leave(place)
-                return result
+            if place.snapshot is not None:
+                result = await place.session.restore(place.snapshot)
+                if result.failure:
+                    await _leave(place)
+                    return result
         result = await place.session.call(name, arguments)
         if result.failure != "service":
             place.has_state = True
