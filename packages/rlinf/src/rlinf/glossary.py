@@ -60,6 +60,10 @@ TRAINING = (
         reward/judge_failures | share | Completions on which a built-in reward failed, by an exception or because the
             checking process died. The run ends if the share exceeds run.max_judge_failures. An exception in a custom
             reward ends the run at once.
+        agent/discarded/<cause> | share | Episodes that ended by what the policy cannot have caused, so that nothing is
+            learned from them: service (the session server or the reward), tool_service, harness_lost, engine_lost.
+        agent/ended/<cause> | share | Episodes that ended by what the policy can have caused, and are scored: turns,
+            tokens, time (no more of it left), malformed_call, tool_failure.
         reward/part/<term> | reward | Mean of one term of a weighted reward, before its weight.
         rollout/completion_tokens | tokens | Mean length of a completion, including its end token.
         rollout/late_fraction | share | Groups whose prompts came in with an earlier step, with rollout.sampler

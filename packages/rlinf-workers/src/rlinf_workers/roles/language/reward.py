@@ -1,4 +1,8 @@
-"""Reward: reads completions as text and scores them. A host-only worker."""
+"""Reward: reads completions as text and scores them. A host-only worker.
+
+An episode of several turns keeps the reward that its harness returned. Without one the rule scores its last turn. A
+discarded episode has no reward; one on which the rule itself fails is discarded, with the cause `service`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import nan
+from typing import get_args
 
 import numpy as np
 import torch
@@ -24,6 +30,7 @@ from rlinf_algos.rewards import (
     score_all,
 )
 from rlinf_comm import record
+from rlinf_workers.agents.records import NOT_OF_POLICY, Cause
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import load_tokenizer, silent_token_ids
 from rlinf_workers.roles.records.language import SampleGroup, ScoredGroup
@@ -105,11 +112,14 @@ class Reward(Worker):
         """The groups with a reward for each completion; records the rewards. Raises: RewardError."""
         scored = self._score(groups)
         for group in scored:
-            mean = float(group.rewards.mean())
-            self.record("reward/mean", mean)
-            self.record_spread("reward/std_between_groups", mean)
-            if len(group.rewards) > 1:
-                self.record("reward/std_within_group", float(group.rewards.std()))
+            self._record_causes(group)
+            rewards = group.counted_rewards
+            if len(rewards):
+                mean = float(rewards.mean())
+                self.record("reward/mean", mean)
+                self.record_spread("reward/std_between_groups", mean)
+            if len(rewards) > 1:
+                self.record("reward/std_within_group", float(rewards.std()))
             if group.samples.index < self._settings.num_shown:
                 self._show(group)
         return scored
@@ -128,18 +138,21 @@ class Reward(Worker):
 
     def _score(self, groups: Sequence[SampleGroup]) -> list[ScoredGroup]:
         texts = [self._completions(group) for group in groups]
-        is_control = self._settings.random_in_training and self.step.phase == "train"
-        results = [()] * len(groups) if is_control else self._recorded_or_new(groups, texts)
+        if self._settings.random_in_training and self.step.phase == "train":
+            return [
+                ScoredGroup(
+                    samples=group,
+                    rewards=self._coins(group, len(own)).masked_fill(group.is_discarded, nan),
+                    completions=own,
+                )
+                for group, own in zip(groups, texts, strict=True)
+            ]
+        places = [_scored_by_rule(group, len(own)) for group, own in zip(groups, texts, strict=True)]
+        chosen = [tuple(own[place] for place in of_group) for own, of_group in zip(texts, places, strict=True)]
+        results = self._recorded_or_new(groups, chosen)
         return [
-            ScoredGroup(
-                samples=group,
-                rewards=self._coins(group, len(own)) if is_control else torch.tensor([float(r.value) for r in graded]),
-                completions=own,
-                outcomes=tuple(result.outcome for result in graded),
-                answers=tuple(result.answer for result in graded),
-                **_parts(graded),
-            )
-            for group, own, graded in zip(groups, texts, results, strict=True)
+            _scored_group(group, own, dict(zip(of_group, graded, strict=True)))
+            for group, own, of_group, graded in zip(groups, texts, places, results, strict=True)
         ]
 
     def _recorded_or_new(
@@ -167,16 +180,25 @@ class Reward(Worker):
         return self._tokenizer.decode(prompt.token_ids, skip_special_tokens=True)
 
     def _completions(self, group: SampleGroup) -> tuple[str, ...]:
-        """The texts, with those special tokens that the reward reads as tags and no others."""
-        lengths = group.loss_mask.sum(-1).long().tolist()
-        rows = [row[:length] for row, length in zip(group.completion_ids.tolist(), lengths, strict=True)]
+        """[G], the texts of the completions, or of the last turns of episodes, with those special tokens that the
+        reward reads as tags and no others."""
+        if group.turns is None:
+            lengths = group.row_lengths.tolist()
+            rows = [row[:length] for row, length in zip(group.completion_ids.tolist(), lengths, strict=True)]
+        else:
+            rows = [_last_turn(group, episode) for episode in range(group.num_episodes)]
+        return self._texts(rows)
+
+    def _texts(self, rows: Sequence[Sequence[int]]) -> tuple[str, ...]:
         ids = [[token for token in row if token not in self._silent_ids] for row in rows]
         return tuple(self._tokenizer.batch_decode(ids, skip_special_tokens=False))
 
     def _results(self, groups: Sequence[SampleGroup], texts: list[tuple[str, ...]]) -> list[tuple[RewardResult, ...]]:
         """The results of each group. All groups are scored in one call, unless rounding depends on the batch: the
         granularity of the plan must not change numbers."""
-        pairs = list(zip(groups, texts, strict=True))
+        pairs = [(group, own) for group, own in zip(groups, texts, strict=True) if own]
+        if not pairs:
+            return [()] * len(groups)
         calls = [[pair] for pair in pairs] if getattr(self._reward, "depends_on_batch", False) else [pairs]
         results = [result for call in calls for result in self._call(call)]
         self._record(results)
@@ -196,6 +218,8 @@ class Reward(Worker):
     def _record(self, results: Sequence[RewardResult]) -> None:
         """Records the share of each outcome (if answers are judged), the share of failures of the reward itself, and
         the mean of each component of a weighted reward."""
+        if not results:
+            return
         counts = Counter(result.outcome for result in results)
         for outcome in OUTCOMES if self._settings.judges else ():
             self.record(f"reward/{outcome}", 1.0, weight=counts[outcome])
@@ -211,11 +235,21 @@ class Reward(Worker):
         coins = np.random.Generator(np.random.Philox(key=key)).integers(0, 2, count)
         return torch.from_numpy(coins).float()
 
+    def _record_causes(self, group: ScoredGroup) -> None:
+        """Records the share of the episodes that ended by each cause."""
+        causes = group.samples.causes
+        for cause in CAUSES if causes else ():
+            for is_such, weight in ((1.0, causes.count(cause)), (0.0, len(causes) - causes.count(cause))):
+                if cause in NOT_OF_POLICY:
+                    self.record(f"agent/discarded/{cause}", is_such, weight=weight)
+                else:
+                    self.record(f"agent/ended/{cause}", is_such, weight=weight)
+
     def _show(self, group: ScoredGroup) -> None:
         """Shows all completions of a group, a row for each."""
         samples = group.samples
         prompt = self._tokenizer.decode(samples.prompt.token_ids, skip_special_tokens=True)
-        lengths = samples.loss_mask.sum(-1).int().tolist()
+        lengths = samples.by_episode(samples.loss_mask.sum(-1)).int().tolist()
         for i, completion in enumerate(group.completions):
             row: ShownRow = {
                 "prompt_index": samples.index,
@@ -226,24 +260,131 @@ class Reward(Worker):
                 "reward": float(group.rewards[i]),
                 "num_completion_tokens": lengths[i],
             }
+            if group.rewards[i].isnan():
+                del row["reward"]
             if group.answers and (answer := group.answers[i]) is not None:
                 row["answer"] = answer
-            if group.outcomes:
+            if group.outcomes and group.outcomes[i]:
                 row["outcome"] = group.outcomes[i]
             if samples.truncated is not None:
-                row["truncated"] = bool(samples.truncated[i])
-            if samples.segments and len(samples.segments[i]) > 1:
+                row["truncated"] = bool(samples.truncated[_rows_of(samples, i)[-1]])
+            if samples.lengths is not None:
+                row |= self._shown_episode(samples, i)
+            elif samples.segments and len(samples.segments[i]) > 1:
                 row["segments"] = ", ".join(
                     f"{one.num_tokens} of version {one.policy_version}" for one in samples.segments[i]
                 )
             self.show(row)
 
+    def _shown_episode(self, samples: SampleGroup, episode: int) -> ShownRow:
+        """What a row has of an episode: `segments`, a JSON list of the texts of its last branch, each with its author
+        and policy version; `branches`, a list of such lists for other branches, from where they leave an earlier one;
+        `cause` and `detail`."""
+        *others, last = _rows_of(samples, episode)
+        row: ShownRow = {"segments": json.dumps(self._segments(samples, last, 0), ensure_ascii=False)}
+        if others:
+            begins = samples.shared if samples.shared is not None else torch.zeros(len(samples.loss_mask))
+            branches = [self._segments(samples, other, int(begins[other])) for other in others]
+            row["branches"] = json.dumps(branches, ensure_ascii=False)
+        if samples.causes and samples.causes[episode]:
+            row["cause"] = samples.causes[episode]
+            if samples.details and samples.details[episode]:
+                row["detail"] = samples.details[episode]
+        return row
 
-def _parts(results: Sequence[RewardResult]) -> dict[str, torch.Tensor]:
-    """The fields of a `ScoredGroup` about the components of a weighted reward."""
-    if not results or not all(result.parts for result in results):
+    def _segments(self, samples: SampleGroup, row: int, begin: int) -> list[dict[str, str | int]]:
+        """The segments of a row from its token `begin` on."""
+        segments: list[dict[str, str | int]] = []
+        ids, place = samples.completion_ids[row].tolist(), 0
+        for one in samples.segments[row]:
+            first, place = max(place, begin), place + one.num_tokens
+            if first < place:
+                text = self._tokenizer.decode(ids[first:place], skip_special_tokens=False)
+                segments.append({"author": one.author, "text": text, "num_tokens": place - first})
+                if one.author == "policy":
+                    segments[-1]["version"] = one.policy_version
+        return segments
+
+
+CAUSES: tuple[Cause, ...] = tuple(cause for cause in get_args(Cause) if cause)
+
+
+def _rows_of(samples: SampleGroup, episode: int) -> list[int]:
+    if samples.trajectories is None:
+        return [episode]
+    return (samples.trajectories == episode).nonzero()[:, 0].tolist()
+
+
+def _last_turn(samples: SampleGroup, episode: int) -> list[int]:
+    """The tokens of the last turn of an episode; none if it has no turn or is discarded."""
+    assert samples.turns is not None, "a group of episodes has turns"
+    rows = _rows_of(samples, episode)
+    turns = samples.turns[rows]
+    return samples.completion_ids[rows][(turns == turns.max()) & (turns >= 0)].tolist()
+
+
+def _scored_by_rule(samples: SampleGroup, num_texts: int) -> list[int]:
+    """The completions or episodes that the rule scores."""
+    if samples.rewards is None:
+        return list(range(num_texts))
+    return (samples.rewards.isnan() & ~samples.is_discarded).nonzero()[:, 0].tolist()
+
+
+def _scored_group(samples: SampleGroup, texts: tuple[str, ...], results: dict[int, RewardResult]) -> ScoredGroup:
+    """The group with its rewards.
+
+    Args:
+        results: episode -> the rule's result; of the others the harness has given the reward.
+    """
+    if samples.rewards is None:
+        rewards = torch.tensor([float(results[place].value) for place in range(len(texts))])
+    else:
+        rewards = samples.rewards.clone()
+        for place, result in results.items():
+            rewards[place] = float(result.value)
+        failed = {place: result.detail or "" for place, result in results.items() if result.judge_failed}
+        if failed:
+            samples = _discarded(samples, failed)
+            rewards[list(failed)] = nan
+    every = [results.get(place) for place in range(len(texts))]
+    lost = samples.is_discarded.nonzero()[:, 0].tolist()
+    counted = [one for place, one in enumerate(every) if place not in lost]
+    return ScoredGroup(
+        samples=samples,
+        rewards=rewards,
+        completions=texts,
+        outcomes=tuple("" if one is None else one.outcome for one in every) if results else (),
+        answers=tuple(None if one is None else one.answer for one in every) if results else (),
+        **(_parts(every) if None not in counted else {}),
+    )
+
+
+def _discarded(samples: SampleGroup, details: dict[int, str]) -> SampleGroup:
+    """The group without a loss on these episodes, on which the reward has failed."""
+    assert samples.trajectories is not None, "a group of episodes has their rows"
+    causes, messages = list(samples.causes), list(samples.details)
+    for episode, detail in details.items():
+        causes[episode], messages[episode] = "service", f"the reward failed: {detail}"
+    is_lost = torch.isin(samples.trajectories, torch.tensor(list(details)))[:, None]
+    return replace(
+        samples,
+        loss_mask=samples.loss_mask.masked_fill(is_lost, 0.0),
+        rollout_logprobs=samples.rollout_logprobs.masked_fill(is_lost, 0.0),
+        turns=None if samples.turns is None else samples.turns.masked_fill(is_lost, -1),
+        causes=tuple(causes),
+        details=tuple(messages),
+    )
+
+
+def _parts(results: Sequence[RewardResult | None]) -> dict[str, torch.Tensor]:
+    """The fields of a `ScoredGroup` about the components of a weighted reward; NaN for an episode without a result."""
+    first = next((result for result in results if result is not None), None)
+    if first is None or not all(result.parts for result in results if result is not None):
         return {}
+    nothing = [nan] * len(first.parts)
     return {
-        "parts": torch.tensor([[part.result.value for part in result.parts] for result in results]),
-        "part_weights": torch.tensor([part.weight for part in results[0].parts]),
+        "parts": torch.tensor(
+            [nothing if result is None else [part.result.value for part in result.parts] for result in results]
+        ),
+        "part_weights": torch.tensor([part.weight for part in first.parts]),
     }

@@ -209,11 +209,13 @@ class ScoredGroup:
     completions: tuple[str, ...]
     """[G], the completions as text, end token removed; of an episode its last turn."""
     outcomes: tuple[str, ...] = ()
-    """The outcome of each check, see rlinf_algos.rewards.Outcome; empty if nothing was checked."""
+    """[G], the outcome of each check, see rlinf_algos.rewards.Outcome; "" for an episode that the rule did not score;
+    empty if nothing was checked."""
     answers: tuple[str | None, ...] = ()
     """The answer extracted from each completion; None if there was none."""
     parts: Tensor | None = None
-    """[G, K] float32, the components of a weighted reward without their weights; None: the reward has no components."""
+    """[G, K] float32, the components of a weighted reward without their weights, NaN for a discarded episode; None: the
+    reward has no components."""
     part_weights: Tensor | None = None
     """[K] float32"""
 
