@@ -37,14 +37,15 @@ class SequenceBatch:
     """[B, T] int64; the completions of the first prompt, then those of the second, ..."""
     loss_mask: Tensor
     """[B, T] float32"""
-    group_sizes: tuple[int, ...]
-    """[P], completions of each prompt."""
+    group_sizes: tuple[int, ...] = ()
+    """[P], completions of each prompt; empty: all have equally many."""
 
     @property
     def repeats(self) -> int | Tensor:
         """How often `repeat_interleave` has to repeat each prompt: G, or [P] int64 if the groups differ in size."""
-        sizes = set(self.group_sizes)
-        return sizes.pop() if len(sizes) == 1 else torch.tensor(self.group_sizes, device=self.prompt_ids.device)
+        if len(set(self.group_sizes)) < 2:
+            return len(self.completion_ids) // len(self.prompt_ids)
+        return torch.tensor(self.group_sizes, device=self.prompt_ids.device)
 
     def to(self, device: torch.device) -> SequenceBatch:
         names = ("prompt_ids", "prompt_mask", "completion_ids", "loss_mask")
