@@ -1,6 +1,7 @@
 """A scripted source of tokens and tokenizers with the special tokens of a family, for tests of sessions."""
 
 import asyncio
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -26,7 +27,7 @@ CHATML = """{%- if tools %}{{ '<|im_start|>system\\n' }}
 {%- endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 """ChatML with the calls of Hermes."""
-ADD = {
+ADD: Any = {
     "type": "function",
     "function": {
         "name": "add",

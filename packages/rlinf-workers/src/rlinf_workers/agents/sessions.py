@@ -97,6 +97,8 @@ class AssistantTurn:
     logprobs: list[float]
     versions: list[tuple[int, int]]
     num_prompt_tokens: int
+    token_texts: tuple[str, ...] = ()
+    """Text of each token by itself, where a request needs it (`AgentSession.token_texts`)."""
     stop: str = ""
     """The stop string that ended it."""
 
@@ -210,6 +212,10 @@ class AgentSession:
         before = prompt if isinstance(prompt, str) else self.template.text.decode(prompt)
         self._texts += [(before + turn.content, turn.node) for turn in turns]
         return turns
+
+    def token_texts(self, turn: AssistantTurn) -> tuple[str, ...]:
+        """Text of each token of a turn."""
+        return tuple(self.template.text.decode([token]) for token in turn.token_ids)
 
     # -- what an episode leaves ------------------------------------------------------------------------------------
 
