@@ -97,7 +97,7 @@ class WaitTable:
 
     def __init__(self, worker: str) -> None:
         self._worker = worker
-        self._waits: dict[int, tuple[Wait, Processes | None]] = {}
+        self._waits: dict[int, tuple[Wait, Processes | None, Callable[[], str] | None]] = {}
         self._of_thread = threading.local()
 
     @contextmanager
@@ -119,6 +119,7 @@ class WaitTable:
         operation: str = "",
         ranks: tuple[int, ...] = (),
         processes: Processes | None = None,
+        describe: Callable[[], str] | None = None,
     ) -> Iterator[Wait]:
         """Context in which the calling thread waits; a nested context replaces the outer wait. For the arguments see
         Wait.
@@ -126,6 +127,7 @@ class WaitTable:
         Args:
             processes: the worker's own processes that the context waits for. While there are none, the thread computes
                 by itself, and no wait is reported.
+            describe: returns what is waited for at this moment, in place of `of`; can be called from any thread.
         """
         lane = threading.get_ident()
         around = self._waits.get(lane)
@@ -139,7 +141,7 @@ class WaitTable:
             ranks=ranks,
             since_s=time.time(),
         )
-        self._waits[lane] = wait, processes
+        self._waits[lane] = wait, processes, describe
         start_ns = now_ns()
         try:
             yield wait
@@ -158,7 +160,10 @@ class WaitTable:
 
     def current(self) -> list[Wait]:
         """All waits at this moment; from any thread."""
-        waits = (_with_processes(wait, processes) for wait, processes in self._waits.copy().values())
+        waits = (
+            _with_processes(wait if describe is None else replace(wait, of=describe()), processes)
+            for wait, processes, describe in self._waits.copy().values()
+        )
         return [wait for wait in waits if wait is not None]
 
 

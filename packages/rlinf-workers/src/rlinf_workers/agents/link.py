@@ -116,6 +116,13 @@ class EpisodeReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Time that it spent outside the engine."""
 
 
+class Waiting(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the agent process, once a second: the episode that has been outside the engine for longest."""
+
+    text: str
+    """Which one, and what it waits for; empty if none has been for a second."""
+
+
 class Abandoned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From the agent process: all episodes that began before are cancelled."""
 
@@ -129,7 +136,7 @@ class AgentsRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToAgents = Begin | Answer | AbandonAll
-FromAgents = AgentsReady | Ask | EpisodeReport | Abandoned | AgentsRefused
+FromAgents = AgentsReady | Ask | EpisodeReport | Waiting | Abandoned | AgentsRefused
 
 _encode = msgspec.msgpack.Encoder().encode
 to_agents = msgspec.msgpack.Decoder(ToAgents).decode

@@ -34,13 +34,15 @@ class EpisodeSettings:
     """Time of a call."""
     num_retries: int = 1
     """How often an episode is done again that ended by what the policy cannot have caused."""
+    max_discarded: float = 0.2
+    """Share of a step's episodes that may end by what the policy cannot have caused."""
     python: str | None = None
     """Interpreter of the harness; None: this one."""
     tokenizer_folder: str
+    stop_ids: list[int] = field(default_factory=list)
+    """Tokens at which the engine ends a turn; set by the rank."""
     chat_options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the chat template."""
-    stop_ids: tuple[int, ...] = ()
-    """Tokens that end a turn; the template's and the model's."""
 
     @property
     def max_prompt_tokens(self) -> int:

@@ -104,7 +104,7 @@ def workers_of(group: str, snapshot: Snapshot) -> list[str]:
 
 def own_process_name(wait: Wait, process: OwnProcess) -> str:
     """The name of a process that the waiter has started: `rollout/0 engine 4711`."""
-    kind = wait.kind if wait.kind in ("simulator", "checker") else "engine"
+    kind = wait.kind if wait.kind in ("simulator", "checker", "agents") else "engine"
     return f"{wait.waiter} {kind} {process.pid}"
 
 

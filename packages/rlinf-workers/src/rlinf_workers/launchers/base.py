@@ -124,11 +124,13 @@ WaitKind = Literal[
     "engine",
     "simulator",
     "checker",
+    "agents",
 ]
 """What the wait is for: items in a channel; capacity in a channel; a lease; a published version; servers that must
 receive an older version; the check of received weights; the other ranks of a collective, also inside a backend; the
 first rank of the replica, or its other ranks; the process that holds a channel; another stage of the same worker that
-computes; the driver's reply; processes that the worker has started, which generate, simulate or check rewards."""
+computes; the driver's reply; processes that the worker has started, which generate, simulate, check rewards or run
+episodes of agents."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +157,8 @@ class Wait:
     """Empty outside of a stage."""
     kind: WaitKind
     of: str = ""
-    """Name of the channel, the weight edge, the group of ranks or the service."""
+    """Name of the channel, the weight edge, the group of ranks or the service; of agents, the episode that has been
+    waiting for longest, and for what."""
     number: int = 0
     """Turn of a lease, version of weights, or number of collectives of this group so far, including this one."""
     operation: str = ""
@@ -163,8 +166,8 @@ class Wait:
     ranks: tuple[int, ...] = ()
     """For a collective: the participating ranks of the worker group."""
     processes: tuple[OwnProcess, ...] = ()
-    """For an engine, simulators or checkers: those that have not answered. For weights and their check: the processes
-    of an engine that serves from its own processes."""
+    """For an engine, simulators, checkers or agents: those that have not answered. For weights and their check: the
+    processes of an engine that serves from its own processes."""
     since_s: float
     """Unix time."""
 
@@ -188,6 +191,7 @@ class Wait:
             "engine": "its engine",
             "simulator": "its simulators",
             "checker": "its checkers",
+            "agents": f"its agents: {self.of}" if self.of else "its agents",
         }[self.kind]
 
 

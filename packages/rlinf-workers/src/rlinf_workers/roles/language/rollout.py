@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from rlinf_algos import NonFiniteError
 from rlinf_comm import record
 from rlinf_comm.weights import Layout
+from rlinf_workers.agents.settings import EpisodeSettings
 from rlinf_workers.engines.base import (
     Completions,
     GenerationEngine,
@@ -54,6 +56,8 @@ class RolloutSettings:
     """Further arguments of the engine's constructor."""
     on_new_weights: OnNewWeights = "finish"
     """How running completions go on when new weights arrive; finish: weights arrive between two stages alone."""
+    agent: EpisodeSettings | None = None
+    """Of episodes of many turns (`AgentRollout`); None: completions."""
     max_lateness: int = 0
     """Steps by which a group may leave later than its prompt came in, so that a step does not wait for its slowest
     groups; 0: all groups leave in their step."""
@@ -75,7 +79,7 @@ class Rollout(ServingWorker):
             **settings.engine_options,
         )
         self._served = self._engine
-        self._groups = OpenGroups(1)
+        self._groups: WholeGroups = OpenGroups(1)
         self._late: list[LateGroup] = []
         """Groups of earlier steps that are not whole, or had no place in the latest step."""
         self._takes = WeightTakes()
@@ -107,7 +111,8 @@ class Rollout(ServingWorker):
                 are running. By default there are none.
         """
         sampling = self._settings.train if self.step.phase == "train" else self._settings.evaluate
-        groups = self._groups = OpenGroups(sampling.group_size)
+        groups = OpenGroups(sampling.group_size)
+        self._groups = groups
         waiting = prompts
         while waiting or groups:
             completions = self._take_due_weights()
@@ -139,7 +144,8 @@ class Rollout(ServingWorker):
         departures = Departures(
             [prompt.index for prompt in prompts], {index: step - last for index, (step, _) in submitted.items()}
         )
-        groups = self._groups = OpenGroups(sampling.group_size)
+        groups = OpenGroups(sampling.group_size)
+        self._groups = groups
         groups.open([one.prompt for one in late])
         with self.asking():
             engine.submit_unfinished([completion for one in late for completion in one.unfinished], sampling)
@@ -324,6 +330,16 @@ class Rollout(ServingWorker):
 
     def close(self) -> None:
         self._engine.close()
+
+
+class WholeGroups(Protocol):
+    """Groups under way; `len` counts those that are not whole."""
+
+    def __len__(self) -> int: ...
+
+    def close(self, groups: Iterable[SampleGroup]) -> list[int]:
+        """Returns when (`spans.now_ns`) each of these whole groups was opened, and forgets them."""
+        ...
 
 
 class OpenGroups:

@@ -36,6 +36,8 @@ class Prompt:
     completion."""
     row_json: str | None = None
     """All columns of the data row as a JSON object, for rewards that read them; None if none does."""
+    messages_json: str | None = None
+    """The conversation that an agent goes on with, a JSON list of {"role", "content"}; None: there is no agent."""
 
 
 @record

@@ -1,0 +1,122 @@
+"""The process that runs a harness: `python harness_process.py DESCRIPTOR package.module:function`.
+
+It imports nothing but the standard library and the harness, so that it runs under any interpreter. Messages are lines
+of JSON on the socket DESCRIPTOR; see harness.py for the other end. Hundreds of episodes share its event loop, and what
+each prints is kept apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import importlib
+import inspect
+import io
+import json
+import os
+import socket
+import sys
+import traceback
+
+MAX_PRINTED = 20_000
+"""Characters of an episode's output that are kept, its end."""
+_printed: contextvars.ContextVar = contextvars.ContextVar("printed", default=None)
+
+
+class Session:
+    """What a harness gets of its session.
+
+    Attributes:
+        id: name of the session.
+        base_url: address for OpenAI's SDK.
+        api_key: the session's token.
+    """
+
+    def __init__(self, number, base_url, api_key, name, send):
+        self.id, self.base_url, self.api_key = name, base_url, api_key
+        self._number, self._send = number, send
+
+    def env(self):
+        """Env vars for an agent that runs as a subprocess."""
+        root = self.base_url[: -len("/v1")] if self.base_url.endswith("/v1") else self.base_url
+        openai = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.api_key}
+        return {**os.environ, **openai, "ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": self.api_key}
+
+    def reward(self, value, turn=-1):
+        """Gives a turn of the policy a reward of its own; by default the latest."""
+        self._send({"id": self._number, "turn": int(turn), "turn_reward": float(value)})
+
+
+class _Printed(io.TextIOBase):
+    """Standard output: what an episode prints goes to its own text and to the log."""
+
+    def __init__(self, log):
+        self._log = log
+
+    def write(self, text):
+        own = _printed.get()
+        if own is not None:
+            own.append(text)
+        return self._log.write(text)
+
+    def flush(self):
+        self._log.flush()
+
+    def fileno(self):
+        return self._log.fileno()
+
+
+def _located(path):
+    module, _, name = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return getattr(importlib.import_module(module), name)
+
+
+async def _episode(run, message, send):
+    own: list = []
+    _printed.set(own)
+    session = Session(message["id"], message["base_url"], message["api_key"], message["session"], send)
+    answer = {"id": message["id"]}
+    try:
+        if inspect.iscoroutinefunction(run):
+            reward = await run(message["base_url"], message["task"], session=session)
+        else:
+            reward = await asyncio.to_thread(run, message["base_url"], message["task"], session=session)
+        answer["reward"] = None if reward is None else float(reward)
+    except asyncio.CancelledError:
+        raise
+    except Exception:  # noqa: BLE001 - a harness may raise anything
+        answer["error"] = traceback.format_exc()
+    answer["printed"] = "".join(own)[-MAX_PRINTED:]
+    send(answer)
+
+
+async def _serve(descriptor, path):
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor), limit=1 << 28)
+
+    def send(answer):
+        writer.write(json.dumps(answer).encode() + b"\n")
+
+    try:
+        run = _located(path)
+    except Exception:  # noqa: BLE001 - a harness may raise anything
+        send({"id": -1, "error": traceback.format_exc()})
+        await writer.drain()
+        return
+    send({"id": -1})
+    episodes: dict = {}
+    while line := await reader.readline():
+        message = json.loads(line)
+        if "cancel" in message:
+            if (task := episodes.pop(message["cancel"], None)) is not None:
+                task.cancel()
+            continue
+        task = asyncio.ensure_future(_episode(run, message, send))
+        episodes[message["id"]] = task
+        task.add_done_callback(lambda _, number=message["id"]: episodes.pop(number, None))
+
+
+if __name__ == "__main__":
+    sys.stdout, sys.stderr = _Printed(sys.stdout), _Printed(sys.stderr)  # type: ignore[assignment]
+    asyncio.run(_serve(int(sys.argv[1]), sys.argv[2]))

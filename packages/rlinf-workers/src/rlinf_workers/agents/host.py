@@ -1,0 +1,330 @@
+"""The agent process of a rollout rank: runs episodes, and asks the rank for every turn of the policy.
+
+    python -m rlinf_workers.agents.host DESCRIPTOR < settings as JSON
+
+It has the sessions, the tools and the agent; the rank has the engine. They exchange messages (link.py) on the socket
+DESCRIPTOR, whose end ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from rlinf_workers.agents.direct import direct_agent
+from rlinf_workers.agents.harness import Harness
+from rlinf_workers.agents.link import (
+    AbandonAll,
+    Abandoned,
+    AgentsReady,
+    AgentsRefused,
+    AgentTask,
+    Answer,
+    Ask,
+    Begin,
+    EpisodeReport,
+    FromAgents,
+    Waiting,
+    frame,
+    read_frame,
+    to_agents,
+)
+from rlinf_workers.agents.loop import run_loop
+from rlinf_workers.agents.noise import TurnNoise, noise_of_attempt
+from rlinf_workers.agents.records import AgentTrajectory, EpisodeEnded, Sampled, cut
+from rlinf_workers.agents.replay import follow
+from rlinf_workers.agents.sessions import AgentSession, SessionLimits
+from rlinf_workers.agents.settings import LOOP, EpisodeSettings
+from rlinf_workers.agents.templates import template_of_folder
+from rlinf_workers.agents.tools import EpisodeTools, make_tools, start_tools
+
+_LOG = logging.getLogger(__name__)
+REPORT_S = 1.0
+"""Time between two reports of what episodes wait for."""
+CHECK_S = 0.2
+"""Time between two looks at how long an episode has been outside the engine, at least."""
+
+
+class Attempt:
+    """An attempt at an episode: its noise, and the time that it spends outside the engine."""
+
+    def __init__(self, number: int, name: str, noise: int) -> None:
+        self.number, self.name, self.noise = number, name, TurnNoise(noise)
+        self.doing = "the harness"
+        """Outside the engine."""
+        self.num_turns = 0
+        self._num_sampling, self._idle_s, self._since = 0, 0.0, time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        """Time outside the engine so far."""
+        return self._idle_s + (0.0 if self._num_sampling else time.monotonic() - self._since)
+
+    @contextlib.contextmanager
+    def sampling(self) -> Any:
+        """While the engine samples for it."""
+        if not self._num_sampling:
+            self._idle_s += time.monotonic() - self._since
+        self._num_sampling += 1
+        self.num_turns += 1
+        try:
+            yield
+        finally:
+            self._num_sampling -= 1
+            self._since = time.monotonic()
+
+    @contextlib.contextmanager
+    def calling(self, what: str) -> Any:
+        """While it waits for a tool."""
+        before, self.doing = self.doing, what
+        try:
+            yield
+        finally:
+            self.doing = before
+
+    @property
+    def waits_s(self) -> float:
+        """Time since the engine last sampled for it; 0 while it does."""
+        return 0.0 if self._num_sampling else time.monotonic() - self._since
+
+    async def end_of_time(self, max_idle_s: float) -> None:
+        """Returns when it has been outside the engine for too long."""
+        while (left := max_idle_s - self.idle_s) > 0:
+            await asyncio.sleep(max(left, CHECK_S))
+
+
+def longest_wait(attempts: Iterable[Attempt]) -> str:
+    """The attempt that has been outside the engine for longest, and what it waits for; empty if none has been for a
+    second."""
+    longest = max(attempts, key=lambda one: one.waits_s, default=None)
+    if longest is None or longest.waits_s < REPORT_S:
+        return ""
+    return f"session {longest.name}, after turn {longest.num_turns}: {longest.doing} for {longest.waits_s:.0f} s"
+
+
+class AgentHost:
+    """Runs the episodes of a rank.
+
+    Args:
+        send: puts a message on the socket.
+    """
+
+    def __init__(self, settings: EpisodeSettings, send: Callable[[FromAgents], None]) -> None:
+        self._settings, self._send = settings, send
+        self._template = template_of_folder(settings.tokenizer_folder, settings.chat_options, ends=settings.stop_ids)
+        self._tools = make_tools(settings.tools)
+        self._agent = None if settings.run == LOOP else direct_agent(settings.run)
+        is_harness = settings.run != LOOP and self._agent is None
+        self._harness = Harness(settings.run, settings.python) if is_harness else None
+        self._server: Any = None
+        self._attempts: dict[str, Attempt] = {}
+        """Name of a session -> its attempt."""
+        self._requests: dict[int, asyncio.Future[Sampled]] = {}
+        self._num_requests = 0
+        self._running: dict[int, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Raises: EpisodeEnded if the harness cannot be imported; ToolUnavailable if a tool does not work."""
+        await start_tools(self._tools)
+        if self._harness is not None:
+            from rlinf_workers.agents.server import ServerLimits, SessionServer  # needs aiohttp
+
+            self._server = SessionServer(limits=ServerLimits(max_sessions=self._settings.max_episodes))
+            await self._server.start()
+            await self._harness.start()
+
+    async def report_waits(self) -> None:
+        """Reports what episodes wait for, until it is cancelled."""
+        reported = ""
+        while True:
+            await asyncio.sleep(REPORT_S)
+            if (text := longest_wait(self._attempts.values())) != reported:
+                self._send(Waiting(text=text))
+                reported = text
+
+    async def close(self) -> None:
+        await self.abandon()
+        if self._harness is not None:
+            await self._harness.close()
+            await self._server.stop()
+        for tool in self._tools:
+            await tool.close()
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def begin(self, message: Begin) -> None:
+        """Starts an episode."""
+        task = asyncio.ensure_future(self._run(message))
+        self._running[message.episode] = task
+        task.add_done_callback(lambda _: self._running.pop(message.episode, None))
+
+    def answer(self, message: Answer) -> None:
+        """Hands a turn to the episode that waits for it."""
+        future = self._requests.pop(message.request, None)
+        if future is not None and not future.done():
+            future.set_result(message.sampled)
+
+    async def abandon(self) -> None:
+        """Cancels all episodes."""
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        self._requests.clear()
+
+    # -- tokens ----------------------------------------------------------------------------------------------------
+
+    async def sample(
+        self, session: str, token_ids: Sequence[int], *, max_new_tokens: int | None, seed: int | None
+    ) -> Sampled:
+        """A turn of a session, from the engine (`TokenSource`)."""
+        attempt = self._attempts[session]
+        if len(token_ids) > self._settings.max_prompt_tokens:
+            raise EpisodeEnded(
+                "tokens",
+                f"the history has {len(token_ids)} tokens, and a whole turn of {self._settings.max_new_tokens} no "
+                f"longer fits into {self._settings.max_context_tokens}",
+            )
+        sampled = await self._ask(attempt, token_ids, attempt.noise.next(token_ids, seed))
+        return sampled if max_new_tokens is None else cut(sampled, max_new_tokens, truncated=True)
+
+    async def _ask(self, attempt: Attempt, token_ids: Sequence[int], noise: int) -> Sampled:
+        self._num_requests += 1
+        request = self._num_requests
+        future = self._requests[request] = asyncio.get_running_loop().create_future()
+        self._send(Ask(request=request, episode=attempt.number, token_ids=list(token_ids), noise=noise))
+        with attempt.sampling():
+            return await future
+
+    # -- episodes --------------------------------------------------------------------------------------------------
+
+    async def _run(self, begin: Begin) -> None:
+        try:
+            await self._report(begin)
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # noqa: BLE001 - a fault of ours, which must not look like one of the policy
+            detail = traceback.format_exc()
+            _LOG.exception("episode %s", begin.task.name)
+            trajectory = AgentTrajectory(nodes=[], cause="service", detail=detail)
+            self._send(EpisodeReport(episode=begin.episode, trajectory=trajectory))
+
+    async def _report(self, begin: Begin) -> None:
+        if begin.script is not None:
+            attempt = Attempt(begin.episode, begin.task.name, begin.noise)
+            trajectory = await follow(begin.script, lambda ids, noise: self._ask(attempt, ids, noise))
+            self._send(EpisodeReport(episode=begin.episode, trajectory=trajectory))
+            return
+        idle_s = 0.0
+        for number in range(1 + self._settings.num_retries):
+            attempt = Attempt(begin.episode, f"{begin.task.name}-{number}", noise_of_attempt(begin.noise, number))
+            trajectory = await self._attempt(begin.task, attempt)
+            idle_s += attempt.idle_s
+            if not trajectory.is_discarded:
+                break
+            _LOG.warning("episode %s: %s: %s", begin.task.name, trajectory.cause, trajectory.detail)
+        self._send(EpisodeReport(episode=begin.episode, trajectory=trajectory, num_retries=number, idle_s=idle_s))
+
+    async def _attempt(self, task: AgentTask, attempt: Attempt) -> AgentTrajectory:
+        settings, name = self._settings, attempt.name
+        limits = SessionLimits(
+            max_turns=settings.max_turns,
+            max_context_tokens=settings.max_context_tokens,
+            max_new_tokens=settings.max_new_tokens,
+        )
+        session = AgentSession(name, self._template, self, limits)
+        self._attempts[name] = attempt
+        work = asyncio.ensure_future(self._play(session, task, attempt))
+        end_of_time = asyncio.ensure_future(attempt.end_of_time(settings.max_idle_s))
+        try:
+            await asyncio.wait({work, end_of_time}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+                limit = f"more than {settings.max_idle_s:g} s outside the engine"
+                return session.trajectory(cause="time", detail=limit)
+            reward, printed = work.result()
+            return session.trajectory(reward=reward, printed=printed)
+        except EpisodeEnded as end:
+            return session.trajectory(cause=end.cause, detail=end.detail, printed=end.printed)
+        finally:
+            for one in (work, end_of_time):
+                one.cancel()
+            await asyncio.gather(work, end_of_time, return_exceptions=True)
+            del self._attempts[name]
+
+    async def _play(self, session: AgentSession, task: AgentTask, attempt: Attempt) -> tuple[float | None, str]:
+        """One attempt. Returns the reward, and what the harness printed."""
+        if self._harness is not None:
+            return await self._call(session, task)
+        if self._agent is not None:
+            return await self._agent(session, task), ""
+        specs = [spec.as_openai() for tool in self._tools for spec in tool.specs]
+        tools = EpisodeTools(self._tools, session.id)
+        try:
+            await run_loop(session, task, tools, specs, self._settings.max_tool_s, attempt.calling)
+        finally:
+            await tools.close()
+        return None, ""
+
+    async def _call(self, session: AgentSession, task: AgentTask) -> tuple[float | None, str]:
+        assert self._harness is not None, "called where there is one"
+        base_url, token = self._server.open(session)
+        try:
+            result = await self._harness.run(
+                session.id, base_url, token, msgspec.to_builtins(task), session.reward_numbered_turn
+            )
+        finally:
+            self._server.close(session.id)
+        session.raise_end()
+        return result.reward, result.printed
+
+
+async def serve(descriptor: int, settings: EpisodeSettings) -> None:
+    """Runs episodes until the socket ends."""
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
+
+    def send(message: FromAgents) -> None:
+        writer.write(frame(message))
+
+    try:
+        host = AgentHost(settings, send)
+        await host.start()
+    except Exception as error:  # noqa: BLE001 - the rank reports it
+        text = error.detail if isinstance(error, EpisodeEnded) else f"{type(error).__name__}: {error}"
+        _LOG.exception("the agents cannot start")
+        send(AgentsRefused(text=text))
+        await writer.drain()
+        return
+    send(AgentsReady())
+    reporting = asyncio.ensure_future(host.report_waits())
+    while (body := await read_frame(reader)) is not None:
+        match to_agents(body):
+            case Begin() as begin:
+                host.begin(begin)
+            case Answer() as answer:
+                host.answer(answer)
+            case AbandonAll(number=number):
+                await host.abandon()
+                send(Abandoned(number=number))
+    reporting.cancel()
+    await host.close()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = msgspec.json.decode(sys.stdin.buffer.read(), type=EpisodeSettings)
+    asyncio.run(serve(int(sys.argv[1]), settings))
+
+
+if __name__ == "__main__":
+    main()
