@@ -64,7 +64,7 @@ def message(name: str, *arguments: str) -> str:
             "mine.yaml:3: actor.betas=[0.9, 0.9, 0.9]; allowed: a list with at most 2",
         ),
         ("mode: hybird", "mine.yaml:2: mode='hybird'; allowed: 'auto', 'collocated', 'disaggregated' or 'hybrid'"),
-        ("task:\n  kind: srot", "mine.yaml:3: task.kind='srot'; allowed: 'sort', 'add', 'files'"),
+        ("task:\n  kind: srot", "mine.yaml:3: task.kind='srot'; allowed: 'sort', 'add', 'calculate'"),
         (
             "job: reasonning",
             "mine.yaml:2: job='reasonning'; allowed: 'reasoning', 'embodied', 'sft', 'dpo', 'reward_model'",

@@ -36,13 +36,16 @@ NEEDED = {name: GSM8K for name in RECIPES if "train_files" in text_of(name)} | d
 def test_these_recipes_are_shipped():
     assert RECIPES == [
         "add-grpo",
+        "code-loop",
         "dpo",
         "env-ppo",
+        "grid-text",
         "gsm8k-grpo",
         "gsm8k-grpo-fsdp2",
         "gsm8k-grpo-lora",
         "gsm8k-grpo-megatron",
         "gsm8k-grpo-sglang",
+        "guess-team",
         "libero-oft-grpo",
         "libero-pi0-ppo",
         "libero-pi05-ppo",
@@ -59,6 +62,7 @@ def test_these_recipes_are_shipped():
         "sft",
         "sort-grpo",
         "sort-grpo-megatron-sglang",
+        "tool-calculator",
     ]
 
 

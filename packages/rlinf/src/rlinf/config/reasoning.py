@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rlinf.config.algorithm import CompletionsAlgorithm
 from rlinf.config.base import Conflict, ModelPath, Section, either, neighbours, not_multiple
@@ -26,7 +26,7 @@ from rlinf.config.common import (
 )
 from rlinf.config.lora import LoraConfig
 from rlinf.config.rewards import MAX_JUDGE_FAILURES, RewardConfig
-from rlinf.config.tasks import FilesTask, SortTask, TaskConfig
+from rlinf.config.tasks import FilesTask, TaskConfig
 from rlinf_algos import preset
 from rlinf_workers.plugins import TRAINERS
 
@@ -96,6 +96,71 @@ class SftWarmUpConfig(Section):
     )
 
 
+class AgentConfig(Section):
+    """Episodes of many turns in place of completions (docs/agents.md)."""
+
+    run: str = Field(
+        default="loop",
+        min_length=1,
+        description="The agent. loop: the policy answers, the calls in its answer are made, and their results follow, "
+        "until it answers without a call. package.module:function: a custom harness, `async def run(base_url, task, *, "
+        "session)`, which talks to the policy through OpenAI's or Anthropic's interface at base_url and returns a "
+        "reward, or None for the reward of the recipe.",
+    )
+    tools: list[str | dict[str, Any]] = Field(
+        default=[],
+        description="What the loop's policy may call: python, search, mcp, package.module:function, or a mapping with "
+        "name and options.",
+    )
+    max_turns: int = Field(default=8, ge=1, description="Turns of the policy in an episode.")
+    max_context_tokens: int = Field(
+        ge=2,
+        description="Tokens of a whole conversation. A turn only begins if rollout.max_new_tokens, the limit of a "
+        "turn, still fits.",
+    )
+    max_episodes: int = Field(default=256, ge=1, description="Episodes that a rank runs at once.")
+    max_idle_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="Time that an episode may spend outside the engine, in tools and in the harness.",
+    )
+    max_tool_s: float = Field(default=30.0, gt=0, description="Time of a call.")
+    num_retries: int = Field(
+        default=1,
+        ge=0,
+        description="How often an episode is repeated that ended by what the policy cannot have caused, such as a tool "
+        "that cannot be reached. After that it is discarded, and its group is compared without it.",
+    )
+    max_discarded: float = Field(
+        default=0.2, ge=0, le=1, description="Share of a step's episodes that may be discarded before the run stops."
+    )
+    python: str | None = Field(
+        default=None, description="Python interpreter of a custom harness, in a venv of its own; null: RLinf's."
+    )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.run != "loop" and ":" not in self.run:
+            yield Conflict(
+                keys=("rollout.agent.run",),
+                text=f"={self.run} is neither loop nor package.module:function of a custom harness",
+            )
+        if self.run != "loop" and self.tools:
+            yield Conflict(
+                keys=("rollout.agent.tools", "rollout.agent.run"),
+                text=f" is not used: {self.run} brings its own tools; leave it out, or use run=loop",
+            )
+        if self.run == "loop" and self.python is not None:
+            yield Conflict(
+                keys=("rollout.agent.python", "rollout.agent.run"),
+                text=f"={self.python} is not used: it is for a custom harness; leave it out",
+            )
+
+
+def _agent_by_name(value: Any) -> Any:
+    """`agent: my_module:run` means `agent: {run: my_module:run}`."""
+    return {"run": value} if isinstance(value, str) else value
+
+
 class RolloutConfig(EngineConfig):
     """The completions of each step and the engine that generates them."""
 
@@ -130,6 +195,10 @@ class RolloutConfig(EngineConfig):
         "and recompute need algorithm.max_staleness 1 or more, and are repeatable with run.record alone "
         "(docs/staleness.md).",
     )
+    agent: Annotated[AgentConfig | None, BeforeValidator(_agent_by_name)] = Field(
+        default=None,
+        description="Episodes of many turns, with tools or a custom harness; null: one completion answers a prompt.",
+    )
     stop_on_mismatch: bool = Field(
         default=False,
         description="Stop the run if the first step's log-prob mismatch between trainer and engine is larger than "
@@ -146,8 +215,47 @@ class RolloutConfig(EngineConfig):
                 keys=("rollout.on_new_weights", "rollout.engine"),
                 text=f"={how} is not possible with rollout.engine={self.engine}: {problem}",
             )
-        num_tokens = self.max_prompt_tokens + self.max_new_tokens
-        yield from self.length_conflicts(num_tokens, "rollout.max_prompt_tokens + rollout.max_new_tokens")
+        yield from self.length_conflicts(self.max_sequence_tokens, self.max_sequence_key)
+        if self.agent is not None:
+            yield from self._agent_conflicts(self.agent)
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Tokens of the longest sequence: a prompt with its completion, or a conversation."""
+        return self.max_prompt_tokens + self.max_new_tokens if self.agent is None else self.agent.max_context_tokens
+
+    @property
+    def max_sequence_key(self) -> str:
+        """The keys that set it, for messages."""
+        single = "rollout.max_prompt_tokens + rollout.max_new_tokens"
+        return single if self.agent is None else "rollout.agent.max_context_tokens"
+
+    @property
+    def max_completion_tokens(self) -> int:
+        """Tokens after the prompt: of a completion, or of the rest of a conversation."""
+        return self.max_sequence_tokens - self.max_prompt_tokens
+
+    def _agent_conflicts(self, agent: AgentConfig) -> Iterator[Conflict]:
+        """Episodes need an engine that takes turns while it generates, and room for two of them."""
+        needed = self.max_prompt_tokens + self.max_new_tokens
+        if agent.max_context_tokens < needed:
+            yield Conflict(
+                keys=("rollout.agent.max_context_tokens", "rollout.max_prompt_tokens", "rollout.max_new_tokens"),
+                text=f"={agent.max_context_tokens} is less than rollout.max_prompt_tokens + rollout.max_new_tokens = "
+                f"{needed}, so that not even a first turn fits; use more",
+            )
+        if (problem := self.engine_spec.late_groups_problem(self.engine_options)) is not None:
+            yield Conflict(
+                keys=("rollout.agent", "rollout.engine"),
+                text=f": episodes need an engine that takes turns while it generates, and rollout.engine={self.engine} "
+                f"does not: {problem}",
+            )
+        for key, value in (("sampler", "in_order"), ("on_new_weights", "finish")):
+            if getattr(self, key) != value:
+                yield Conflict(
+                    keys=(f"rollout.{key}", "rollout.agent"),
+                    text=f"={getattr(self, key)} is for single completions; with rollout.agent use {value}",
+                )
 
     def _distribution_conflicts(self) -> Iterator[Conflict]:
         """Ratios and gradients use log-probabilities of the full distribution, so samples must come from it: on a small
@@ -503,12 +611,12 @@ class ReasoningConfig(JobConfig):
         at, heads = "model.architecture.", architecture.num_heads
         yield from not_multiple(f"{at}hidden_size", architecture.hidden_size, f"{at}num_heads", heads)
         yield from not_multiple(f"{at}num_heads", heads, f"{at}num_kv_heads", architecture.num_kv_heads)
-        num_tokens = self.rollout.max_prompt_tokens + self.rollout.max_new_tokens
+        num_tokens = self.rollout.max_sequence_tokens
         if architecture.max_positions < num_tokens:
             yield Conflict(
                 keys=("model.architecture.max_positions", "rollout.max_new_tokens", "rollout.max_prompt_tokens"),
-                text=f"={architecture.max_positions} is less than rollout.max_prompt_tokens + rollout.max_new_tokens = "
-                f"{num_tokens}; use at least {num_tokens}",
+                text=f"={architecture.max_positions} is less than {self.rollout.max_sequence_key} = {num_tokens}; use "
+                f"at least {num_tokens}",
             )
 
     def _task_conflicts(self) -> Iterator[Conflict]:
@@ -521,16 +629,21 @@ class ReasoningConfig(JobConfig):
                     "use numeric",
                 )
             return
-        width = task.num_digits
-        prompt, answer = (width + 1, width) if isinstance(task, SortTask) else (2 * width + 2, width + 1)
+        prompt, answer = task.num_tokens
         for key, needed, what in (("max_prompt_tokens", prompt, "a prompt"), ("max_new_tokens", answer, "an answer")):
             value = getattr(self.rollout, key)
             if value < needed:
+                size = f"task.{task.SIZE or 'kind'}"
                 yield Conflict(
-                    keys=(f"rollout.{key}", "task.num_digits"),
-                    text=f"={value} is too short: {what} of task.num_digits={width} has {needed} tokens; "
-                    f"use at least {needed}",
+                    keys=(f"rollout.{key}", size),
+                    text=f"={value} is too short: {what} of {size}={getattr(task, task.SIZE or 'kind')} has {needed} "
+                    f"tokens; use at least {needed}",
                 )
+        if task.needs_agent and self.rollout.agent is None:
+            yield Conflict(
+                keys=("task.kind", "rollout.agent"),
+                text=f"={task.kind} is played in several turns; set rollout.agent",
+            )
 
     def _critic_conflicts(self) -> Iterator[Conflict]:
         """Settings of the critic if the algorithm has none. Default values are allowed, because resolved configs
@@ -563,12 +676,12 @@ class ReasoningConfig(JobConfig):
                 text=f"={budget} packs sequences, and actor.backend={self.actor.backend} computes padded ones alone; "
                 f"leave it out, or use {either(TRAINERS, lambda spec: spec.packs_sequences)}",
             )
-        longest = self.rollout.max_prompt_tokens + self.rollout.max_new_tokens
+        longest = self.rollout.max_sequence_tokens
         if budget < longest:
             yield Conflict(
                 keys=("actor.max_tokens_per_micro_batch", "rollout.max_prompt_tokens", "rollout.max_new_tokens"),
-                text=f"={budget} is less than rollout.max_prompt_tokens + rollout.max_new_tokens = {longest}, and a "
-                f"sequence is not cut; use at least {longest}",
+                text=f"={budget} is less than {self.rollout.max_sequence_key} = {longest}, and a sequence is not cut; "
+                f"use at least {longest}",
             )
 
     def _batch_conflicts(self) -> Iterator[Conflict]:

@@ -21,10 +21,11 @@ MAX_JUDGE_FAILURES = (
 class RuleReward(Section):
     """A rule without options; returns 1 or 0."""
 
-    kind: Literal["exact", "numeric", "format", "random"] = Field(
+    kind: Literal["exact", "numeric", "format", "random", "episode"] = Field(
         description="exact: the text equals the answer. numeric: the last number equals the answer. format: <think> "
-        "... </think> <answer> ... </answer> with any content. random: a control, coin flips drawn from the run's "
-        "seed that carry no learning signal; evaluation stays exact."
+        "... </think> <answer> ... </answer> with any content. episode: what the agent returned (rollout.agent). "
+        "random: a control, coin flips drawn from the run's seed that carry no learning signal; evaluation stays "
+        "exact."
     )
 
 

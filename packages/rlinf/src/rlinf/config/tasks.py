@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -31,18 +31,56 @@ class _Task(Section):
     )
 
 
-class SortTask(_Task):
+class _GeneratedTask(_Task):
+    SIZE: ClassVar[str] = "num_digits"
+    """The key that sets the length of its problems; empty: there is none."""
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        """Tokens of a prompt, and of the longest turn that answers it; without its end token."""
+        raise NotImplementedError
+
+    @property
+    def needs_agent(self) -> bool:
+        """Whether its episodes have several turns."""
+        return False
+
+
+class SortTask(_GeneratedTask):
     """Sort the digits of a number: `58312047=` -> `01234578`."""
 
     kind: Literal["sort"]
     num_digits: int = Field(default=8, ge=1, le=32, description="Digits to sort.")
 
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        return self.num_digits + 1, self.num_digits
 
-class AddTask(_Task):
+
+class AddTask(_GeneratedTask):
     """Add two numbers of a fixed width: `12+34=` -> `046`."""
 
     kind: Literal["add"]
     num_digits: int = Field(default=2, ge=1, le=32, description="Digits of each number.")
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        return 2 * self.num_digits + 2, self.num_digits + 1
+
+
+class CalculateTask(_GeneratedTask):
+    """Multiply two numbers with a calculator: `347*582=`, the call `[calc:347*582]`, its result, `201954`."""
+
+    kind: Literal["calculate"]
+    num_digits: int = Field(default=3, ge=1, le=8, description="Digits of each number.")
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        return 2 * self.num_digits + 2, len("[calc:*]") + 2 * self.num_digits
+
+    @property
+    def needs_agent(self) -> bool:
+        return True
 
 
 class ColumnsConfig(Section):
@@ -218,4 +256,54 @@ def template_conflicts(template: str, field: str, key: str, field_key: str) -> I
         )
 
 
-TaskConfig = Annotated[SortTask | AddTask | FilesTask, Field(discriminator="kind")]
+class OperatorsTask(_GeneratedTask):
+    """Find operators by running programs: `3?7?4=0025`, the call `[python:3*7+4]`, its result, `*+`."""
+
+    SIZE = "num_numbers"
+
+    kind: Literal["operators"]
+    num_numbers: int = Field(default=3, ge=2, le=4, description="Numbers between which operators are missing.")
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        return 2 * self.num_numbers + 4, len("[python:]") + 2 * self.num_numbers - 1
+
+    @property
+    def needs_agent(self) -> bool:
+        return True
+
+
+class GridTask(_GeneratedTask):
+    """Cross a grid move by move: `a2>d4=`, then l, r, u or d in each turn (agent: rlinf.tasks.games:play_grid)."""
+
+    SIZE = ""
+
+    kind: Literal["grid"]
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        return 6, 1
+
+    @property
+    def needs_agent(self) -> bool:
+        return True
+
+
+class TeamTask(_GeneratedTask):
+    """Two players must agree on signs: one sees a secret, the other guesses it (agent: rlinf.tasks.games:play_team)."""
+
+    SIZE = ""
+
+    kind: Literal["team"]
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        return 4, 2
+
+    @property
+    def needs_agent(self) -> bool:
+        return True
+
+
+GeneratedTaskConfig = SortTask | AddTask | CalculateTask | OperatorsTask | GridTask | TeamTask
+TaskConfig = Annotated[GeneratedTaskConfig | FilesTask, Field(discriminator="kind")]

@@ -42,6 +42,7 @@ RULES = {
     "exact": "exact_match",
     "numeric": "numeric_match",
     "format": "think_answer_format",
+    "episode": "rlinf.tasks.games:no_rule",
     "multiple_choice": "multiple_choice",
     "length": "length_penalty",
     "length_target": "length_target",

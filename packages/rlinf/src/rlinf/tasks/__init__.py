@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from rlinf.config.tasks import AddTask, FilesTask, SortTask
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from rlinf.config.tasks import FilesTask, GeneratedTaskConfig, TeamTask
 from rlinf.tasks.arithmetic import GeneratedTask, add_digits, sort_digits
 from rlinf.tasks.base import Task, TaskProblem
 from rlinf.tasks.files import FileProblems
+from rlinf.tasks.games import cross_grid, find_operators, multiply, secret
 
 __all__ = ["TaskProblem", "Task", "make_task"]
 
+DRAWS: Mapping[str, tuple[Callable[..., TaskProblem], str]] = {
+    "sort": (sort_digits, "0123456789+="),
+    "add": (add_digits, "0123456789+="),
+    "calculate": (multiply, "0123456789*=[:]{}calc"),
+    "operators": (find_operators, "0123456789+-*?=[:]{}python"),
+    "grid": (cross_grid, "abcde12345>=lrud"),
+    "team": (secret, "!01234567=wxyz"),
+}
+"""Kind of a generated task -> what draws its problems, and its alphabet."""
 
-def make_task(config: SortTask | AddTask | FilesTask, seed: int, *, needs_answer: bool = True) -> Task:
+
+def make_task(config: GeneratedTaskConfig | FilesTask, seed: int, *, needs_answer: bool = True) -> Task:
     """Creates the task of a config.
 
     Args:
@@ -20,5 +35,12 @@ def make_task(config: SortTask | AddTask | FilesTask, seed: int, *, needs_answer
     """
     if isinstance(config, FilesTask):
         return FileProblems(config, seed, needs_answer=needs_answer)
-    draw = sort_digits if isinstance(config, SortTask) else add_digits
-    return GeneratedTask(draw, config.num_digits, config.num_held_out, seed)
+    draw, alphabet = DRAWS[config.kind]
+    size: dict[str, Any] = {config.SIZE: getattr(config, config.SIZE)} if config.SIZE else {}
+    return GeneratedTask(
+        partial(draw, **size),
+        "".join(dict.fromkeys(alphabet)),
+        config.num_held_out,
+        seed,
+        holds_out=not isinstance(config, TeamTask),
+    )

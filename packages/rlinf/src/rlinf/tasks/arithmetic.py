@@ -1,4 +1,4 @@
-"""Small generated tasks: sorting digits, adding numbers.
+"""Small generated tasks: sorting digits, adding numbers; and how problems are drawn.
 
 A tenth of all problems, chosen by a checksum of the prompt, is held out for evaluation and never trained on, with any
 seed.
@@ -30,16 +30,26 @@ def add_digits(generator: random.Random, num_digits: int) -> TaskProblem:
 
 
 class GeneratedTask:
-    """Draws problems from a generator, with one seed per index."""
+    """Draws problems from a generator, with one seed per index.
 
-    alphabet = "0123456789+="
+    Args:
+        draw: the problem of a generator, whose prompt has always the same length.
+        alphabet: all characters of its problems and their solutions.
+        holds_out: False: evaluation uses problems of the training stream, for a task with few of them.
+    """
+
     notes = ()
 
     def __init__(
-        self, draw: Callable[[random.Random, int], TaskProblem], num_digits: int, num_held_out: int, seed: int
+        self,
+        draw: Callable[[random.Random], TaskProblem],
+        alphabet: str,
+        num_held_out: int,
+        seed: int,
+        *,
+        holds_out: bool = True,
     ) -> None:
-        self._any_problem = draw
-        self._num_digits = num_digits
+        self._any_problem, self.alphabet, self._holds_out = draw, alphabet, holds_out
         self._num_held_out = num_held_out
         self._seed = seed
 
@@ -52,6 +62,6 @@ class GeneratedTask:
 
     def _draw(self, generator: random.Random, *, held_out: bool) -> TaskProblem:
         while True:
-            problem = self._any_problem(generator, self._num_digits)
-            if (zlib.crc32(problem.prompt.encode()) % HELD_OUT_SHARE == 0) == held_out:
+            problem = self._any_problem(generator)
+            if not self._holds_out or (zlib.crc32(problem.prompt.encode()) % HELD_OUT_SHARE == 0) == held_out:
                 return problem

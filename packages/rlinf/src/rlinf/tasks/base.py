@@ -31,6 +31,9 @@ class TaskProblem:
     """Its place in a file, `file.jsonl:12`; empty for generated problems."""
     number: int = 0
     """Row number in the file, from 1."""
+    solutions: tuple[tuple[tuple[str, str], ...], ...] = ()
+    """Conversations of an episode that solves it, each in turns: who writes (`policy`, `tool`, `user`) and the text.
+    They follow the prompt; one whose first turn is of the `task` does not. Empty: the answer solves it."""
     row: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """All columns of its row; empty for generated problems."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -171,13 +172,22 @@ class PromptEncoder:
         first = self._first if max_tokens > len(self._first) else []
         return [*first, *token_ids[len(token_ids) - max_tokens + len(first) :]]
 
-    def prompt(self, index: int, problem: TaskProblem, *, max_tokens: int | None, sends_row: bool) -> Prompt:
+    def prompt(
+        self,
+        index: int,
+        problem: TaskProblem,
+        *,
+        max_tokens: int | None,
+        sends_row: bool,
+        sends_messages: bool = False,
+    ) -> Prompt:
         """Returns a problem as the rollout reads it.
 
         Args:
             index: its key on every channel of the run.
             max_tokens: as for `encode`; None: all prompts have one length.
-            sends_row: whether the reward reads the columns of the data row.
+            sends_row: whether the reward or a harness reads the columns of the data row.
+            sends_messages: whether an agent goes on with the conversation.
         """
         import torch
 
@@ -190,6 +200,7 @@ class PromptEncoder:
             text=problem.prompt,
             opening=self.opening(problem.content),
             row_json=problem.row_json if sends_row else None,
+            messages_json=json.dumps(self.messages(problem.content)) if sends_messages else None,
         )
 
     def num_tokens(self, prompts: Iterable[str | Turns]) -> list[int]:

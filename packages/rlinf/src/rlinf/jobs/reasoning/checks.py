@@ -129,11 +129,11 @@ def settings_without_effect(job: ReasoningJob) -> Sequence[str]:
 def positions(job: ReasoningJob) -> None:
     """The sequences are not longer than the model supports."""
     rollout, folder = job.config.rollout, job.config.model.path
-    num_tokens = rollout.max_prompt_tokens + rollout.max_new_tokens
+    num_tokens = rollout.max_sequence_tokens
     limit = None if folder is None else max_positions(folder)
     if limit is not None and num_tokens > limit:
         raise UserError(
-            f"rollout.max_prompt_tokens + rollout.max_new_tokens = {num_tokens}, but model.path={folder} was made "
+            f"{rollout.max_sequence_key} = {num_tokens}, but model.path={folder} was made "
             f"for {limit} positions (max_position_embeddings of its config.json)",
             hint=f"use --rollout.max_new_tokens {max(1, limit - rollout.max_prompt_tokens)}, for example",
         )
@@ -159,7 +159,7 @@ def architectures(job: ReasoningJob) -> None:
     config, folder = job.config, job.config.model.path
     if folder is None:
         return
-    num_tokens = config.rollout.max_prompt_tokens + config.rollout.max_new_tokens
+    num_tokens = config.rollout.max_sequence_tokens
     on_gpu = device_kind(config.cluster, job.machine) == "cuda"
     trained = trainer_ways(config.actor, packs=config.actor.max_tokens_per_micro_batch is not None)
     check_architecture(folder, (*engine_ways(config.rollout, on_gpu=on_gpu), *trained), num_tokens=num_tokens)

@@ -20,6 +20,7 @@ from rlinf_workers.trainers import DTYPE_BYTES
 
 WORKERS = {
     "rollout": "rlinf_workers.roles:Rollout",
+    "agents": "rlinf_workers.roles:AgentRollout",
     "reference": "rlinf_workers.roles:Reference",
     "reward": "rlinf_workers.roles:Reward",
     "actor": "rlinf_workers.roles:Actor",
@@ -36,7 +37,7 @@ def training_flow(config: ReasoningConfig, arguments: Mapping[str, Sequence[Any]
     """
     flow = Flow(config.algorithm.name.rpartition(":")[2], max_staleness=config.steps_ahead)
     for role in ("rollout", *(("reference",) if config.has_reference_worker else ()), "reward", "actor"):
-        flow.worker(role, WORKERS[role], *arguments.get(role, ()))
+        flow.worker(role, _worker_class(config, role), *arguments.get(role, ()))
     if config.has_prompts_by_rank:
         add_generation(flow, config, dispatch="key", granularities=(0,))
     else:
@@ -78,7 +79,7 @@ def check_flow(train: Flow, config: ReasoningConfig, rollout: Any) -> Flow:
     Args:
         rollout: settings of the rollout, which samples as in training.
     """
-    flow = Flow("check").worker("rollout", WORKERS["rollout"], rollout).workers_of(train, "actor")
+    flow = Flow("check").worker("rollout", _worker_class(config, "rollout"), rollout).workers_of(train, "actor")
     add_generation(flow, config)
     flow.stage(
         "actor",
@@ -97,6 +98,11 @@ def add_generation(flow: Flow, config: ReasoningConfig, **how: Any) -> None:
     """The stage that samples; `how` are further arguments of `Flow.stage`."""
     span = config.rollout.devices_per_rank
     flow.stage("rollout", "generate", reads="prompts", writes="samples", devices_per_rank=span, **how)
+
+
+def _worker_class(config: ReasoningConfig, role: str) -> str:
+    """Import path of the class of a worker group."""
+    return WORKERS["agents" if role == "rollout" and config.rollout.agent is not None else role]
 
 
 def num_sampled_prompts(config: ReasoningConfig) -> int:
@@ -128,8 +134,8 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int
         adapter=adapter_of(config.actor.lora),
         trainer_options=config.actor.backend_options,
         lengths=Lengths(
-            mean_tokens=max(1.0, rollout.max_new_tokens * MEAN_SHARE_OF_LIMIT),
-            limit_tokens=rollout.max_new_tokens,
+            mean_tokens=max(1.0, rollout.max_completion_tokens * MEAN_SHARE_OF_LIMIT),
+            limit_tokens=rollout.max_completion_tokens,
             prompt_tokens=rollout.max_prompt_tokens,
             group_size=config.algorithm.group_size,
         ),

@@ -87,8 +87,11 @@ class PromptSource:
 
     def _prompts(self, problems: Iterable[TaskProblem]) -> list[Prompt]:
         encoder, max_tokens, sends_row = self.encoder, self.max_tokens, self.tried_reward.reads_rows
+        is_agent = self._config.rollout.agent is not None
         return [
-            encoder.prompt(index, problem, max_tokens=max_tokens, sends_row=sends_row)
+            encoder.prompt(
+                index, problem, max_tokens=max_tokens, sends_row=sends_row or is_agent, sends_messages=is_agent
+            )
             for index, problem in enumerate(problems)
         ]
 
@@ -98,10 +101,9 @@ class PromptSource:
         rows, masks = [], []
         for index in range(first, first + settings.batch_size):
             problem = self.task.train_problem(index)
-            prompt = self.encoder.encode(problem.content)
-            answer = self.tokenizer(problem.answer, add_special_tokens=False)["input_ids"]
-            rows.append(torch.tensor([*prompt, *answer, self.tokenizer.eos_token_id]))
-            masks.append((torch.arange(len(rows[-1])) >= len(prompt)).float())
+            row, mask = self._example(problem, index)
+            rows.append(torch.tensor(row))
+            masks.append(torch.tensor(mask))
         token_ids = pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.pad_token_id)
         loss_mask = pad_sequence(masks, batch_first=True)
         num_shards = self._config.actor.resolved_shards
@@ -109,3 +111,16 @@ class PromptSource:
             ExampleBatch(shard=shard, token_ids=token_ids[shard::num_shards], loss_mask=loss_mask[shard::num_shards])
             for shard in range(num_shards)
         ]
+
+    def _example(self, problem: TaskProblem, index: int) -> tuple[list[int], list[float]]:
+        """Tokens of a solution, and 1.0 for those that the policy writes. Of several conversations it takes one."""
+        solutions = problem.solutions or ((("policy", problem.answer),),)
+        turns = solutions[index % len(solutions)]
+        row = [] if turns[0][0] == "task" else self.encoder.encode(problem.content)
+        mask = [0.0] * len(row)
+        for author, text in turns:
+            turn = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            turn += [self.tokenizer.eos_token_id] * (author == "policy")
+            row += turn
+            mask += [float(author == "policy")] * len(turn)
+        return row, mask

@@ -12,6 +12,7 @@ from rlinf.jobs.generation import engine_options, sampling_settings
 from rlinf.jobs.rewards import reward_spec
 from rlinf.jobs.training import optimizer_settings, with_base
 from rlinf_sched.derive import JobShape, ModelShape
+from rlinf_workers.agents.settings import EpisodeSettings
 from rlinf_workers.models import LoraSettings, ModelSettings
 from rlinf_workers.roles import ActorSettings, RewardSettings, RolloutSettings
 from rlinf_workers.trainers import BackendSettings, OptimizerSettings
@@ -60,6 +61,7 @@ class WorkerSettings:
         rollout, evaluation = self.config.rollout, self.config.evaluation
         num_tokens, size = rollout.max_new_tokens, self.config.algorithm.group_size
         stop = rollout.stop if evaluation.stop is None else evaluation.stop
+        agent = self._agent(model)
         fills_its_memory = rollout.engine_spec.fills_its_memory(rollout.engine_options)
         return RolloutSettings(
             model=replace(model, dtype=self.config.served_dtype),
@@ -67,12 +69,26 @@ class WorkerSettings:
             evaluate=sampling_settings(
                 evaluation, group_size=evaluation.num_samples, max_new_tokens=num_tokens, stop=stop
             ),
-            max_prompt_tokens=self.max_prompt_tokens,
+            max_prompt_tokens=self.max_prompt_tokens if agent is None else agent.max_prompt_tokens,
             max_batch_sequences=None if fills_its_memory else self.job_shape.max_sequences,
             engine=rollout.engine,
             engine_options=engine_options(rollout, self.shape, self.job_shape),
             on_new_weights=rollout.on_new_weights,
             max_lateness=self.config.max_lateness,
+            agent=agent,
+        )
+
+    def _agent(self, model: ModelSettings) -> EpisodeSettings | None:
+        agent = self.config.rollout.agent
+        if agent is None:
+            return None
+        task = self.config.task
+        return EpisodeSettings(
+            **agent.model_dump(exclude={"tools"}),
+            tools=list(agent.tools),
+            max_new_tokens=self.config.rollout.max_new_tokens,
+            tokenizer_folder=model.folder,
+            chat_options=task.chat_options if isinstance(task, FilesTask) else {},
         )
 
     def _reward(self, model: ModelSettings) -> RewardSettings:
@@ -104,6 +120,6 @@ class WorkerSettings:
             max_tokens_per_micro_batch=actor.max_tokens_per_micro_batch,
             balance_shards=actor.balance_shards,
             num_prompts=self.config.rollout.num_prompts,
-            max_completion_tokens=self.config.rollout.max_new_tokens,
+            max_completion_tokens=self.config.rollout.max_completion_tokens,
             temperature=self.config.rollout.temperature,
         )
