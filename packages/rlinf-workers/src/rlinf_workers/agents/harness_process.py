@@ -23,7 +23,7 @@ MAX_PRINTED = 20_000
 _printed: contextvars.ContextVar = contextvars.ContextVar("printed", default=None)
 
 
-class Session:
+class HarnessSession:
     """What a harness gets of its session.
 
     Attributes:
@@ -76,7 +76,7 @@ def _located(path):
 async def _episode(run, message, send):
     own: list = []
     _printed.set(own)
-    session = Session(message["id"], message["base_url"], message["api_key"], message["session"], send)
+    session = HarnessSession(message["id"], message["base_url"], message["api_key"], message["session"], send)
     answer = {"id": message["id"]}
     try:
         if inspect.iscoroutinefunction(run):

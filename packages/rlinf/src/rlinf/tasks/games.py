@@ -20,9 +20,9 @@ from rlinf_workers.agents.tools import ToolFailed
 def multiply(generator: random.Random, num_digits: int) -> TaskProblem:
     """Returns a problem such as `347*582=` -> `201954`, which is solved with a call of `calc`."""
     a, b = generator.randrange(10**num_digits), generator.randrange(10**num_digits)
-    asked, answer = f"{a:0{num_digits}d}*{b:0{num_digits}d}", str(a * b)
-    solution = (("policy", f"[calc:{asked}]"), ("tool", f"{{{answer}}}"), ("policy", answer))
-    return TaskProblem(prompt=f"{asked}=", answer=answer, solutions=(solution,))
+    product_text, answer = f"{a:0{num_digits}d}*{b:0{num_digits}d}", str(a * b)
+    solution = (("policy", f"[calc:{product_text}]"), ("tool", f"{{{answer}}}"), ("policy", answer))
+    return TaskProblem(prompt=f"{product_text}=", answer=answer, solutions=(solution,))
 
 
 async def calc(product: str) -> str:

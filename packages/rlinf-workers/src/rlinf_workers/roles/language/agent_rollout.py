@@ -163,10 +163,10 @@ class AgentRollout(Rollout):
         self._causes, self._failures = Counter(), []
         limit = self._episode_settings.max_discarded
         if len(failures) > limit * causes.total():
-            shown = "\n".join(failures[:MAX_SHOWN])
+            first_failures = "\n".join(failures[:MAX_SHOWN])
             raise WorkersError(
                 f"{len(failures)} of {causes.total()} episodes ended by what the policy cannot have caused; "
-                f"rollout.agent.max_discarded={limit:g} allows fewer. The first of them:\n{shown}"
+                f"rollout.agent.max_discarded={limit:g} allows fewer. The first of them:\n{first_failures}"
             )
 
     # -- the rest of a worker --------------------------------------------------------------------------------------
