@@ -59,6 +59,7 @@ def test_these_recipes_are_shipped():
         "reach-openvla-ppo",
         "reach-pi0-ppo",
         "reward-model",
+        "search-hop",
         "sft",
         "sort-grpo",
         "sort-grpo-megatron-sglang",

@@ -273,6 +273,22 @@ class OperatorsTask(_GeneratedTask):
         return True
 
 
+class RoadsTask(_GeneratedTask):
+    """Two look-ups in a corpus: `kav>>`, the call `[find:kav]`, its result, `[find:dom]`, its result, `fil`."""
+
+    SIZE = ""
+
+    kind: Literal["roads"]
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        return 5, len("[find:kav]")
+
+    @property
+    def needs_agent(self) -> bool:
+        return True
+
+
 class GridTask(_GeneratedTask):
     """Cross a grid move by move: `a2>d4=`, then l, r, u or d in each turn (agent: rlinf.tasks.games:play_grid)."""
 
@@ -305,5 +321,5 @@ class TeamTask(_GeneratedTask):
         return True
 
 
-GeneratedTaskConfig = SortTask | AddTask | CalculateTask | OperatorsTask | GridTask | TeamTask
+GeneratedTaskConfig = SortTask | AddTask | CalculateTask | OperatorsTask | RoadsTask | GridTask | TeamTask
 TaskConfig = Annotated[GeneratedTaskConfig | FilesTask, Field(discriminator="kind")]

@@ -10,7 +10,7 @@ from rlinf.config.tasks import FilesTask, GeneratedTaskConfig, TeamTask
 from rlinf.tasks.arithmetic import GeneratedTask, add_digits, sort_digits
 from rlinf.tasks.base import Task, TaskProblem
 from rlinf.tasks.files import FileProblems
-from rlinf.tasks.games import cross_grid, find_operators, multiply, secret
+from rlinf.tasks.games import cross_grid, find_operators, multiply, secret, two_roads
 
 __all__ = ["TaskProblem", "Task", "make_task"]
 
@@ -19,6 +19,7 @@ DRAWS: Mapping[str, tuple[Callable[..., TaskProblem], str]] = {
     "add": (add_digits, "0123456789+="),
     "calculate": (multiply, "0123456789*=[:]{}calc"),
     "operators": (find_operators, "0123456789+-*?=[:]{}python"),
+    "roads": (two_roads, "bdfgklmnprtaeiou>[:]{}find1 \n"),
     "grid": (cross_grid, "abcde12345>=lrud"),
     "team": (secret, "!01234567=wxyz"),
 }

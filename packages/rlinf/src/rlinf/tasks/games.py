@@ -6,13 +6,18 @@ A call is `[NAME:ARGUMENT]` at the end of a turn, its result `{RESULT}`; see rli
 
 from __future__ import annotations
 
+import json
 import random
+from functools import cache
 from itertools import product
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from rlinf.tasks.base import TaskProblem
 from rlinf_algos import RewardError
 from rlinf_workers.agents.tools import ToolFailed
+from rlinf_workers.agents.tools.search import SearchOptions, SearchTool
 
 # -- calculate ---------------------------------------------------------------------------------------------------------
 
@@ -81,6 +86,51 @@ def _value(numbers: list[int], signs: Any) -> int:
         else:
             terms.append(number if sign == "+" else -number)
     return sum(terms)
+
+
+# -- two look-ups ------------------------------------------------------------------------------------------------------
+
+NUM_PLACES = 300
+CONSONANTS, VOWELS = "bdfgklmnprt", "aeiou"
+
+
+@cache
+def roads() -> dict[str, str]:
+    """Place -> the place that its road leads to, the same in every run; following roads visits all places."""
+    generator = random.Random("roads")
+    names = [first + vowel + last for first in CONSONANTS for vowel in VOWELS for last in CONSONANTS]
+    places = generator.sample(names, NUM_PLACES)
+    return dict(zip(places, places[1:] + places[:1], strict=True))
+
+
+def two_roads(generator: random.Random) -> TaskProblem:
+    """Returns a problem such as `kav>>` -> `fil`: the place that two roads lead to, which two searches find."""
+    start = generator.choice(list(roads()))
+    between = roads()[start]
+    looked_up = [
+        turn for place in (start, between) for turn in (("policy", f"[find:{place}]"), ("tool", f"{{{_found(place)}}}"))
+    ]
+    answer = roads()[between]
+    return TaskProblem(prompt=f"{start}>>", answer=answer, solutions=((*looked_up, ("policy", answer)),))
+
+
+def _found(place: str) -> str:
+    """What a search for a place returns."""
+    return f"[1] {place}\n{place} {roads()[place]}"
+
+
+class RoadSearch(SearchTool):
+    """The tool `search` over a made corpus: a document for each place, which says where its road leads."""
+
+    def __init__(self) -> None:
+        with NamedTemporaryFile("w", suffix=".jsonl", delete=False) as file:
+            for place, target in roads().items():
+                file.write(json.dumps({"id": place, "title": place, "text": f"{place} {target}"}) + "\n")
+        super().__init__(SearchOptions(path=file.name, top_k=1, name="find"))
+
+    async def start(self) -> None:
+        await super().start()
+        Path(self._options.path).unlink(missing_ok=True)
 
 
 # -- cross a grid ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,172 @@
+"""AgentRollout: groups of episodes, with a real engine and a real agent process."""
+
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlinf_workers.agents.settings import EpisodeSettings
+from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.errors import ProcessLost, SettingsRefused, WorkersError
+from rlinf_workers.models.language_model import load_model
+from rlinf_workers.roles.language.agent_rollout import AgentRollout
+from rlinf_workers.roles.language.rollout import RolloutSettings
+from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.worker import StepContext
+
+SAMPLING = SamplingSettings(group_size=2, max_new_tokens=5)
+STEP = StepContext(step=3, phase="train", seed=11, num_items=3)
+TEXTS = ("12", "345", "6")
+
+
+@pytest.fixture
+def settings(model, monkeypatch):
+    here = str(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", here)
+    monkeypatch.setattr(sys, "path", [here, *sys.path])
+    agent = EpisodeSettings(
+        run="workers_harnesses:play_two",
+        max_turns=4,
+        max_context_tokens=30,
+        max_new_tokens=SAMPLING.max_new_tokens,
+        max_episodes=4,
+        max_idle_s=60.0,
+        max_tool_s=5.0,
+        tokenizer_folder=model.folder,
+    )
+    return RolloutSettings(
+        model=model,
+        train=SAMPLING,
+        evaluate=SAMPLING,
+        max_prompt_tokens=agent.max_prompt_tokens,
+        max_batch_sequences=8,
+        engine_options={"refill": True},
+        agent=agent,
+    )
+
+
+class RecordedAgentRollout(AgentRollout):
+    """Keeps its decisions, and follows those of an earlier run."""
+
+    def __init__(self, settings):
+        super().__init__(settings)
+        self.decisions, self.earlier = [], None
+
+    @property
+    def records(self):
+        return True
+
+    @property
+    def recorded(self):
+        return self.earlier
+
+    def decide(self, decision):
+        self.decisions.append(decision)
+
+
+def prompts():
+    return [
+        Prompt(index=index, token_ids=torch.zeros(1, dtype=torch.int64), reference_answer="", text=text)
+        for index, text in enumerate(TEXTS)
+    ]
+
+
+@pytest.fixture
+def run(make_worker):
+    """Runs the prompts with these settings; returns the groups by index, and the worker."""
+    workers = []
+
+    def groups_of(settings, earlier=None):
+        worker = make_worker(RecordedAgentRollout, settings)
+        workers.append(worker)
+        worker._host.step, worker.earlier = STEP, earlier
+        worker.weights_received(7)
+        groups = {group.index: group for whole in worker.sample(prompts()) for group in whole}
+        return groups, worker
+
+    yield groups_of
+    for worker in workers:
+        worker.close()
+
+
+def with_agent(settings, **changes):
+    return replace(settings, agent=replace(settings.agent, **changes))
+
+
+def test_every_trained_token_has_the_log_probability_that_the_model_gives_it(run, settings, model):
+    """Against one forward pass of the model over each whole history."""
+    groups, _ = run(settings)
+    assert sorted(groups) == [0, 1, 2]
+    loaded = load_model(model)
+    for group in groups.values():
+        assert group.tokens_by_version().keys() == {7} and len(group.loss_mask) == SAMPLING.group_size
+        start = len(group.prompt.token_ids)
+        for row, mask in enumerate(group.loss_mask):
+            length = int(group.lengths[row])
+            history = torch.cat([group.prompt.token_ids, group.completion_ids[row, :length]])
+            with torch.no_grad():
+                logprobs = loaded.model(history[None]).logits[0].log_softmax(-1)
+            own = logprobs[start - 1 : -1].gather(1, history[start:, None])[:, 0]
+            places = mask[:length].bool()
+            torch.testing.assert_close(group.rollout_logprobs[row, :length][places], own[places], atol=2e-5, rtol=0)
+            authors = [segment.author for segment in group.segments[row] if segment.author != "template"]
+            assert authors == ["policy", "user", "policy"]  # the template ends turns that a limit has cut
+
+
+def test_how_many_episodes_run_at_once_changes_nothing(run, settings):
+    one, _ = run(with_agent(settings, max_episodes=2))
+    all_at_once, _ = run(with_agent(settings, max_episodes=6))
+    assert {index: group.digest() for index, group in one.items()} == {
+        index: group.digest() for index, group in all_at_once.items()
+    }
+
+
+def test_a_replay_follows_the_record_without_the_agent(run, settings):
+    groups, worker = run(settings)
+    broken = with_agent(settings, run="workers_harnesses:play_and_fail", num_retries=0)
+    again, _ = run(broken, [(0, decision) for decision in worker.decisions])
+    assert {index: group.digest() for index, group in again.items()} == {
+        index: group.digest() for index, group in groups.items()
+    }
+
+
+def test_a_step_ends_with_the_causes_if_too_many_episodes_are_discarded(run, settings):
+    with pytest.raises(WorkersError, match=r"6 of 6 episodes .*max_discarded=0.5[\s\S]*a bug of the agent"):
+        run(with_agent(settings, run="workers_harnesses:play_and_fail", num_retries=0, max_discarded=0.5))
+    groups, _ = run(with_agent(settings, run="workers_harnesses:play_and_fail", num_retries=0, max_discarded=1.0))
+    assert all(group.is_discarded.all() and not group.loss_mask.any() for group in groups.values())
+
+
+def test_a_lost_agent_process_is_reported_with_how_it_ended(make_worker, settings):
+    worker = make_worker(AgentRollout, with_agent(settings, run="workers_harnesses:play_two"))
+    worker._host.step = STEP
+    worker.weights_received(7)
+    os.kill(worker._agents.pid, signal.SIGKILL)
+    with pytest.raises(ProcessLost, match="ended with status -9"):
+        list(worker.sample(prompts()))
+    worker.close()
+
+
+def test_a_step_that_is_abandoned_leaves_nothing_to_the_next_one(make_worker, settings):
+    worker = make_worker(AgentRollout, settings)
+    worker._host.step = STEP
+    worker.weights_received(7)
+    first = worker.sample(prompts())
+    next(first)
+    first.close()
+    worker.abandon()
+    groups = [group for whole in worker.sample(prompts()) for group in whole]
+    assert sorted(group.index for group in groups) == [0, 1, 2]
+    worker.close()
+
+
+def test_a_tool_that_does_not_exist_is_refused_before_an_episode(make_worker, settings):
+    worker = make_worker(AgentRollout, with_agent(settings, run="loop", tools=["calculator"]))
+    worker._host.step = STEP
+    with pytest.raises(SettingsRefused, match="calculator"):
+        list(worker.sample(prompts()))
+    worker.close()

@@ -1,0 +1,201 @@
+"""The agent process: episodes that end well and badly, with a scripted rank in place of the engine."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from workers_sessions import characters
+
+from rlinf_workers.agents.host import AgentHost, longest_wait
+from rlinf_workers.agents.link import AgentTask, Answer, Ask, Begin, EpisodeReport
+from rlinf_workers.agents.records import EpisodeEnded, Sampled, cut, turns
+from rlinf_workers.agents.replay import script_of
+from rlinf_workers.agents.settings import EpisodeSettings
+
+HERE = Path(__file__).parent
+END = 1
+TASK = AgentTask(
+    index=3, member=1, step=5, phase="train", messages=[{"role": "user", "content": "12="}], text="12=", answer="12"
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    characters().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>", "pad_token": "<pad>"}))
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setattr(sys, "path", [str(HERE), *sys.path])
+    return tmp_path
+
+
+def settings(folder, **changes):
+    defaults = {
+        "max_turns": 3,
+        "max_context_tokens": 60,
+        "max_new_tokens": 12,
+        "max_episodes": 8,
+        "max_idle_s": 30.0,
+        "max_tool_s": 5.0,
+        "num_retries": 0,
+        "tokenizer_folder": str(folder),
+        "stop_ids": [END],
+    }
+    return EpisodeSettings(**(defaults | changes))
+
+
+class Rank:
+    """Answers every request of the host, and collects the reports.
+
+    Args:
+        replies: what the policy writes after a number of turns; the last is repeated.
+    """
+
+    def __init__(self, replies):
+        self.replies, self.asks, self.reports = list(replies), [], asyncio.Queue()
+        self.host = None
+        self._num_turns = {}
+
+    def send(self, message):
+        if isinstance(message, EpisodeReport):
+            self.reports.put_nowait(message)
+        elif isinstance(message, Ask):
+            self.asks.append(message)
+            number = self._num_turns[message.episode] = self._num_turns.get(message.episode, -1) + 1
+            text = self.replies[min(number, len(self.replies) - 1)]
+            ids = [*characters().encode(text).ids, END]
+            sampled = Sampled(
+                token_ids=ids,
+                logprobs=[-0.5] * len(ids),
+                versions=[(len(ids), 4)],
+                noise=message.noise,
+            )
+            asyncio.get_running_loop().call_soon(self.host.answer, Answer(request=message.request, sampled=sampled))
+
+
+def episode(settings, replies=("12",), *, script=None, number=1):
+    """The report of one episode, and the rank."""
+
+    async def run():
+        rank = Rank(replies)
+        rank.host = AgentHost(settings, rank.send)
+        await rank.host.start()
+        rank.host.begin(Begin(episode=number, task=TASK, noise=99, script=script))
+        try:
+            return await asyncio.wait_for(rank.reports.get(), 60), rank
+        finally:
+            await rank.host.close()
+
+    return asyncio.run(run())
+
+
+def spelled(trajectory):
+    tokenizer = characters()
+    return [(node.author, tokenizer.decode(node.token_ids, skip_special_tokens=True)) for node in trajectory.nodes]
+
+
+def test_the_loop_calls_a_tool_and_goes_on_with_its_result(folder):
+    report, rank = episode(settings(folder, tools=["workers_harnesses:echo"]), ["[echo:12]", "12"])
+    trajectory = report.trajectory
+    assert spelled(trajectory) == [("user", "12="), ("policy", "[echo:12]"), ("tool", "{12}"), ("policy", "12")]
+    assert trajectory.reward is None and trajectory.cause == ""
+    assert rank.asks[1].token_ids == trajectory.token_ids(2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "replies", "cause", "num_turns"),
+    [
+        ({"tools": ["workers_harnesses:broken"]}, ["[broken:1]"], "tool_service", 1),
+        ({"tools": ["workers_harnesses:echo"], "max_turns": 2}, ["[echo:1]"], "turns", 2),
+        ({"tools": ["workers_harnesses:echo"], "max_context_tokens": 30}, ["[echo:1]"], "tokens", 2),
+        ({"run": "workers_harnesses:play_and_fail"}, ["1"], "harness_lost", 1),
+        ({"run": "workers_harnesses:raises"}, ["1"], "harness_lost", 1),
+        ({"run": "workers_harnesses:dies"}, ["1"], "harness_lost", 0),
+        ({"run": "workers_harnesses:sleeps", "max_idle_s": 1.5}, ["1"], "time", 1),
+        ({"run": "workers_harnesses:never_stops_asking", "max_turns": 2}, ["1"], "turns", 2),
+    ],
+    ids=["tool", "turns", "tokens", "agent", "harness", "process", "time", "swallowed"],
+)
+def test_an_episode_that_ends_badly_says_who_caused_it_and_keeps_its_turns(folder, changes, replies, cause, num_turns):
+    trajectory = episode(settings(folder, **changes), replies)[0].trajectory
+    assert trajectory.cause == cause, trajectory.detail
+    assert len(list(turns(trajectory))) == num_turns
+    assert trajectory.is_discarded == (cause in ("tool_service", "harness_lost"))
+
+
+def test_what_the_policy_did_not_cause_is_tried_again_with_other_noise(folder):
+    report, rank = episode(settings(folder, run="workers_harnesses:raises", num_retries=2), ["1"])
+    assert report.num_retries == 2 and report.trajectory.cause == "harness_lost"
+    assert "no such thing" in report.trajectory.detail
+    assert len({ask.noise for ask in rank.asks}) == 3
+
+
+def test_a_call_that_takes_too_long_or_names_no_tool_is_answered_and_the_episode_goes_on(folder):
+    slow = settings(folder, tools=["workers_harnesses:slow"], max_tool_s=0.2, max_context_tokens=140)
+    trajectory = episode(slow, ["[slow:1]", "[slaw:1]", "12"])[0].trajectory
+    texts = spelled(trajectory)
+    assert trajectory.cause == "" and texts[-1] == ("policy", "12")
+    assert "0.2 s" in texts[2][1] and "slow" in texts[4][1]
+
+
+def test_a_harness_talks_to_its_session_and_its_prints_rewards_and_result_are_kept(folder):
+    report, _ = episode(settings(folder, run="workers_harnesses:answers"), ["3", "4"])
+    trajectory = report.trajectory
+    assert spelled(trajectory) == [("user", "12="), ("policy", "3"), ("user", "7"), ("policy", "4")]
+    assert trajectory.reward == 2.0 and [node.reward for node in turns(trajectory)] == [0.25, None]
+    assert trajectory.printed == "begins 12=\nends\n"
+
+
+def test_a_program_that_reads_env_vars_is_an_agent(folder):
+    trajectory = episode(settings(folder, run="workers_harnesses:runs_a_program"), ["5"])[0].trajectory
+    assert spelled(trajectory)[-1] == ("policy", "5") and trajectory.reward == 1.0
+
+
+def test_a_harness_without_a_reward_leaves_the_scoring_to_the_rule(folder):
+    assert episode(settings(folder, run="workers_harnesses:leaves_it_to_the_rule"))[0].trajectory.reward is None
+
+
+def test_a_harness_that_cannot_be_imported_is_refused_before_any_episode(folder):
+    with pytest.raises(EpisodeEnded, match="no_such_module"):
+        episode(settings(folder, run="no_such_module:run"))
+
+
+def test_a_replay_makes_the_same_requests_without_a_tool_or_a_harness(folder):
+    tools = ["workers_harnesses:echo"]
+    report, rank = episode(settings(folder, tools=tools), ["[echo:12]", "12"])
+    script = script_of(report.trajectory)
+    broken = settings(folder, tools=["workers_harnesses:broken"])
+    again, second = episode(broken, ["[echo:12]", "12"], script=script)
+    assert again.trajectory == report.trajectory
+    assert [(ask.token_ids, ask.noise) for ask in second.asks] == [(ask.token_ids, ask.noise) for ask in rank.asks]
+
+
+def test_the_noise_of_a_turn_follows_from_what_it_follows(folder):
+    """Two episodes with other numbers, in another process: only the task and what was read decide."""
+    one = episode(settings(folder, run="workers_harnesses:play_two"), ["3", "4"], number=1)[1].asks
+    other = episode(settings(folder, run="workers_harnesses:play_two"), ["3", "4"], number=7)[1].asks
+    changed = episode(settings(folder, run="workers_harnesses:play_two"), ["2", "4"])[1].asks
+    assert [ask.noise for ask in one] == [ask.noise for ask in other]
+    assert [a.noise == b.noise for a, b in zip(one, changed, strict=True)] == [True, False]
+
+
+def test_a_turn_that_is_cut_keeps_the_versions_of_its_tokens():
+    sampled = Sampled(token_ids=[1, 2, 3, 4], logprobs=[-1.0, -2.0, -3.0, -4.0], versions=[(3, 7), (1, 8)])
+    assert cut(sampled, 2, truncated=True).versions == [(2, 7)]
+    assert cut(sampled, 4, truncated=True) is sampled
+
+
+def test_the_longest_wait_is_named_with_its_session_turn_and_tool(folder):
+    async def run():
+        rank = Rank(["[slow:1]"])
+        rank.host = AgentHost(settings(folder, tools=["workers_harnesses:slow"]), rank.send)
+        await rank.host.start()
+        rank.host.begin(Begin(episode=1, task=TASK, noise=99))
+        while not (text := longest_wait(rank.host._attempts.values())):
+            await asyncio.sleep(0.05)
+        await rank.host.close()
+        return text
+
+    text = asyncio.run(run())
+    assert text.startswith("session train-5-3-1-0, after turn 1: tool slow for ")

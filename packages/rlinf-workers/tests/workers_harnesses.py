@@ -1,0 +1,119 @@
+"""Harnesses and agents that tests run, good and bad; the harness process imports this file."""
+
+import asyncio
+import json
+import os
+import signal
+import urllib.request
+
+
+def _post(base_url, key, body):
+    request = urllib.request.Request(
+        f"{base_url}/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "Authorization": f"Bearer {key}"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+async def _chat(base_url, session, messages, **more):
+    body = {"model": "policy", "messages": messages, **more}
+    return await asyncio.to_thread(_post, base_url, session.api_key, body)
+
+
+async def answers(base_url, task, *, session):
+    """Two turns, a reward for the first, and a number for the episode."""
+    print("begins", task["text"])
+    messages = list(task["messages"])
+    first = await _chat(base_url, session, messages)
+    session.reward(0.25, turn=0)
+    messages += [first["choices"][0]["message"], {"role": "user", "content": "7"}]
+    await _chat(base_url, session, messages)
+    print("ends")
+    return 2.0
+
+
+async def leaves_it_to_the_rule(base_url, task, *, session):
+    await _chat(base_url, session, task["messages"])
+
+
+async def raises(base_url, task, *, session):
+    await _chat(base_url, session, task["messages"])
+    raise KeyError("no such thing")
+
+
+async def dies(base_url, task, *, session):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def sleeps(base_url, task, *, session):
+    await _chat(base_url, session, task["messages"])
+    await asyncio.sleep(600)
+
+
+async def never_stops_asking(base_url, task, *, session):
+    """Goes on when it is refused, as harnesses do that catch everything."""
+    messages = list(task["messages"])
+    while True:
+        try:
+            answer = await _chat(base_url, session, messages)
+        except urllib.error.HTTPError:
+            return 1.0
+        messages += [answer["choices"][0]["message"], {"role": "user", "content": "3"}]
+
+
+def runs_a_program(base_url, task, *, session):
+    """An agent in a process of its own, which knows nothing but env vars."""
+    import subprocess
+    import sys
+
+    program = (
+        "import json, os, urllib.request as u\n"
+        "r = u.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions',"
+        " json.dumps({'model': 'm', 'messages': [{'role': 'user', 'content': '12'}]}).encode(),"
+        " {'Content-Type': 'application/json', 'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']})\n"
+        "print(json.loads(u.urlopen(r).read())['choices'][0]['message']['content'])"
+    )
+    subprocess.run([sys.executable, "-c", program], env=session.env(), check=True)
+    return 1.0
+
+
+async def play_two(session, task):
+    """In the agent process: two turns of one conversation."""
+    (turn,) = await session.chat(task.messages)
+    await session.chat([*task.messages, turn.message(), {"role": "user", "content": "5"}])
+    return 1.0
+
+
+async def play_and_fail(session, task):
+    await session.chat(task.messages)
+    raise RuntimeError("a bug of the agent")
+
+
+async def broken(number: str) -> str:
+    """Fails by itself.
+
+    Args:
+        number: anything.
+    """
+    raise ConnectionError("the service is down")
+
+
+async def slow(number: str) -> str:
+    """Takes too long.
+
+    Args:
+        number: anything.
+    """
+    await asyncio.sleep(600)
+    return ""
+
+
+async def echo(number: str) -> str:
+    """Returns its argument.
+
+    Args:
+        number: anything.
+    """
+    return number
