@@ -85,19 +85,24 @@ class ChatTemplate(Protocol):
 def numbered_calls(
     reading: Reading, history: Sequence[int], token_ids: Sequence[int], *, single: str = ""
 ) -> tuple[ToolCall, ...]:
-    """Calls with ids of 9 letters and digits, which every known template accepts.
+    """Calls with the ids that the policy wrote, or else with ids of 9 letters and digits, which every known template
+    accepts.
 
-    The ids depend on the tokens alone, so that a replay shows the same ones to the policy.
+    Those depend on the tokens alone, so that a replay shows the same ones to the policy.
 
     Args:
         single: why a turn may have one call only; "": it may have several.
     """
     digest = hashlib.blake2b(repr((list(history), list(token_ids))).encode(), digest_size=16)
     calls: list[ToolCall] = []
+    used: set[str] = set()
     for index, call in enumerate(reading.calls):
         one = digest.copy()
         one.update(str(index).encode())
         name = _letters(int.from_bytes(one.digest(), "big"))
+        if not isinstance(call, MalformedCall) and call.id and call.id not in used:
+            name = call.id
+        used.add(name)
         if isinstance(call, MalformedCall):
             calls.append(ToolCall(name, "", call.text, call.problem))
         elif single and index:

@@ -12,7 +12,6 @@ verified is refused.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,10 +29,19 @@ from rlinf_workers.agents.templates.base import (
 from rlinf_workers.agents.templates.rendering import Renderer
 from rlinf_workers.agents.templates.tokens import TokenText
 from rlinf_workers.agents.tool_formats import Reading, format_of_template
+from rlinf_workers.agents.tool_formats.base import MalformedCall
 
 SENTINEL = "Kq7RlinfTurn3vZ"
 """Text that no conversation contains and no template changes."""
-OPENED = re.compile(r"<think>\s*$")
+THOUGHTS = (
+    ("<think>", "</think>"),
+    ("<|channel>thought", "<channel|>"),  # Gemma 4
+    ("[THINK]", "[/THINK]"),  # Magistral
+    ("<seed:think>", "</seed:think>"),
+)
+"""How families mark thoughts."""
+MARK_TOKENS = 16
+"""At the end of a prompt, which may hold the first mark and white space."""
 
 
 class JinjaTemplate:
@@ -48,7 +56,7 @@ class JinjaTemplate:
 
     Attributes:
         refused: feature of conversations -> what differs, or what the template says. See verification.py.
-        shows_thoughts: thoughts are a part of a turn.
+        thought_marks: before and after thoughts, if the template shows them as a part of a turn.
         declared: rules of the family under which tokens as served differ from a new rendering. `thoughts`: the template
             drops those of earlier turns, and the policy keeps seeing what it thought. `tools`: it shows the tools
             before the last message of the user only, and the policy sees them wherever they were rendered. `merge`: a
@@ -63,7 +71,7 @@ class JinjaTemplate:
         self.text, self.source = text, source
         self.renderer = Renderer(source, {**text.special, **(options or {})})
         self.format = format_of_template(source)
-        self.shows_thoughts = "</think>" in source
+        self.thought_marks = next((marks for marks in THOUGHTS if marks[0] in source and marks[1] in source), None)
         self.arguments_as_text = False
         self.end_texts = self._find_ends()
         ids = [text.id_of(end) for end in self.end_texts]
@@ -155,21 +163,28 @@ class JinjaTemplate:
     def read(self, token_ids: Sequence[int], tools: Tools, history: Sequence[int]) -> TurnText:
         ended = bool(token_ids) and token_ids[-1] in self.ends
         text = self.text.decode(token_ids[:-1] if ended else token_ids)
-        opened = self.shows_thoughts and bool(OPENED.search(self.text.decode(history[-8:])))
-        thoughts, answer = split_thoughts(text, opened=opened) if self.shows_thoughts else ("", text)
+        thoughts, answer = "", text
+        if self.thought_marks:
+            opened = self.text.decode(history[-MARK_TOKENS:]).rstrip().endswith(self.thought_marks[0])
+            thoughts, answer = split_thoughts(text, self.thought_marks, opened=opened)
         reading = self.format.read(answer, tools) if tools and self.format else Reading(answer)
+        apart = self.refused.get("text beside calls", "")
+        if apart and reading.calls and reading.content.strip():
+            problem = f"a turn may hold text or a call, not both: {apart}"
+            reading = Reading(answer, (MalformedCall(answer, problem),))
         single = self.refused.get("parallel calls", "")
         return TurnText(text, reading.content, thoughts, numbered_calls(reading, history, token_ids, single=single))
 
 
-def split_thoughts(text: str, *, opened: bool) -> tuple[str, str]:
+def split_thoughts(text: str, marks: tuple[str, str], *, opened: bool) -> tuple[str, str]:
     """Thoughts and answer of a turn.
 
     Args:
+        marks: before and after thoughts.
         opened: the thoughts were begun before the turn.
     """
     begin = text.lstrip()
-    if not opened and not begin.startswith("<think>"):
+    if not opened and not begin.startswith(marks[0]):
         return "", text
-    thoughts, _, answer = begin.removeprefix("<think>").partition("</think>")
+    thoughts, _, answer = begin.removeprefix(marks[0]).partition(marks[1])
     return thoughts.strip("\n"), answer.lstrip("\n")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,11 +22,7 @@ from rlinf_workers.agents.templates.base import TemplateRefused, Tools
 if TYPE_CHECKING:
     from rlinf_workers.agents.templates.jinja import JinjaTemplate
 
-RULES: dict[str, re.Pattern[str]] = {
-    "thoughts": re.compile(r"<think>.*?</think>\s*", re.DOTALL),
-    "tools": re.compile(r"\[AVAILABLE_TOOLS\].*?\[/AVAILABLE_TOOLS\]", re.DOTALL),
-}
-"""What a declared rule ignores, see `JinjaTemplate`."""
+TOOLS_SHOWN = re.compile(r"\[AVAILABLE_TOOLS\].*?\[/AVAILABLE_TOOLS\]", re.DOTALL)
 MEANINGS = {
     "thoughts": "thoughts of earlier turns, which the template drops, stay as they were served",
     "tools": "the tools, which the template shows before the last message of the user, stay where they were served",
@@ -84,7 +80,7 @@ def verify(template: JinjaTemplate) -> None:
 
 
 def _is_left_out(template: JinjaTemplate, feature: str) -> bool:
-    if "thoughts" in feature and not template.shows_thoughts:
+    if "thoughts" in feature and not template.thought_marks:
         return True
     return feature not in ("empty turns", "thoughts") and (template.format is None or "tools" in template.refused)
 
@@ -117,11 +113,13 @@ def _play(template: JinjaTemplate, messages: Sequence[Message], tools: Tools) ->
     token_ids = template.text.encode(text)
     rules: list[str] = []
     for turn, end in zip(turns, ends, strict=True):
-        answer = _turn_text(template, messages[: turn + 1], tools)
+        answer = turn_text(template, messages[: turn + 1], tools)
         served, merges = _served(template, text, answer, token_ids)
         rules += merges
-        if differs := _read_back(template, messages[turn], served, tools, token_ids):
-            return PlayedConversation("different", f"message {turn} (assistant) reads back otherwise: {differs}")
+        reread = _read_back(template, messages[turn], served, tools, token_ids)
+        if isinstance(reread, str):
+            return PlayedConversation("different", f"message {turn} (assistant) reads back otherwise: {reread}")
+        messages = [*messages[:turn], reread, *messages[turn + 1 :]]
         if end == turn + 1:
             continue
         suffix = template.suffix_text(messages[:end], tools, turn + 1)
@@ -146,30 +144,41 @@ def _compare(
         return "the suffix has other tokens than the end of the whole rendering"
     if text == rendered:
         return ["merge"]
+    rules = rules_between(template, text, rendered)
+    return rules or text_difference("the rendering", text, rendered)
+
+
+def rules_between(template: JinjaTemplate, text: str, rendered: str) -> list[str]:
+    """Rules of `JinjaTemplate.declared` that make two texts the same; []: they differ otherwise."""
+    patterns = {"tools": TOOLS_SHOWN}
+    if template.thought_marks:
+        begin, end = map(re.escape, template.thought_marks)
+        patterns["thoughts"] = re.compile(rf"{begin}.*?{end}\s*", re.DOTALL)
     rules: list[str] = []
-    for rule, pattern in RULES.items():
+    for rule, pattern in patterns.items():
         before, after = pattern.sub("", text), pattern.sub("", rendered)
         if (before, after) != (text, rendered):
             rules.append(rule)
         text, rendered = before, after
         if text == rendered:
             return rules
-    return text_difference("the rendering", text, rendered)
+    return []
 
 
-def _turn_text(template: JinjaTemplate, messages: Sequence[Message], tools: Tools) -> str:
+def turn_text(template: JinjaTemplate, messages: Sequence[Message], tools: Tools) -> str:
     """What the template shows of the last message, a turn, when nothing follows it."""
     opened = _render(template, messages[:-1], tools)
     rendered = template.renderer.render(messages, tools, opens_turn=False, arguments_as_text=template.arguments_as_text)
     thoughts = ""
-    if not rendered.startswith(opened) and template.shows_thoughts and opened.rstrip().endswith("<think>"):
-        opened = opened.rstrip().removesuffix("<think>")
-        thoughts = f"{messages[-1].thoughts}\n</think>\n\n"
+    begin, close = template.thought_marks or ("", "")
+    if begin and not rendered.startswith(opened) and opened.rstrip().endswith(begin):
+        opened = opened.rstrip().removesuffix(begin)
+        thoughts = f"{messages[-1].thoughts}\n{close}\n\n"
     if not rendered.startswith(opened):
         raise RequestRefused(text_difference("what opens the turn", opened, rendered[: len(opened)]))
     rest = rendered[len(opened) :]
-    if thoughts and rest.startswith("<think>"):
-        thoughts, rest = "", rest.removeprefix("<think>").lstrip("\n")
+    if thoughts and rest.startswith(begin):
+        thoughts, rest = "", rest.removeprefix(begin).lstrip("\n")
     end = template.text.positions(rest, template.end_texts)
     return thoughts + (rest[: end.start()] if end else rest)
 
@@ -183,14 +192,20 @@ def _served(template: JinjaTemplate, text: str, answer: str, token_ids: list[int
     return template.text.encode(answer), ["merge"]
 
 
-def _read_back(template: JinjaTemplate, turn: Message, served: list[int], tools: Tools, token_ids: list[int]) -> str:
-    """What differs between a message and what its tokens say."""
+def _read_back(
+    template: JinjaTemplate, turn: Message, served: list[int], tools: Tools, token_ids: list[int]
+) -> Message | str:
+    """A turn as its tokens are read, or what differs.
+
+    Spaces around the content are no difference: some templates put them there, and they are the policy's then.
+    """
     read = template.read(served, tools, token_ids)
     if malformed := next((call.malformed for call in read.calls if call.malformed), ""):
         return malformed
-    thoughts = turn.thoughts if template.shows_thoughts else ""
-    reread = Message("assistant", read.content, read.thoughts, read.calls)
-    return difference(Message("assistant", turn.content, thoughts, turn.calls), reread)
+    expected = replace(turn, content=turn.content.strip(), thoughts=turn.thoughts if template.thought_marks else "")
+    reread = Message("assistant", read.content, read.thoughts, turn.calls)
+    stripped = replace(reread, content=read.content.strip(), calls=read.calls)
+    return difference(expected, stripped) or reread
 
 
 def _render(template: JinjaTemplate, messages: Sequence[Message], tools: Tools) -> str:

@@ -18,6 +18,8 @@ class WrittenCall:
     name: str
     arguments: str
     """A JSON object, as text."""
+    id: str = ""
+    """If the policy wrote one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,12 @@ def call_of_value(value: Any, *, arguments_keys: Sequence[str] = ("arguments", "
     arguments = next((value[key] for key in arguments_keys if key in value), {})
     if not isinstance(arguments, dict):
         return f"its arguments are no JSON object but {json.dumps(arguments)[:40]}"
-    return WrittenCall(value["name"], json.dumps(arguments, ensure_ascii=False))
+    written_id = value.get("id")
+    return WrittenCall(
+        value["name"],
+        json.dumps(arguments, ensure_ascii=False),
+        written_id if isinstance(written_id, str) else "",
+    )
 
 
 def typed_value(text: str, tool: str, parameter: str, tools: Tools) -> Any:

@@ -1,6 +1,6 @@
 """Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, and the later `[TOOL_CALLS]NAME[ARGS]{...}`.
 
-Later ones put an id of the call between `[CALL_ID]` and `[ARGS]`; the session gives every call an id of its own.
+Some put an id of the call between `[CALL_ID]` and `[ARGS]`, or beside the name in the object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlinf_workers.agents.tool_formats.base import (
 )
 
 MARK = "[TOOL_CALLS]"
-NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\](.*)", re.DOTALL)
+NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\](\w+))?\[ARGS\](.*)", re.DOTALL)
 
 
 class Mistral:
@@ -44,9 +44,9 @@ class Mistral:
 
 def _read_block(block: str) -> list[WrittenCall] | str:
     if named := NAMED.fullmatch(block):
-        name, arguments = named.groups()
+        name, written_id, arguments = named.groups()
         call = call_of_json(f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}')
-        return call if isinstance(call, str) else [call]
+        return call if isinstance(call, str) else [WrittenCall(call.name, call.arguments, written_id or "")]
     try:
         values = json.loads(block)
     except ValueError as error:
