@@ -182,6 +182,35 @@ def test_a_kl_in_the_reward_is_that_of_all_rows_of_an_episode():
     close(advantages, [scores[0] - scores[1]] * 2 + [scores[1] - scores[0], 0.0])
 
 
+def test_turns_of_a_discarded_episode_are_compared_with_nothing():
+    others = [straight(1.0, 2), straight(0.0, 3)]
+    whole = learned(scored(LOST, *others), "gigpo").advantages
+    assert not whole[0].any()
+    assert_bitwise_equal(whole[1:], learned(scored(*others), "gigpo").advantages)
+
+
+def test_a_kl_in_the_reward_is_that_of_a_turn_and_later_ones():
+    group = scored(branched(1.0), straight(0.0, 2))
+    ref = torch.rand(group.samples.loss_mask.shape) * group.samples.loss_mask
+    samples = dataclasses.replace(group.samples, ref_logprobs=ref)
+    group = dataclasses.replace(group, samples=samples)
+    kl = ((samples.rollout_logprobs - ref) * samples.loss_mask).double()
+    by_turn = [
+        [float(kl[:2][samples.turns[:2] == number].sum()) for number in range(3)],
+        [float(kl[2][samples.turns[2] == number].sum()) for number in range(2)],
+    ]
+    first, second = ([-0.5 * value for value in values] for values in by_turn)
+    first[-1] += 1.0
+    returns = [sum(first[k:]) for k in range(3)], [sum(second[k:]) for k in range(2)]
+    mean = np.mean([*returns[0], *returns[1]])
+    changes = {"kl_coef": 0.5, "kl_in": "reward", "kl": "k1", "gamma": 1.0, "normalize_std": False}
+    advantages = learned(group, advantage="turn_returns", **changes).advantages
+    for rows, of_episode in ((slice(0, 2), returns[0]), (slice(2, 3), returns[1])):
+        for number, value in enumerate(of_episode):
+            own = advantages[rows][samples.turns[rows] == number]
+            np.testing.assert_allclose(own.numpy(), value - mean, rtol=1e-5, atol=1e-5)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.booleans(), st.booleans())
 def test_advantages_of_turns(data, is_gigpo, normalize_std):

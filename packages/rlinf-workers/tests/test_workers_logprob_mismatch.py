@@ -84,3 +84,11 @@ def test_the_worst_token_comes_with_its_neighbours():
     worst = worst_token(actor, rollout, ids, mask, (4, 9))
     assert worst is not None and worst.gap == math.inf and worst.token == 1
     assert worst.order < expected.order
+
+
+def test_the_worst_token_after_a_tools_output_has_it_before():
+    mask, ids = torch.tensor([[1.0, 0, 0, 1, 1, 0]]), torch.arange(6)[None]
+    actor, rollout = -torch.ones(1, 6), torch.tensor([[-1.0, -9, -9, -2, -1, -9]])
+    worst = worst_token(actor, rollout, ids, mask, (4,))
+    assert worst is not None
+    assert (worst.before, worst.token, worst.after) == ((0, 1, 2), 3, (4,))

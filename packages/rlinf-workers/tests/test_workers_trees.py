@@ -153,6 +153,8 @@ def test_what_rows_share_is_computed_once():
     alone = dataclasses.replace(whole, shared=None, shared_with=None)
     saved = num_computed_tokens(alone) - num_computed_tokens(whole)
     assert saved == int(whole.shared.sum())
+    blocks = pack_without_padding([whole]).attention.blocks
+    assert sum(len(block.queries) for block in blocks) == 1 + len(whole.loss_mask), "each row is computed in one call"
 
 
 @settings(max_examples=100, deadline=None)

@@ -61,16 +61,15 @@ class PackedBatch:
 def computed_parts(group: SampleGroup) -> tuple[Tensor, Tensor]:
     """[R] int64 each: the first token of each row that is computed for it, and the number of tokens from there on. The
     last one with a loss is left out, unless a later row shares it."""
-    ends, begins = (group.extents - 1).clamp(min=0), torch.zeros(len(group.loss_mask), dtype=torch.int64)
+    ends = (group.extents - 1).clamp(min=0)
     if group.shared is None or group.shared_with is None:
-        return begins, ends
+        return torch.zeros_like(ends), ends
     is_read = group.extents > 0
     for row in reversed(range(len(ends))):  # a row shares with an earlier one
         other = int(group.shared_with[row])
         if other >= 0 and is_read[row]:
             ends[other], is_read[other] = max(int(ends[other]), int(group.shared[row])), True
-    begins = group.shared.where(is_read, 0)
-    return begins, (ends - begins).clamp(min=0)
+    return group.shared, (ends - group.shared).clamp(min=0)
 
 
 def num_computed_tokens(group: SampleGroup) -> int:

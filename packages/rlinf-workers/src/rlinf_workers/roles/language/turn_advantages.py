@@ -31,7 +31,7 @@ def steps_of_turns(
     samples: SampleGroup, rewards: Tensor, reward_coef: float, token_costs: Tensor | None
 ) -> dict[str, Tensor]:
     """The inputs of an advantage function on steps, [S, N] each: rewards, terminated, truncated and state_ids. An
-    episode without any turn has one step, in a state of its own.
+    episode without any turn has one step, in the state -1.
 
     Args:
         rewards: [G], of the episodes, weighted; NaN if discarded.
@@ -46,8 +46,6 @@ def steps_of_turns(
     if token_costs is not None:
         of_turns = of_turns - _sums_of_turns(samples, token_costs)
     states = torch.zeros(of_turns.shape, dtype=torch.int64) if samples.turn_states is None else samples.turn_states
-    own = int(states.max()) + 1 + torch.arange(len(states)) if states.numel() else counts
-    states = states.where(counts[:, None] > 0, own[:, None])
     counted = ~samples.is_discarded
     return {
         "rewards": of_turns.where(numbers < counts.clamp(min=1)[:, None], 0.0)[counted].T.contiguous(),
