@@ -10,5 +10,12 @@ from .base import (
 )
 from .checked import CheckedSession as CheckedSession, CheckedTool as CheckedTool
 from .custom import FunctionTool as FunctionTool
+from .environments import (
+    ENVIRONMENTS as ENVIRONMENTS,
+    CheckedEnvironment as CheckedEnvironment,
+    TextEnvironment as TextEnvironment,
+    TextStep as TextStep,
+    make_environments as make_environments,
+)
 from .episode import EpisodeTools as EpisodeTools, start_tools as start_tools
 from .registry import TOOLS as TOOLS, check_tools as check_tools, make_tools as make_tools

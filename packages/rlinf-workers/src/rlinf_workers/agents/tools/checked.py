@@ -23,7 +23,7 @@ from rlinf_workers.agents.tools.base import (
     ToolSpec,
     ToolUnavailable,
 )
-from rlinf_workers.agents.tools.limits import cut
+from rlinf_workers.agents.tools.limits import cut, unicode_text
 
 UNAVAILABLE = "The tool is not available."
 """What the policy would read if a caller went on after a failure of the service."""
@@ -142,24 +142,38 @@ class CheckedSession:
 
     async def _guarded(self, name: str, action: Coroutine[Any, Any, ToolResult], *, limited: bool = True) -> ToolResult:
         start = time.monotonic()
-        try:
-            result = await _within(name, action, self._tool.time_limit_s if limited else None)
-            _check_result(name, result)
-        except ToolFailed as error:
-            result = ToolResult(text=str(error), failure="policy", detail=str(error))
-        except ToolUnavailable as error:
-            result = ToolResult(text=UNAVAILABLE, failure="service", detail=str(error))
-        except Exception:  # noqa: BLE001 - whatever a tool raises becomes the result
-            result = ToolResult(text=UNAVAILABLE, failure="service", detail=traceback.format_exc())
+        result, failure, detail = await settled(name, action, self._tool.time_limit_s if limited else None)
+        if failure == "" and (problem := _problem(result)):
+            result, failure, detail = None, "service", f"{name} returned {problem}"
+        if result is None:
+            text = detail if failure == "policy" else UNAVAILABLE
+            result = ToolResult(text=text, failure=failure, detail=detail)
         return ToolResult(
-            text=cut(_unicode(result.text), self._tool.max_characters),
+            text=cut(unicode_text(result.text), self._tool.max_characters),
             failure=result.failure,
-            detail=cut(_unicode(result.detail), MAX_DETAIL_CHARACTERS),
+            detail=cut(unicode_text(result.detail), MAX_DETAIL_CHARACTERS),
             wall_s=time.monotonic() - start,
         )
 
 
-async def _within(name: str, action: Coroutine[Any, Any, ToolResult], limit_s: float | None) -> ToolResult:
+async def settled(name: str, action: Coroutine[Any, Any, Any], limit_s: float | None) -> tuple[Any, Failure, str]:
+    """What an action returns, or None with who caused its failure and what happened.
+
+    Args:
+        name: of the action, in messages.
+        limit_s: its deadline; None: it has none.
+    """
+    try:
+        return await _within(name, action, limit_s), "", ""
+    except ToolFailed as error:
+        return None, "policy", str(error)
+    except ToolUnavailable as error:
+        return None, "service", str(error)
+    except Exception:  # noqa: BLE001 - whatever a tool raises becomes the result
+        return None, "service", traceback.format_exc()
+
+
+async def _within(name: str, action: Coroutine[Any, Any, Any], limit_s: float | None) -> Any:
     """The action's result. It runs in a task of its own, so that a tool that cancels itself does not cancel its caller.
 
     Raises:
@@ -179,31 +193,27 @@ async def _within(name: str, action: Coroutine[Any, Any, ToolResult], limit_s: f
     return task.result()
 
 
-def _check_result(name: str, result: Any) -> None:
-    """Raises ToolUnavailable if a tool returned something else, or records with invalid fields."""
+def _problem(result: Any) -> str:
+    """What is wrong with what a tool returned; "": nothing."""
     if not isinstance(result, ToolResult):
-        raise ToolUnavailable(f"{name} returned a {type(result).__name__}, not a ToolResult")
+        return f"a {type(result).__name__}, not a ToolResult"
     if not (isinstance(result.text, str) and isinstance(result.detail, str) and result.failure in FAILURES):
-        raise ToolUnavailable(f"{name} returned an invalid ToolResult: {result!r}")
+        return f"an invalid ToolResult: {result!r}"
+    return ""
 
 
-async def _contained(action: Coroutine[Any, Any, ToolResult]) -> ToolResult:
+async def _contained(action: Coroutine[Any, Any, Any]) -> Any:
     try:
         return await action
     except (SystemExit, KeyboardInterrupt) as error:  # from a task they would end the whole event loop
         raise RuntimeError(f"the tool raised {type(error).__name__}") from error
 
 
-async def _cancel(task: asyncio.Future[ToolResult]) -> None:
+async def _cancel(task: asyncio.Future[Any]) -> None:
     """Cancels a task and gives it a moment to end; one that goes on is left alone."""
     task.cancel()
     task.add_done_callback(lambda task: task.cancelled() or task.exception())  # so that asyncio does not report it
     await asyncio.wait({task}, timeout=CLOSING_LIMIT_S)
-
-
-def _unicode(text: str) -> str:
-    """Without lone surrogates, which no tokenizer and no file takes."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _validator(spec: ToolSpec) -> Any:

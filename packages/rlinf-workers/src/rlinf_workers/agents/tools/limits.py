@@ -18,6 +18,11 @@ def cut(text: str, max_characters: int) -> str:
     return text[: room - tail] + NOTE.format(len(text) - room) + text[len(text) - tail :]
 
 
+def unicode_text(text: str) -> str:
+    """Without lone surrogates, which no tokenizer and no file takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def check_limits(time_limit_s: float, max_characters: int) -> None:
     """Checks the options of these names. Raises: OptionError."""
     if not time_limit_s > 0:
