@@ -46,6 +46,7 @@ from rlinf_workers.agents.sessions import AgentSession, SessionLimits
 from rlinf_workers.agents.settings import LOOP, EpisodeSettings
 from rlinf_workers.agents.templates import template_of_folder
 from rlinf_workers.agents.tools import EpisodeTools, make_tools, start_tools
+from rlinf_workers.cores import unpin
 
 _LOG = logging.getLogger(__name__)
 REPORT_S = 1.0
@@ -322,6 +323,7 @@ async def serve(descriptor: int, settings: EpisodeSettings) -> None:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    unpin()  # the rank's cores are the engine's
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=EpisodeSettings)
     asyncio.run(serve(int(sys.argv[1]), settings))
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from rlinf_comm import DecodeError, PeerLost, pack, unpack
 from rlinf_comm.wire import FOREVER, Connection, accept_handshake, send_hello
+from rlinf_workers.cores import pin
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launchers import messages
 from rlinf_workers.launchers.interpreter import own_hello
@@ -194,7 +195,7 @@ def _keep_to_slots(devices: Sequence[str]) -> None:
     """Called after all imports: until then any free core helps. New threads of the main thread inherit the affinity."""
     num_threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
     if cores := cores_of_slots(devices, sorted(os.sched_getaffinity(0)), num_threads):
-        os.sched_setaffinity(0, cores)
+        pin(cores)
 
 
 def cores_of_slots(devices: Sequence[str], cores: Sequence[int], num_threads: int) -> set[int]:

@@ -154,16 +154,19 @@ def cross_grid(generator: random.Random) -> TaskProblem:
 
 
 async def play_grid(session: Any, task: Any) -> float:
-    """An agent: makes the policy's moves and tells it where it is. Returns 1 if it reaches the goal in time."""
+    """An agent: makes the policy's moves and tells it where it is. The move that reaches the goal is rewarded with 1,
+    so that moves from the same field can be compared (gigpo)."""
     here, goal = task.text.rstrip("=").split(">")
     messages = list(task.messages)
     for _ in range(MAX_MOVES):
+        session.next_state = f"{here}>{goal}"
         (turn,) = await session.chat(messages)
         here = _moved(here, turn.text)
         if here == goal:
-            return 1.0
+            session.reward_turn(turn, 1.0)
+            break
         messages += [turn.message(), {"role": "user", "content": f"{here}="}]
-    return 0.0
+    return 0.0  # beside the rewards of turns
 
 
 def _moved(here: str, move: str) -> str:
