@@ -455,6 +455,23 @@ def test_of_a_long_run_the_samples_of_some_steps_are_held_in_memory(
     assert [int(step) - 1 for step in re.findall(r"<summary>Step (\d+)<", page)] == steps[1:-1]
 
 
+def test_an_episode_shows_who_wrote_each_token(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_steps=1)
+    segments = [
+        {"author": "policy", "text": "<call>", "num_tokens": 3, "version": 4},
+        {"author": "tool", "text": "{42}", "num_tokens": 1},
+    ]
+    other = [{"author": "policy", "text": "other", "num_tokens": 2, "version": 5}]
+    row = {"prompt_index": 0, "sample": 0, "prompt": "p", "completion": "42", "cause": "turns", "detail": "5 of 5"}
+    folder.samples(0, [row | {"segments": json.dumps(segments), "branches": json.dumps([other])}])
+    folder.close()
+    page = write_report(folder.path).read_text()
+    assert '<span class="by policy" title="policy, version 4, 3 tokens">&lt;call&gt;</span>' in page
+    assert '<span class="by tool" title="tool, 1 token">{42}</span>' in page
+    assert '<p class="sub">Another branch</p><span class="by policy" title="policy, version 5, 2 tokens">other' in page
+    assert "ended by turns: 5 of 5" in page
+
+
 def test_samples_are_whole_groups_below_their_prompt(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", num_steps=2)
     group = [

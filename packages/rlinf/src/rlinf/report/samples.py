@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -65,11 +66,41 @@ def _card(row: Mapping[str, Any]) -> str:
         facts.append(f"answer {escape(answer)}")
     if row.get("truncated") is True:
         facts.append("cut at the token limit")
-    if segments := _text(row.get("segments")):
+    if cause := _text(row.get("cause")):
+        detail = _text(row.get("detail"))
+        facts.append(escape(f"ended by {cause}" + (f": {detail}" if detail else "")))
+    text, segments = escape(_text(row.get("completion"))), _text(row.get("segments"))
+    if conversation := _json_list(segments):
+        text = _conversation(conversation)
+        for branch in _json_list(_text(row.get("branches"))):
+            text += f'<p class="sub">Another branch</p>{_conversation(branch)}'
+    elif segments:
         facts.append(f"tokens: {escape(segments)}")
     line = " \N{MIDDLE DOT} ".join(facts)
-    text = escape(_text(row.get("completion")))
     return f'<div class="completion"><div class="sub">{line}</div><div class="long">{text}</div></div>'
+
+
+def _json_list(text: str) -> list[Any]:
+    """Returns the list that the text encodes as JSON; an empty one for other texts."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return []
+    return value if isinstance(value, list) else []
+
+
+def _conversation(segments: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the texts of an episode. The title of each is its author, and the version of the policy's weights."""
+    spans = []
+    for one in segments:
+        author = _text(one.get("author"))
+        version = f", version {one['version']}" if "version" in one else ""
+        tokens = one.get("num_tokens", 0)
+        label = f"{author}{version}, {tokens} token{'s' if tokens != 1 else ''}"
+        spans.append(
+            f'<span class="by {escape(author)}" title="{escape(label)}">{escape(_text(one.get("text")))}</span>'
+        )
+    return "".join(spans)
 
 
 def _is_number(value: Any) -> bool:
