@@ -42,7 +42,7 @@ LIMITS = SessionLimits(max_turns=None, max_context_tokens=100_000, max_new_token
 def byte_level(special):
     """A tokenizer whose tokens are bytes, pairs of letters, and these special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pairs = [("t", "h"), ("th", "e"), ("Ġ", "t"), ("i", "n"), ("Ċ", "Ċ"), ("e", "r"), ("o", "n")]
+    pairs = [("t", "h"), ("th", "e"), ("Ġ", "t"), ("i", "n"), ("e", "r"), ("o", "n")]
     vocabulary = {token: index for index, token in enumerate([*alphabet, *(one + other for one, other in pairs)])}
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -151,6 +151,8 @@ def _read_call(call: Any, where: str) -> ToolCall:
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
     """Reads tools in OpenAI's chat form, `{"type": "function", "function": {"name", "description", "parameters"}}`.
 
+    They stay as they are, since a template may show all of it.
+
     Raises: RequestRefused.
     """
     declared: list[dict[str, Any]] = []
@@ -158,9 +160,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RequestRefused(f"tools[{index}] is no function with a name; other types of tools are not served")
-        entry = {"name": function["name"], "description": str(function.get("description") or "")}
-        entry["parameters"] = dict(function.get("parameters") or {"type": "object", "properties": {}})
-        declared.append({"type": "function", "function": entry})
+        declared.append(dict(tool))
     return tuple(declared)
 
 

@@ -116,8 +116,8 @@ def _tool(tool: Mapping[str, Any], index: int) -> dict[str, Any]:
         raise RequestRefused(
             f"tools[{index}] is of type {tool.get('type')!r}; only tools with an input_schema are served"
         )
-    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
-    return {"type": "function", "function": function}
+    described = {"description": tool["description"]} if tool.get("description") else {}
+    return {"type": "function", "function": {"name": tool.get("name"), **described, "parameters": tool["input_schema"]}}
 
 
 def _chat_messages(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:

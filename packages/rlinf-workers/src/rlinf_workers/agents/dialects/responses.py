@@ -138,7 +138,10 @@ def _add_to_turn(turn: dict[str, Any], kind: str, item: Mapping[str, Any], where
 def _tool(tool: Mapping[str, Any], index: int) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise RequestRefused(f"tools[{index}] is of type {tool.get('type')!r}; only functions are served")
-    return {"type": "function", "function": {key: tool.get(key) for key in ("name", "description", "parameters")}}
+    return {
+        "type": "function",
+        "function": {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key)},
+    }
 
 
 # -- answers ---------------------------------------------------------------------------------------------------------

@@ -104,14 +104,19 @@ def call_of_value(value: Any, *, arguments_keys: Sequence[str] = ("arguments", "
 
 def typed_value(text: str, tool: str, parameter: str, tools: Tools) -> Any:
     """The value of a parameter that a format writes as bare text: text where the tool declares text, else JSON."""
-    schema = next((one["function"]["parameters"] for one in tools if one["function"]["name"] == tool), {})
-    declared = schema.get("properties", {}).get(parameter, {})
+    declared = parameters_of(tool, tools).get(parameter)
     if isinstance(declared, dict) and declared.get("type") == "string":
         return text
     try:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def parameters_of(name: str, tools: Tools) -> dict[str, Any]:
+    """Schemas of a tool's parameters by name; {} for a tool that declares none or does not exist."""
+    declared = next((one["function"].get("parameters") for one in tools if one["function"]["name"] == name), None)
+    return (declared or {}).get("properties") or {}
 
 
 def joined(*texts: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from rlinf_workers.agents.tool_formats.base import MalformedCall, Reading, Tools, WrittenCall
+from rlinf_workers.agents.tool_formats.base import MalformedCall, Reading, Tools, WrittenCall, parameters_of
 
 CALL = re.compile(r"\[([A-Za-z_][\w-]*):(.*)\]", re.DOTALL)
 
@@ -33,6 +33,5 @@ class Plain:
 
 def _parameter(name: str, tools: Tools) -> str:
     """The tool's single parameter; "input" for one that declares none or several, or that does not exist."""
-    schema = next((tool["function"]["parameters"] for tool in tools if tool["function"]["name"] == name), {})
-    declared = list(schema.get("properties", {}))
+    declared = list(parameters_of(name, tools))
     return declared[0] if len(declared) == 1 else "input"
