@@ -72,6 +72,7 @@ def play(template, conversation):
     script = Script(template, [*replies, ""], end="")
     session = AgentSession("s", template, script, LIMITS)
     history, rendered = [], []
+    turn: Any = None
     for message in [*messages, None]:
         if message is not None and message["role"] != "assistant":
             history.append({**message, "tool_call_id": turn.tool_calls[0].id} if message["role"] == "tool" else message)

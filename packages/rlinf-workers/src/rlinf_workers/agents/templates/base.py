@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -93,7 +94,9 @@ def numbered_calls(
     Args:
         single: why a turn may have one call only; "": it may have several.
     """
-    digest = hashlib.blake2b(repr((list(history), list(token_ids))).encode(), digest_size=16)
+    if not reading.calls:
+        return ()
+    digest = hashlib.blake2b(array("q", [len(history), *history, *token_ids]).tobytes(), digest_size=16)
     calls: list[ToolCall] = []
     used: set[str] = set()
     for index, call in enumerate(reading.calls):
