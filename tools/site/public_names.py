@@ -14,6 +14,7 @@ REPOSITORY = Path(__file__).parents[2]
 PACKAGES = ("rlinf", "rlinf_workers", "rlinf_comm", "rlinf_sched", "rlinf_algos", "rlinf_envs")
 OF_RLINF = ("rlinf.jobs.base", "rlinf.jobs.spec")
 """Modules of rlinf that a custom job uses; the other packages state theirs in the root pyproject.toml."""
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +110,7 @@ def _all_of(tree: ast.Module) -> list[str]:
 def _defined(tree: ast.Module) -> list[str]:
     """Returns the functions, classes and documented constants without a leading underscore."""
     documented = [node for node, following in pairwise([*tree.body, None]) if node and _text_of(following)]
-    nodes = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) or node in documented]
+    nodes = [node for node in tree.body if isinstance(node, DEFINITIONS) or node in documented]
     return [name for node in nodes for name in _targets(node) if not name.startswith("_")]
 
 
@@ -121,7 +122,7 @@ def _text_of(node: ast.stmt | None) -> str | None:
 
 def _targets(node: ast.stmt) -> list[str]:
     """Returns the names that a statement defines."""
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+    if isinstance(node, DEFINITIONS):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
     return [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
@@ -134,7 +135,7 @@ def _definition(module: str, name: str) -> tuple[str, str | None]:
     for node, following in pairwise([*body, None]):
         if node is None or name not in _targets(node):
             continue
-        if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if not isinstance(node, DEFINITIONS):
             return module, _text_of(following)
         if not any(isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list):
             return module, ast.get_docstring(node)

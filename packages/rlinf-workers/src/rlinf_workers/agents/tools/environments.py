@@ -34,6 +34,7 @@ ENVIRONMENTS: Plugins[Spec] = Plugins(
     },
     base="rlinf_workers.plugins:Spec",
 )
+"""Text environments by name. A custom one is the import path of a class."""
 
 
 class TextStep(msgspec.Struct, frozen=True, kw_only=True):
