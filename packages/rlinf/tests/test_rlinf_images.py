@@ -156,7 +156,7 @@ def test_third_party_requirements_name_no_package_of_ours():
     lines = module.third_party(projects, "rlinf", {"all"})
     assert not [line for line in lines if re.split(r"[\[<>=;!~ ]", line)[0] in projects]
     assert {"ray<3,>=2.60", "metaworld>=3.1.1"} <= lines
-    with pytest.raises(ValueError, match=r"rlinf has no extra 'robots'; it has all, data, "):
+    with pytest.raises(ValueError, match=r"rlinf has no extra 'robots'; it has agents, all, data, "):
         module.third_party(projects, "rlinf", {"robots"})
 
 
