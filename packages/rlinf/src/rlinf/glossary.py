@@ -60,6 +60,11 @@ TRAINING = (
         reward/judge_failures | share | Completions on which a built-in reward failed, by an exception or because the
             checking process died. The run ends if the share exceeds run.max_judge_failures. An exception in a custom
             reward ends the run at once.
+        agent/turns | turns | Turns that the policy wrote in an episode, mean.
+        agent/retries | episodes | How often an episode was done again after a failure that the policy cannot have
+            caused, mean.
+        agent/outside_engine_s | s | Time of an episode in which no turn of it was being sampled: its tools and its
+            harness, mean.
         agent/discarded/<cause> | share | Episodes that ended by what the policy cannot have caused, so that nothing is
             learned from them: service (the session server or the reward), tool_service, harness_lost, engine_lost.
         agent/ended/<cause> | share | Episodes that ended by what the policy can have caused, and are scored: turns,
