@@ -325,6 +325,8 @@ def test_closing_a_session_answers_its_open_requests():
         ("chat/completions", {"messages": ASK, "n": "two"}, "n='two' is no whole number"),
         ("completions", {"prompt": "a", "echo": True}, "echo is not served"),
         ("responses", {"input": [{"type": "computer_call"}]}, r"input[0] is of type 'computer_call'"),
+        ("messages", {"messages": ASK, "tool_choice": "auto"}, "a value of the wrong type"),
+        ("chat/completions", {"messages": ASK, "stream_options": 3}, "a value of the wrong type"),
         ("responses", {"input": "x", "previous_response_id": "resp_9"}, "no answer of this session"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image', which is not served"),
     ],
@@ -338,5 +340,6 @@ def test_a_request_that_cannot_be_served_is_an_error_of_its_dialect(path, body, 
             error = (await answer.json())["error"]
             assert answer.status == 400 and error["type"] == "invalid_request_error"
             assert message in error["message"]
+        assert session.end is None
 
     run(["a"], play)

@@ -178,7 +178,7 @@ class SessionServer:
         """Reads a request and samples its turns. Raises: HttpRefusal."""
         session = opened.session
         try:
-            parsed = dialect.read(await _body(request), opened.answers)
+            parsed = _read(dialect, await _body(request), opened)
             session.counts.update(f"ignored_{name}" for name in parsed.ignored)
             if parsed.state:
                 session.next_state = parsed.state
@@ -237,6 +237,14 @@ async def _body(request: web.Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise HttpRefusal(400, "the body of the request is no JSON object")
     return body
+
+
+def _read(dialect: Dialect, body: dict[str, Any], opened: _OpenSession) -> DialectRequest:
+    """Raises: RequestRefused, also for values of types that the dialect does not have there."""
+    try:
+        return dialect.read(body, opened.answers)
+    except (TypeError, AttributeError, KeyError) as error:
+        raise RequestRefused(f"the request has a value of the wrong type: {error}") from error
 
 
 async def _sample(session: AgentSession, request: DialectRequest) -> list[AssistantTurn]:
