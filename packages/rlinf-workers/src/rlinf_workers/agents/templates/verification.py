@@ -58,6 +58,8 @@ def features_of(messages: Sequence[Message], tools: Tools) -> Iterator[str]:
         yield "thoughts before calls"
     if any(one.role == "tool" and other.role == "user" for one, other in pairwise(messages)):
         yield "questions after results"
+    if any(not one.calls and one.role != "tool" and other.role == "tool" for one, other in pairwise(messages)):
+        yield "results after text"
 
 
 def verify(template: JinjaTemplate) -> None:
@@ -254,5 +256,6 @@ PROBES: dict[str, list[list[Message]]] = {
         [_USER, _CALLS, _SUM, _ANSWER, _MORE, _LOOKS, _PAGE, _ANSWER, _MORE],
         [_USER, _CALLS, _SUM, _MORE, _ANSWER, _USER],
     ],
+    "results after text": [[_USER, Message("assistant", "A call that is {"), _SUM, _ANSWER, _MORE]],  # a malformed call
 }
 """Conversations by the feature that they probe."""
