@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -171,6 +172,19 @@ def test_a_machine_without_a_sandbox_is_refused(monkeypatch):
     with pytest.raises(ToolUnavailable, match=r"weak on this machine: no walls.*allow_weak_isolation"):
         asyncio.run(PythonTool(PythonOptions()).start())
     asyncio.run(PythonTool(PythonOptions(allow_weak_isolation=True)).start())
+
+
+def test_many_sandboxes_get_enough_descriptors(monkeypatch):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limits[1]))
+        asyncio.run(PythonTool(PythonOptions(max_sandboxes=256, allow_weak_isolation=True)).start())
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (256 * 8 + 512, limits[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    monkeypatch.setattr(python.resource, "getrlimit", lambda which: (1024, 1024))
+    with pytest.raises(ToolUnavailable, match=r"needs 2560 file descriptors, .* 1024 .*; use at most 64"):
+        asyncio.run(PythonTool(PythonOptions(max_sandboxes=256)).start())
 
 
 # -- branches ----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ from rlinf_workers.agents.tools.base import ToolResult, ToolSpec, ToolUnavailabl
 from rlinf_workers.agents.tools.limits import check_limits
 from rlinf_workers.plugins import OptionError, Spec
 
+DESCRIPTORS, OTHER_DESCRIPTORS = 8, 512
+"""File descriptors that a sandbox needs in this process, while it starts; and those of everything else."""
 REPLAY_FACTOR = 3
 """A call that is run again for a branch may take this many times the time limit, since the machine may be busier."""
 STATE_LOST = "Variables, imports and files are lost; the next call starts a new process."
@@ -127,7 +130,9 @@ class PythonTool:
         self.places = asyncio.Semaphore(self.options.max_sandboxes)
 
     async def start(self) -> None:
-        """Raises: ToolUnavailable: the sandbox does not work here, or only the weak one, which is not allowed."""
+        """Raises: ToolUnavailable: the sandbox does not work here, only the weak one does and it is not allowed, or
+        this process may not have enough file descriptors."""
+        _allow_descriptors(self.options.max_sandboxes)
         try:
             run = await asyncio.to_thread(run_python, {}, ["-c", "pass"], readable=self.options.readable)
         except (AlgosError, OSError) as error:
@@ -293,6 +298,19 @@ class PythonToolSession:
             output_bytes=limits.output_bytes,
             folder_bytes=limits.folder_bytes,
         )
+
+
+def _allow_descriptors(num_sandboxes: int) -> None:
+    """Raises this process's soft limit of file descriptors if that many sandboxes need it."""
+    needed = DESCRIPTORS * num_sandboxes + OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ToolUnavailable(
+            f"max_sandboxes={num_sandboxes} of the tool python needs {needed} file descriptors, this process may have "
+            f"{hard} (ulimit -Hn); use at most {(hard - OTHER_DESCRIPTORS) // DESCRIPTORS}"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _checksum(run: CellRun) -> int:
