@@ -249,6 +249,7 @@ def test_a_session_outlasts_the_thread_that_created_it():
     thread = threading.Thread(target=lambda: sessions.append(PythonSession(limits=LIMITS)))
     thread.start()
     thread.join()
+    time.sleep(0.5)  # a sandbox that the kernel ends with its thread is gone then
     with sessions[0] as session:
         assert session.run("1").output == "1\n"
 

@@ -1,6 +1,7 @@
 """Calls of tools: whatever a tool does, the caller gets a result that says who caused a failure."""
 
 import asyncio
+import socket
 import sys
 import threading
 import time
@@ -402,15 +403,22 @@ def test_a_wrong_schema_is_refused_at_the_start():
 
 
 def test_a_schema_fetches_nothing():
-    counter = Counter()
-    reference = {"$ref": "http://127.0.0.1:9/schema.json"}
-    counter.specs = (ToolSpec(name="count", description="", parameters=reference),)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.0)
+        counter = Counter()
+        reference = {"$ref": f"http://127.0.0.1:{server.getsockname()[1]}/schema.json"}
+        counter.specs = (ToolSpec(name="count", description="", parameters=reference),)
 
-    async def main() -> ToolResult:
-        await start_tools([tool := CheckedTool(counter)])
-        return await tool.open("e").call("count", {})
+        async def main() -> ToolResult:
+            await start_tools([tool := CheckedTool(counter)])
+            return await tool.open("e").call("count", {})
 
-    assert "Unresolvable" in run(main()).detail
+        thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)  # without an answer a request hangs
+        thread.start()
+        thread.join(5)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+        assert "Unresolvable" in run(main()).detail
 
 
 # -- episodes ----------------------------------------------------------------------------------------------------------
