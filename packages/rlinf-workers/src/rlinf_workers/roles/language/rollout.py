@@ -302,11 +302,13 @@ class Rollout(ServingWorker):
             tokens = {str(version): count for version, count in group.tokens_by_version().items()}
             submission = {"submitted": list(submitted), "tokens": tokens}
             self.decide({"group": group.index, "samples": group.digest()} | submission)
-        size, tokens = len(group.loss_mask), float(group.loss_mask.sum())
+        size, tokens = int((~group.is_discarded).sum()), float(group.loss_mask.sum())
+        if not size:
+            return
         self.record("rollout/completion_tokens", tokens / size)
         self.record("rollout/entropy", -float(group.rollout_logprobs.sum()) / max(tokens, 1.0), weight=tokens)
         if group.truncated is not None:
-            self.record("rollout/truncated_fraction", float(group.truncated.sum()) / size)
+            self.record("rollout/truncated_fraction", float((group.by_episode(group.truncated.int()) > 0).sum()) / size)
 
     def layout(self) -> Layout:
         """Describes the weights of its replica, of one rank if all hold the same, or of the engine's own processes."""

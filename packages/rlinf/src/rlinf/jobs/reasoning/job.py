@@ -18,6 +18,7 @@ import torch
 
 from rlinf.config.devices import device_kind, make_cluster
 from rlinf.config.reasoning import ReasoningConfig
+from rlinf.errors import UserError
 from rlinf.jobs.agreement import Arithmetic, MismatchVerdict, arithmetic_of, judge_step
 from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.reasoning.checks import CHECKS
@@ -273,13 +274,25 @@ def evaluation_metrics(
     for set_name, problems in held_out.items():
         name = f"/{set_name}" if set_name else ""
         groups, start = scored[start : start + len(problems)], start + len(problems)
-        measured = {"reward": [float(group.rewards.double().mean()) for group in groups]}
+        groups = [group for group in groups if len(group.counted_rewards)]
+        measured = {"reward": [float(group.counted_rewards.double().mean()) for group in groups]}
         if judges:
-            measured[ACCURACY] = [group.outcomes.count("right") / len(group.outcomes) for group in groups]
+            measured[ACCURACY] = [_accuracy(group) for group in groups]
         for metric, means in measured.items():
-            values = torch.tensor(means, dtype=torch.float64)
+            values = torch.tensor(means or [math.nan], dtype=torch.float64)
             metrics[f"{metric}{name}"] = float(values.mean())
             if len(values) > 1:
                 metrics[f"{metric}_error{name}"] = float(values.std()) / math.sqrt(len(values))
         metrics[f"num_problems{name}"] = float(len(groups))
     return metrics
+
+
+def _accuracy(group: ScoredGroup) -> float:
+    """Share of right answers. Raises: UserError if nothing was judged."""
+    outcomes = [outcome for outcome in group.outcomes if outcome]
+    if not outcomes:
+        raise UserError(
+            "rollout.agent.run returns rewards, so reward.kind judges nothing, and there is no accuracy",
+            hint="use --reward.kind episode, or return None from the agent",
+        )
+    return outcomes.count("right") / len(outcomes)

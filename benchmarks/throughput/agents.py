@@ -1,0 +1,198 @@
+"""What episodes cost: one turn against a plain completion, and many sessions at once: benchmarks/results/agents.json.
+
+    python -m benchmarks.throughput.agents
+
+A Qwen2 of a million parameters with random weights, one thread. Every side has as many conversations at once:
+
+    plain       completions of the prompts by `Rollout`
+    loop        the same prompts as episodes of one turn, by the built-in loop
+    server      the same, by a harness that posts one request over HTTP
+    sessions    episodes of several turns, whose number is log-normal, with log-normal latencies of a tool between them
+
+`plain`, `loop` and `server` draw other noise, so what counts is the time for each token. An engine is busy while it
+computes; of `sessions` the share is compared with that of `plain`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import statistics
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.harness import compare, interleave, report
+from benchmarks.throughput.refill import SHAPE
+
+from rlinf_workers import Flow, InProcessWorkers, StepContext
+from rlinf_workers.agents.settings import EpisodeSettings
+from rlinf_workers.engines import SamplingSettings
+from rlinf_workers.models import ModelSettings
+from rlinf_workers.roles import Prompt, RolloutSettings
+from rlinf_workers.testing.architectures import write_tokenizer
+
+PLAIN, LOOP, SERVER, SESSIONS = "plain", "loop", "server", "sessions"
+RUNS = {
+    LOOP: "loop",
+    SERVER: "benchmarks.throughput.agents:one_request",
+    SESSIONS: "benchmarks.throughput.agents:several_turns",
+}
+PROMPT_TOKENS, MAX_TURNS = 16, 12
+MEAN_TURNS, SIGMA_TURNS = 3.0, 0.7
+MEDIAN_LATENCY_S, SIGMA_LATENCY = 0.02, 1.0
+
+
+async def one_request(base_url: str, task: dict[str, Any], *, session: Any) -> float:
+    """A harness: one turn over HTTP."""
+    body = json.dumps({"model": "policy", "messages": task["messages"]}).encode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {session.api_key}"}
+    request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
+    await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=600).read())
+    return 0.0
+
+
+async def several_turns(session: Any, task: Any) -> float:
+    """An agent: turns with a tool's latency between them."""
+    draw = random.Random(task.name)
+    num_turns = min(MAX_TURNS, max(1, round(draw.lognormvariate(math.log(MEAN_TURNS), SIGMA_TURNS))))
+    messages = list(task.messages)
+    for number in range(num_turns):
+        (turn,) = await session.chat(messages)
+        if number + 1 < num_turns:
+            await asyncio.sleep(draw.lognormvariate(math.log(MEDIAN_LATENCY_S), SIGMA_LATENCY))
+        messages += [turn.message(), {"role": "user", "content": "".join(draw.choices("0123456789", k=4))}]
+    return 0.0
+
+
+class Side:
+    """A rollout, whose engine's busy time is measured."""
+
+    def __init__(self, name: str, model: ModelSettings, options: argparse.Namespace) -> None:
+        self.name, self._num_sessions = name, options.sessions
+        num_turns = MAX_TURNS if name == SESSIONS else 1
+        room = num_turns * (options.new_tokens + PROMPT_TOKENS)
+        agent = EpisodeSettings(
+            run=RUNS.get(name, ""),
+            max_turns=num_turns,
+            max_context_tokens=PROMPT_TOKENS + room,
+            max_new_tokens=options.new_tokens,
+            max_episodes=options.sessions,
+            max_idle_s=600.0,
+            max_tool_s=60.0,
+            tokenizer_folder=model.folder,
+        )
+        sampling = SamplingSettings(group_size=1, max_new_tokens=options.new_tokens)
+        settings = RolloutSettings(
+            model=model,
+            train=sampling,
+            evaluate=sampling,
+            max_prompt_tokens=PROMPT_TOKENS if name == PLAIN else agent.max_prompt_tokens,
+            max_batch_sequences=options.sessions,
+            engine_options={"refill": True},
+            agent=None if name == PLAIN else agent,
+        )
+        worker = "rlinf_workers.roles:Rollout" if name == PLAIN else "rlinf_workers.roles:AgentRollout"
+        flow = Flow("agents").worker("rollout", worker, settings)
+        flow.stage("rollout", "generate", reads="prompts", writes="samples")
+        self.workers = InProcessWorkers(flow)
+        self._rollout = self.workers["rollout"]
+        self._rollout.weights_received(0)
+        self._engine = self._rollout._engine
+        self._finished, self._engine.finished = self._engine.finished, self._timed
+        self._busy_s = 0.0
+        self.per_token_s: list[float] = []
+        self.busy: list[float] = []
+        self.num_turns: list[int] = []
+
+    def _timed(self) -> Any:
+        began = time.perf_counter()
+        try:
+            return self._finished()
+        finally:
+            self._busy_s += time.perf_counter() - began
+
+    def step(self, index: int) -> float:
+        """Seconds for a thousand tokens."""
+        draw = random.Random(index)
+        texts = ["".join(draw.choices("0123456789", k=PROMPT_TOKENS)) for _ in range(2 * self._num_sessions)]
+        prompts = [
+            Prompt(index=i, token_ids=torch.tensor([2 + int(c) for c in text]), reference_answer="", text=text)
+            for i, text in enumerate(texts)
+        ]
+        self.workers.begin(StepContext(step=index, phase="train", seed=0, num_items=len(prompts)))
+        self._busy_s, began = 0.0, time.perf_counter()
+        groups = [group for whole in self._rollout.sample(prompts) for group in whole]
+        wall_s = time.perf_counter() - began
+        assert sorted(group.index for group in groups) == list(range(len(prompts))), "a session was lost or mixed up"
+        num_tokens = sum(float(group.loss_mask.sum()) for group in groups)
+        self.busy.append(self._busy_s / wall_s)
+        self.per_token_s.append(1000 * wall_s / num_tokens)
+        self.num_turns.append(sum(sum(s.author == "policy" for s in row) for g in groups for row in g.segments))
+        return self.per_token_s[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--sessions", type=int, default=256)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_model(Path(folder))
+        sides = {name: Side(name, model, options) for name in (PLAIN, *RUNS)}
+        samples_s = interleave(
+            {name: side.step for name, side in sides.items()}, num_warmup=1, num_rounds=options.rounds
+        )
+        for side in sides.values():
+            side.workers.close()
+    findings = {
+        "unit": "seconds for a thousand tokens",
+        "engine_busy": {name: statistics.median(side.busy[1:]) for name, side in sides.items()},
+        "turns_a_step": {name: statistics.median(side.num_turns[1:]) for name, side in sides.items()},
+        "busy_of_sessions_against_plain": statistics.median(sides[SESSIONS].busy[1:])
+        / statistics.median(sides[PLAIN].busy[1:]),
+    }
+    print(json.dumps(findings, indent=1))
+    report(
+        "agents",
+        settings={
+            "sessions": options.sessions,
+            "episodes_a_step": 2 * options.sessions,
+            "prompt_tokens": PROMPT_TOKENS,
+            "max_new_tokens": options.new_tokens,
+            "mean_turns": MEAN_TURNS,
+            "median_latency_s": MEDIAN_LATENCY_S,
+            "threads": 1,
+            "shape": SHAPE,
+        },
+        samples_s=samples_s,
+        comparisons=[compare(samples_s, name, PLAIN) for name in (LOOP, SERVER)],
+        findings=findings,
+        output=options.output,
+    )
+
+
+def write_model(folder: Path) -> ModelSettings:
+    """A model of `SHAPE` with a tokenizer of single characters."""
+    from transformers import Qwen2Config
+
+    vocabulary = write_tokenizer(folder)
+    Qwen2Config(**SHAPE | {"vocab_size": max(SHAPE["vocab_size"], len(vocabulary)), "eos_token_id": 1}).save_pretrained(
+        folder
+    )
+    return ModelSettings(folder=str(folder), has_weights=False)
+
+
+if __name__ == "__main__":
+    main()
