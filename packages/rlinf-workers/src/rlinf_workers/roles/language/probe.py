@@ -37,6 +37,7 @@ PROMPT_LENGTHS = (3, 21, 11)
 WIDTH = 23
 GROUP_SIZE, NUM_TOKENS = 2, 20
 COMPLETION_LENGTHS = (20, 5)
+BRANCHED_TOKENS = 16
 FIRST_TOKEN = 8
 """Lower token ids may be special."""
 BOUND = 1e-5
@@ -263,9 +264,24 @@ def _graphs(model: Any) -> float:
 
 
 def _actor(model: Any, answers: Callable[[Any, Sequence[SampleGroup]], Sequence[Tensor]]) -> float:
-    """Computes log-probabilities of fixed completions of different lengths."""
+    """Computes log-probabilities of fixed completions of different lengths; the last group is an episode of two
+    branches, which have gaps without a loss."""
+    groups = [*_completions(), _branched()]
+    rows = [
+        (group.prompt.token_ids, ids[:length], mask[:length] != 0)
+        for group in groups
+        for ids, mask, length in zip(group.completion_ids, group.loss_mask, group.extents.tolist(), strict=True)
+    ]
+    largest = 0.0
+    for (prompt, completion, has_loss), logits in zip(rows, answers(model, groups), strict=True):
+        logprobs = logits.float().log_softmax(-1).gather(-1, completion[has_loss, None])[:, 0]
+        largest = _larger(largest, _plain_logprobs(model, prompt, completion)[has_loss], logprobs)
+    return largest
+
+
+def _completions() -> list[SampleGroup]:
     mask = (torch.arange(NUM_TOKENS) < torch.tensor(COMPLETION_LENGTHS)[:, None]).float()
-    groups = [
+    return [
         SampleGroup(
             prompt=prompt,
             completion_ids=torch.stack(
@@ -277,25 +293,38 @@ def _actor(model: Any, answers: Callable[[Any, Sequence[SampleGroup]], Sequence[
         )
         for prompt in _prompts()
     ]
-    rows = [
-        (group.prompt.token_ids, ids[:length])
-        for group in groups
-        for ids, length in zip(group.completion_ids, COMPLETION_LENGTHS, strict=True)
-    ]
-    largest = 0.0
-    for (prompt, completion), logits in zip(rows, answers(model, groups), strict=True):
-        logprobs = logits.float().log_softmax(-1).gather(-1, completion[:, None])[:, 0]
-        largest = _larger(largest, _plain_logprobs(model, prompt, completion), logprobs)
-    return largest
+
+
+def _branched() -> SampleGroup:
+    """Two rows, of which the second shares all but the last tokens of the first. Short, since some architectures allow
+    no more positions in the packed row."""
+    num_shared = BRANCHED_TOKENS - 5
+    ids = _tokens(BRANCHED_TOKENS, seed=100).repeat(2, 1)
+    ids[1, num_shared:] = _tokens(BRANCHED_TOKENS - num_shared, seed=101)
+    mask = torch.ones(2, BRANCHED_TOKENS)
+    mask[:, 3:6] = mask[1, :num_shared] = mask[1, -4:-2] = 0
+    return SampleGroup(
+        prompt=Prompt(index=len(PROMPT_LENGTHS), token_ids=_tokens(2, seed=102), reference_answer=""),
+        completion_ids=ids,
+        loss_mask=mask,
+        rollout_logprobs=torch.zeros_like(mask),
+        policy_version=0,
+        lengths=torch.full((2,), BRANCHED_TOKENS),
+        trajectories=torch.zeros(2, dtype=torch.int64),
+        shared=torch.tensor([0, num_shared]),
+        shared_with=torch.tensor([-1, 0]),
+    )
 
 
 def _padded(model: Any, groups: Sequence[SampleGroup]) -> list[Tensor]:
-    logits = completion_logits(model, pack_groups(groups))
-    return [row[:length] for row, length in zip(logits, COMPLETION_LENGTHS * len(groups), strict=True)]
+    batch = pack_groups(groups)
+    logits = completion_logits(model, batch)
+    return [row[mask != 0] for row, mask in zip(logits, batch.loss_mask, strict=True)]
 
 
 def _packed(model: Any, groups: Sequence[SampleGroup]) -> Sequence[Tensor]:
-    return packed_logits(model, pack_without_padding(groups)).split(COMPLETION_LENGTHS * len(groups))
+    sizes = torch.cat([group.loss_mask.sum(-1) for group in groups]).int().tolist()
+    return packed_logits(model, pack_without_padding(groups)).split(sizes)
 
 
 def _larger(largest: float, plain: Tensor, logprobs: Tensor) -> float:
