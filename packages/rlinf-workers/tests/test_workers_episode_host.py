@@ -124,6 +124,11 @@ def test_an_episode_that_ends_badly_says_who_caused_it_and_keeps_its_turns(folde
     assert trajectory.is_discarded == (cause in ("tool_service", "harness_lost"))
 
 
+def test_the_reward_of_a_harness_counts_that_went_on_after_its_last_turn(folder):
+    trajectory = episode(settings(folder, run="workers_harnesses:never_stops_asking", max_turns=1))[0].trajectory
+    assert (trajectory.cause, trajectory.reward) == ("turns", 1.0)
+
+
 def test_what_the_policy_did_not_cause_is_tried_again_with_other_noise(folder):
     report, rank = episode(settings(folder, run="workers_harnesses:raises", num_retries=2), ["1"])
     assert report.num_retries == 2 and report.trajectory.cause == "harness_lost"

@@ -40,7 +40,7 @@ from rlinf_workers.agents.link import (
 )
 from rlinf_workers.agents.loop import run_loop
 from rlinf_workers.agents.noise import TurnNoise, noise_of_attempt
-from rlinf_workers.agents.records import AgentTrajectory, EpisodeEnded, Sampled, cut
+from rlinf_workers.agents.records import NOT_OF_POLICY, AgentTrajectory, EpisodeEnded, Sampled, cut
 from rlinf_workers.agents.replay import follow
 from rlinf_workers.agents.sessions import AgentSession, SessionLimits
 from rlinf_workers.agents.settings import LOOP, EpisodeSettings
@@ -254,7 +254,9 @@ class AgentHost:
                 limit = f"more than {settings.max_idle_s:g} s outside the engine"
                 return session.trajectory(cause="time", detail=limit)
             reward, printed = work.result()
-            return session.trajectory(reward=reward, printed=printed)
+            if (end := session.end) is None:
+                return session.trajectory(reward=reward, printed=printed)
+            return session.trajectory(reward=reward, cause=end.cause, detail=end.detail, printed=printed)
         except EpisodeEnded as end:
             return session.trajectory(cause=end.cause, detail=end.detail, printed=end.printed)
         finally:
@@ -286,7 +288,8 @@ class AgentHost:
             )
         finally:
             self._server.close(session.id)
-        session.raise_end()
+        if session.end is not None and session.end.cause in NOT_OF_POLICY:
+            session.raise_end()
         return result.reward, result.printed
 
 

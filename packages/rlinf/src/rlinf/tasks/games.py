@@ -16,8 +16,7 @@ from typing import Any
 
 from rlinf.tasks.base import TaskProblem
 from rlinf_algos import RewardError
-from rlinf_workers.agents.tools import ToolFailed
-from rlinf_workers.agents.tools.search import SearchOptions, SearchTool
+from rlinf_workers.agents.tools import SearchOptions, SearchTool, ToolFailed
 
 # -- calculate ---------------------------------------------------------------------------------------------------------
 
@@ -154,16 +153,18 @@ def cross_grid(generator: random.Random) -> TaskProblem:
 
 
 async def play_grid(session: Any, task: Any) -> float:
-    """An agent: makes the policy's moves and tells it where it is. The move that reaches the goal is rewarded with 1,
-    so that moves from the same field can be compared (gigpo)."""
+    """An agent: makes the policy's moves and tells it where it is. A move is rewarded with the share of the way that it
+    leads on, so an episode that reaches the goal in time has a reward of 1."""
     here, goal = task.text.rstrip("=").split(">")
+    way = _distance(here, goal)
     messages = list(task.messages)
     for _ in range(MAX_MOVES):
         session.next_state = f"{here}>{goal}"
         (turn,) = await session.chat(messages)
-        here = _moved(here, turn.text)
+        there = _moved(here, turn.text)
+        session.reward_turn(turn, (_distance(here, goal) - _distance(there, goal)) / way)
+        here = there
         if here == goal:
-            session.reward_turn(turn, 1.0)
             break
         messages += [turn.message(), {"role": "user", "content": f"{here}="}]
     return 0.0  # beside the rewards of turns

@@ -19,3 +19,4 @@ from .environments import (
 )
 from .episode import EpisodeTools as EpisodeTools, start_tools as start_tools
 from .registry import TOOLS as TOOLS, check_tools as check_tools, make_tools as make_tools
+from .search import SearchOptions as SearchOptions, SearchTool as SearchTool

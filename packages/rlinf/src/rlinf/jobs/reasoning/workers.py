@@ -12,7 +12,7 @@ from rlinf.jobs.generation import engine_options, sampling_settings
 from rlinf.jobs.rewards import reward_spec
 from rlinf.jobs.training import optimizer_settings, with_base
 from rlinf_sched.derive import JobShape, ModelShape
-from rlinf_workers.agents.settings import EpisodeSettings
+from rlinf_workers.agents import EpisodeSettings
 from rlinf_workers.models import LoraSettings, ModelSettings
 from rlinf_workers.roles import ActorSettings, RewardSettings, RolloutSettings
 from rlinf_workers.trainers import BackendSettings, OptimizerSettings

@@ -1,0 +1,16 @@
+from .link import AgentTask as AgentTask
+from .records import (
+    AgentTrajectory as AgentTrajectory,
+    EpisodeEnded as EpisodeEnded,
+    Sampled as Sampled,
+    TokenNode as TokenNode,
+)
+from .server import ServerLimits as ServerLimits, SessionServer as SessionServer
+from .sessions import (
+    AgentSession as AgentSession,
+    AssistantTurn as AssistantTurn,
+    SessionLimits as SessionLimits,
+    TokenSource as TokenSource,
+)
+from .settings import EpisodeSettings as EpisodeSettings
+from .templates import ChatTemplate as ChatTemplate, template_of_folder as template_of_folder
