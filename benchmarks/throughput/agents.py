@@ -86,7 +86,6 @@ class Side:
             max_new_tokens=options.new_tokens,
             max_episodes=options.sessions,
             max_idle_s=600.0,
-            max_tool_s=60.0,
             tokenizer_folder=model.folder,
         )
         sampling = SamplingSettings(group_size=1, max_new_tokens=options.new_tokens)

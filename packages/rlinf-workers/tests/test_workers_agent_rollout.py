@@ -35,7 +35,6 @@ def settings(model, monkeypatch):
         max_new_tokens=SAMPLING.max_new_tokens,
         max_episodes=4,
         max_idle_s=60.0,
-        max_tool_s=5.0,
         tokenizer_folder=model.folder,
     )
     return RolloutSettings(

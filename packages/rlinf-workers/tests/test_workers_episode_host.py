@@ -37,7 +37,6 @@ def settings(folder, **changes):
         "max_new_tokens": 12,
         "max_episodes": 8,
         "max_idle_s": 30.0,
-        "max_tool_s": 5.0,
         "num_retries": 0,
         "tokenizer_folder": str(folder),
         "stop_ids": [END],
@@ -136,12 +135,18 @@ def test_what_the_policy_did_not_cause_is_tried_again_with_other_noise(folder):
     assert len({ask.noise for ask in rank.asks}) == 3
 
 
-def test_a_call_that_takes_too_long_or_names_no_tool_is_answered_and_the_episode_goes_on(folder):
-    slow = settings(folder, tools=["workers_harnesses:slow"], max_tool_s=0.2, max_context_tokens=140)
-    trajectory = episode(slow, ["[slow:1]", "[slaw:1]", "12"])[0].trajectory
+def test_a_call_of_a_tool_that_does_not_exist_is_answered_and_the_episode_goes_on(folder):
+    tools = settings(folder, tools=["workers_harnesses:echo"], max_context_tokens=140)
+    trajectory = episode(tools, ["[ecko:1]", "12"])[0].trajectory
     texts = spelled(trajectory)
     assert trajectory.cause == "" and texts[-1] == ("policy", "12")
-    assert "0.2 s" in texts[2][1] and "slow" in texts[4][1]
+    assert "echo" in texts[2][1]
+
+
+def test_a_tool_that_passes_its_deadline_has_failed_by_itself(folder):
+    tools = [{"tool": "workers_harnesses:slow", "time_limit_s": 0.2}]
+    trajectory = episode(settings(folder, tools=tools), ["[slow:1]"])[0].trajectory
+    assert trajectory.cause == "tool_service" and "0.2 s" in trajectory.detail
 
 
 def test_a_harness_talks_to_its_session_and_its_prints_rewards_and_result_are_kept(folder):

@@ -274,7 +274,7 @@ class AgentHost:
         specs = [spec.as_openai() for tool in self._tools for spec in tool.specs]
         tools = EpisodeTools(self._tools, session.id)
         try:
-            await run_loop(session, task, tools, specs, self._settings.max_tool_s, attempt.calling)
+            await run_loop(session, task, tools, specs, attempt.calling)
         finally:
             await tools.close()
         return None, ""

@@ -19,14 +19,12 @@ async def run_loop(
     task: AgentTask,
     tools: EpisodeTools,
     specs: list[dict[str, Any]],
-    max_tool_s: float,
     calling: Callable[[str], Any],
 ) -> None:
     """One episode.
 
     Args:
         specs: the tools, as chat templates read them.
-        max_tool_s: time of a call.
         calling: returns a context for a call, from what is called.
 
     Raises: EpisodeEnded if a tool failed by itself, or no turn is left.
@@ -37,20 +35,19 @@ async def run_loop(
         if not turn.tool_calls:
             return
         messages.append(turn.message())
-        for call in turn.tool_calls:
-            with calling(f"tool {call.name}"):
-                content = await _result(call, tools, max_tool_s)
-            messages.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content})
+        with calling(f"tool {', '.join(dict.fromkeys(call.name for call in turn.tool_calls))}"):
+            texts = await asyncio.gather(*(_result(call, tools) for call in turn.tool_calls))
+        messages += [
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
+            for call, text in zip(turn.tool_calls, texts, strict=True)
+        ]
 
 
-async def _result(call: Any, tools: EpisodeTools, max_s: float) -> str:
+async def _result(call: Any, tools: EpisodeTools) -> str:
     """The text that the policy reads."""
     if call.malformed:
         return f"The call could not be read: {call.malformed}"
-    try:
-        result = await asyncio.wait_for(tools.call(call.name, json.loads(call.arguments)), max_s)
-    except asyncio.TimeoutError:
-        return f"The call took longer than {max_s:g} s and was stopped."
+    result = await tools.call(call.name, json.loads(call.arguments))
     if result.failure == "service":
         raise EpisodeEnded("tool_service", f"{call.name}: {result.detail or result.text}")
     return result.text

@@ -30,8 +30,6 @@ class EpisodeSettings:
     """Episodes that run at once on a rank."""
     max_idle_s: float
     """Time that an episode may spend outside the engine, in tools and in the harness."""
-    max_tool_s: float
-    """Time of a call."""
     num_retries: int = 1
     """How often an episode is done again that ended by what the policy cannot have caused."""
     max_discarded: float = 0.2

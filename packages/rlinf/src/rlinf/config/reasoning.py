@@ -110,7 +110,7 @@ class AgentConfig(Section):
     tools: list[str | dict[str, Any]] = Field(
         default=[],
         description="What the loop's policy may call: python, search, mcp, package.module:function, or a mapping with "
-        "name and options.",
+        "`tool` and its options.",
     )
     max_turns: int = Field(default=8, ge=1, description="Turns of the policy in an episode.")
     max_context_tokens: int = Field(
@@ -124,7 +124,6 @@ class AgentConfig(Section):
         gt=0,
         description="Time that an episode may spend outside the engine, in tools and in the harness.",
     )
-    max_tool_s: float = Field(default=30.0, gt=0, description="Time of a call.")
     num_retries: int = Field(
         default=1,
         ge=0,
