@@ -140,15 +140,17 @@ MAX_MOVES = 10
 
 
 def cross_grid(generator: random.Random) -> TaskProblem:
-    """Returns a problem such as `a2>d4=`: moves l, r, u, d lead from the first field to the second."""
+    """Returns a problem such as `a2>d4=`: moves l, r, u, d lead from the first field to the second. Half of the moves
+    of an example are random."""
     fields = [column + row for column in COLUMNS for row in ROWS]
     start, goal = generator.sample(fields, 2)
     turns, here = [], start
-    while here != goal:
-        moves = [move for move in MOVES if _distance(_moved(here, move), goal) < _distance(here, goal)]
-        move = generator.choice(moves)
+    while here != goal and len(turns) < 2 * MAX_MOVES:
+        good = [move for move in MOVES if _distance(_moved(here, move), goal) < _distance(here, goal)]
+        move = generator.choice(good if generator.random() < 0.5 else list(MOVES))
         here = _moved(here, move)
-        turns += [("policy", move), ("user", f"{here}=")] if here != goal else [("policy", move)]
+        turns += [("policy", move), ("user", f"{here}=")]
+    turns = turns[:-1] if here == goal else turns
     return TaskProblem(prompt=f"{start}>{goal}=", answer=goal, solutions=(tuple(turns),))
 
 
