@@ -76,7 +76,7 @@ install_everything() {
   pip_of .venv hatchling editables "scikit-build-core>=1.1" "pybind11>=3.0" ninja cmake
   pip_of .venv --no-build-isolation \
     -e packages/rlinf-comm -e packages/rlinf-sched -e "packages/rlinf-algos[math]" -e "packages/rlinf-envs[$envs]" \
-    -e "packages/rlinf-workers[lora]" -e packages/rlinf
+    -e "packages/rlinf-workers[lora,agents]" -e packages/rlinf
   # megatron-core's own requirements are installed by now, and pip must not touch torch for it.
   pip_of .venv --no-deps megatron-core packaging
 }

@@ -13,4 +13,8 @@ from .sessions import (
     TokenSource as TokenSource,
 )
 from .settings import EpisodeSettings as EpisodeSettings
-from .templates import ChatTemplate as ChatTemplate, template_of_folder as template_of_folder
+from .templates import (
+    ChatTemplate as ChatTemplate,
+    TemplateRefused as TemplateRefused,
+    template_of_folder as template_of_folder,
+)

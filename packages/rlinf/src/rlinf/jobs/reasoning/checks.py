@@ -5,12 +5,14 @@ The parts of a job are created when they are first read, and raise UserError whe
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rlinf.config.devices import device_kind
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.rewards import BySourceRewardConfig
+from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.generation import check_engine, check_installed
@@ -20,6 +22,8 @@ from rlinf.jobs.rewards import check_reward
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
+from rlinf_workers.agents import TemplateRefused, template_of_folder
+from rlinf_workers.agents.tools import check_tools
 from rlinf_workers.models import has_balanced_routers
 
 if TYPE_CHECKING:
@@ -186,6 +190,28 @@ def installed(job: ReasoningJob) -> None:
     check_installed(job.config.rollout, job.venvs.get("rollout"))
 
 
+def agent(job: ReasoningJob) -> None:
+    """The tools exist and take their options, and the model's chat template can be continued token by token."""
+    config = job.config
+    if (agent := config.rollout.agent) is None:
+        return
+    if missing := [name for name in ("aiohttp", "jsonschema") if importlib.util.find_spec(name) is None]:
+        raise UserError(f"rollout.agent needs {' and '.join(missing)}", hint="pip install 'rlinf[agents]'")
+    for index, option, text in check_tools(agent.tools):
+        where = f"rollout.agent.tools[{index}]" + (f".{option}" if option else "")
+        raise UserError(f"{where}{text}" if option else f"{where}: {text}")
+    if config.model.path is None:
+        return
+    options = config.task.chat_options if isinstance(config.task, FilesTask) else {}
+    try:
+        template_of_folder(config.model.path, options)
+    except TemplateRefused as error:
+        raise UserError(
+            f"rollout.agent: model.path={config.model.path}: {error}",
+            hint="docs/agents.md says which templates are known; a model without a template reads plain texts",
+        ) from error
+
+
 CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (
     model_files,
     engine,
@@ -205,4 +231,5 @@ CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (
     score_to_stop_at,
     cuts,
     installed,
+    agent,
 )
