@@ -137,17 +137,19 @@ class RoadSearch(SearchTool):
 COLUMNS, ROWS = "abcde", "12345"
 MOVES = {"l": (-1, 0), "r": (1, 0), "d": (0, -1), "u": (0, 1)}
 MAX_MOVES = 10
+SHARE_OF_GOOD = 0.3
+"""Of the moves of an example; the others are random."""
 
 
 def cross_grid(generator: random.Random) -> TaskProblem:
-    """Returns a problem such as `a2>d4=`: moves l, r, u, d lead from the first field to the second. Half of the moves
+    """Returns a problem such as `a2>d4=`: moves l, r, u, d lead from the first field to the second. Most moves
     of an example are random."""
     fields = [column + row for column in COLUMNS for row in ROWS]
     start, goal = generator.sample(fields, 2)
     turns, here = [], start
     while here != goal and len(turns) < 2 * MAX_MOVES:
         good = [move for move in MOVES if _distance(_moved(here, move), goal) < _distance(here, goal)]
-        move = generator.choice(good if generator.random() < 0.5 else list(MOVES))
+        move = generator.choice(good if generator.random() < SHARE_OF_GOOD else list(MOVES))
         here = _moved(here, move)
         turns += [("policy", move), ("user", f"{here}=")]
     turns = turns[:-1] if here == goal else turns
