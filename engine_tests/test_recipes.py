@@ -13,6 +13,7 @@ import pytest
 from listeners import nothing_exposed  # pyright: ignore[reportMissingImports]
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.testing.engines import tiny_mixture, tiny_model
+from staleness_checker import check  # pyright: ignore[reportMissingImports]
 
 TIMEOUT_S = 600
 NUM_STEPS = 10
@@ -69,6 +70,26 @@ def test_ten_steps_with_a_sync_before_each(driver, tmp_path):
     trained = [step for step in steps if "rollout/logprob_gap_max" in step]
     assert trained, "the gap is measured in groups with an advantage, and SGLang's draws decide which have one"
     assert max(step["rollout/logprob_gap_max"] for step in trained) < ROUNDING
+
+
+def test_groups_outlive_their_step_and_none_is_lost_old_or_trained_twice(driver, tmp_path):
+    """Aborted with the tokens that they have, and continued in the next step with its weights."""
+    run = tmp_path / "run"
+    keys = {"mode": "disaggregated", "cluster.num_devices": 2, "cluster.oversubscribe": "true", "run.record": "true"}
+    late = {"algorithm.max_staleness": 2, "rollout.sampler": "as_finished", "run.evaluate_every": 4}
+    train(driver, "sort-grpo", run, SORT | keys | late)
+    outcome = check(run)
+    assert outcome.mistakes == []
+    assert outcome.groups_by_lateness[1] > 0, "every group was whole in its own step"
+
+
+def test_the_turns_of_agents(driver, tmp_path):
+    keys = {"cluster.num_devices": 1, "rollout.engine_options": "{}", "rollout.num_prompts": 4, "run.num_steps": 4}
+    small = {"run.evaluate_every": 4, "run.stop_at_score": "null", "task.num_held_out": 8, "sft_warm_up.max_steps": 20}
+    steps = train(driver, "guess-team", tmp_path / "run", keys | small)
+    trained = [step for step in steps if "rollout/logprob_gap_max" in step]
+    assert all(step["agent/turns"] > 1 for step in steps)
+    assert max((step["rollout/logprob_gap_max"] for step in trained), default=0.0) < ROUNDING
 
 
 @pytest.fixture

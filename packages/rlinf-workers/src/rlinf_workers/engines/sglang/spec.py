@@ -96,7 +96,7 @@ class SGLangSpec(EngineSpec):
         )
 
     def late_groups_problem(self, options: Mapping[str, Any]) -> str | None:
-        return "it is not repeatable in which order completions of SGLang end; use in_order, or engine huggingface"
+        return None  # abort hands back what it has of a completion
 
     def filled_options(self, model: ModelShape, job: JobShape) -> dict[str, Any]:
         """Adds the tokens of the pool on CPU slots, if the recipe does not set them. All other defaults are set when
