@@ -24,10 +24,11 @@ import random
 import statistics
 import tempfile
 import time
-import urllib.request
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import torch
 from benchmarks.harness import compare, interleave, report
 from benchmarks.throughput.refill import SHAPE
@@ -52,11 +53,17 @@ MEDIAN_LATENCY_S, SIGMA_LATENCY = 0.02, 1.0
 
 async def one_request(base_url: str, task: dict[str, Any], *, session: Any) -> float:
     """A harness: one turn over HTTP."""
-    body = json.dumps({"model": "policy", "messages": task["messages"]}).encode()
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {session.api_key}"}
-    request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
-    await asyncio.to_thread(lambda: urllib.request.urlopen(request, timeout=600).read())
+    body = {"model": "policy", "messages": task["messages"]}
+    headers = {"Authorization": f"Bearer {session.api_key}"}
+    async with client().post(f"{base_url}/chat/completions", json=body, headers=headers) as answer:
+        await answer.read()
     return 0.0
+
+
+@cache
+def client() -> aiohttp.ClientSession:
+    """The connections of all episodes."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
 
 async def several_turns(session: Any, task: Any) -> float:

@@ -20,6 +20,8 @@ from rlinf_workers.worker import StepContext
 
 SAMPLING = SamplingSettings(group_size=2, max_new_tokens=5)
 STEP = StepContext(step=3, phase="train", seed=11, num_items=3)
+LANGGRAPH = os.environ.get("LANGGRAPH_PYTHON")
+"""An interpreter that has langgraph and langchain-openai."""
 TEXTS = ("12", "345", "6")
 
 
@@ -114,6 +116,46 @@ def test_every_trained_token_has_the_log_probability_that_the_model_gives_it(run
             torch.testing.assert_close(group.rollout_logprobs[row, :length][places], own[places], atol=2e-5, rtol=0)
             authors = [segment.author for segment in group.segments[row] if segment.author != "template"]
             assert authors == ["policy", "user", "policy"]  # the template ends turns that a limit has cut
+
+
+@pytest.mark.parametrize(
+    ("agent", "python"),
+    [
+        ("workers_harnesses:runs_a_program", None),
+        ("workers_sdk_agents:openai_sdk", None),
+        pytest.param("workers_sdk_agents:anthropic_sdk", None, marks=pytest.mark.slow),
+        pytest.param(
+            "workers_sdk_agents:langgraph",
+            LANGGRAPH,
+            marks=[pytest.mark.slow, pytest.mark.skipif(LANGGRAPH is None, reason="LANGGRAPH_PYTHON is not set")],
+        ),
+    ],
+)
+def test_what_an_agent_trains_is_what_the_engine_served(make_worker, settings, agent, python):
+    """A recorder between engine and agent process: tokens, log-probabilities, versions; each turn is trained once."""
+    worker = make_worker(AgentRollout, with_agent(settings, run=agent, python=python, max_context_tokens=48))
+    worker._host.step = STEP
+    worker.weights_received(7)
+    served, answer = [], worker._agents.answer
+    worker._agents.answer = lambda message: (served.append(message.sampled), answer(message))
+    groups = [group for whole in worker.sample(prompts()) for group in whole]
+    worker.close()
+    trained = []
+    for group in groups:
+        assert set(group.causes) == {""} and not group.is_discarded.any()
+        versions = group.token_versions()
+        for row, segments in enumerate(group.segments):
+            begin = 0
+            for segment in segments:
+                part = slice(begin, begin + segment.num_tokens)
+                begin = part.stop
+                assert group.loss_mask[row, part].eq(segment.author == "policy").all()
+                if segment.author == "policy":
+                    tokens, logprobs = group.completion_ids[row, part], group.rollout_logprobs[row, part]
+                    trained.append((tokens.tolist(), logprobs.tolist(), set(versions[row, part].tolist())))
+    sampled = [(one.token_ids, torch.tensor(one.logprobs).tolist(), {7}) for one in served]
+    assert sorted(trained, key=str) == sorted(sampled, key=str)
+    assert len(sampled) >= len(groups) * SAMPLING.group_size
 
 
 def test_how_many_episodes_run_at_once_changes_nothing(run, settings):

@@ -110,11 +110,12 @@ def test_the_loop_calls_a_tool_and_goes_on_with_its_result(folder):
         ({"tools": ["workers_harnesses:echo"], "max_context_tokens": 30}, ["[echo:1]"], "tokens", 2),
         ({"run": "workers_harnesses:play_and_fail"}, ["1"], "harness_lost", 1),
         ({"run": "workers_harnesses:raises"}, ["1"], "harness_lost", 1),
+        ({"run": "workers_harnesses:rewards_a_turn_too_many"}, ["1"], "harness_lost", 1),
         ({"run": "workers_harnesses:dies"}, ["1"], "harness_lost", 0),
         ({"run": "workers_harnesses:sleeps", "max_idle_s": 1.5}, ["1"], "time", 1),
         ({"run": "workers_harnesses:never_stops_asking", "max_turns": 2}, ["1"], "turns", 2),
     ],
-    ids=["tool", "turns", "tokens", "agent", "harness", "process", "time", "swallowed"],
+    ids=["tool", "turns", "tokens", "agent", "harness", "reward", "process", "time", "swallowed"],
 )
 def test_an_episode_that_ends_badly_says_who_caused_it_and_keeps_its_turns(folder, changes, replies, cause, num_turns):
     trajectory = episode(settings(folder, **changes), replies)[0].trajectory

@@ -43,6 +43,12 @@ async def raises(base_url, task, *, session):
     raise KeyError("no such thing")
 
 
+async def rewards_a_turn_too_many(base_url, task, *, session):
+    await _chat(base_url, session, task["messages"])
+    session.reward(1.0, turn=5)
+    await asyncio.sleep(600)
+
+
 async def dies(base_url, task, *, session):
     os.kill(os.getpid(), signal.SIGKILL)
 

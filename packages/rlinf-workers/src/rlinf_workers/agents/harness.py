@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlinf_workers.agents.messages import RequestRefused
 from rlinf_workers.agents.records import EpisodeEnded
 
 _SCRIPT = Path(__file__).with_name("harness_process.py")
@@ -141,7 +142,11 @@ class _Connection:
             if future is None or reward_turn is None:
                 continue
             if "turn_reward" in message:
-                reward_turn(message["turn"], message["turn_reward"])
+                try:
+                    reward_turn(message["turn"], message["turn_reward"])
+                except RequestRefused as error:
+                    future.set_exception(EpisodeEnded("harness_lost", str(error)))
+                    del self._open[message["id"]]
                 continue
             del self._open[message["id"]]
             if future.done():
