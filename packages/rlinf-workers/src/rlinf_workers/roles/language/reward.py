@@ -347,7 +347,7 @@ def _scored_group(samples: SampleGroup, texts: tuple[str, ...], results: dict[in
             samples = _discarded(samples, failed)
             rewards[list(failed)] = nan
     every = [results.get(place) for place in range(len(texts))]
-    lost = samples.is_discarded.nonzero()[:, 0].tolist()
+    lost = samples.is_discarded.nonzero()[:, 0].tolist() if samples.causes else []
     counted = [one for place, one in enumerate(every) if place not in lost]
     return ScoredGroup(
         samples=samples,

@@ -302,7 +302,7 @@ class Rollout(ServingWorker):
             tokens = {str(version): count for version, count in group.tokens_by_version().items()}
             submission = {"submitted": list(submitted), "tokens": tokens}
             self.decide({"group": group.index, "samples": group.digest()} | submission)
-        size, tokens = int((~group.is_discarded).sum()), float(group.loss_mask.sum())
+        size, tokens = group.num_counted, float(group.loss_mask.sum())
         if not size:
             return
         self.record("rollout/completion_tokens", tokens / size)

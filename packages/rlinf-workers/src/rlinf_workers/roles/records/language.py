@@ -139,6 +139,11 @@ class SampleGroup:
             return torch.zeros(self.num_episodes, dtype=torch.bool)
         return torch.tensor([cause in NOT_OF_POLICY for cause in self.causes])
 
+    @property
+    def num_counted(self) -> int:
+        """Episodes that are not discarded."""
+        return self.num_episodes - sum(cause in NOT_OF_POLICY for cause in self.causes)
+
     def by_episode(self, values: Tensor) -> Tensor:
         """[G], sums over the rows of each episode of values [R]."""
         if self.trajectories is None:
@@ -157,6 +162,9 @@ class SampleGroup:
 
     def tokens_by_version(self) -> dict[int, int]:
         """Policy version -> number of tokens that its weights sampled."""
+        if not self.segments:  # most groups; every step asks each of them
+            num_tokens = int(self.loss_mask.sum())
+            return {self.policy_version: num_tokens} if num_tokens else {}
         versions, counts = self.token_versions()[self.loss_mask.bool()].unique(return_counts=True)
         return dict(zip(versions.tolist(), counts.tolist(), strict=True))
 
