@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness import compare, interleave, report
 
@@ -38,9 +39,9 @@ def main() -> None:
     are_equal: dict[str, bool] = {}
     with tempfile.TemporaryDirectory() as folder:
         for recipe in options.recipes:
-            metrics: dict[str, list[object]] = {}
+            metrics: dict[str, list[Any]] = {}
 
-            def step(side: str, index: int, recipe: str = recipe, metrics: dict[str, list[object]] = metrics) -> float:
+            def step(side: str, index: int, recipe: str = recipe, metrics: dict[str, list[Any]] = metrics) -> float:
                 output = Path(folder) / f"{recipe}-{side[:4]}-{index}"
                 metrics[side], seconds = trained(commands[side], recipe, output)
                 return seconds
@@ -60,7 +61,7 @@ def main() -> None:
     )
 
 
-def trained(command: Path, recipe: str, output: Path) -> tuple[list[object], float]:
+def trained(command: Path, recipe: str, output: Path) -> tuple[list[Any], float]:
     """Runs a recipe. Returns the metrics of its steps without times, and the median time of a step."""
     overrides = COMMON | RECIPES[recipe]
     overrides |= {"run.evaluate_every": overrides["run.num_steps"], "run.checkpoint_every": overrides["run.num_steps"]}

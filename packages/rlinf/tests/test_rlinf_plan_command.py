@@ -210,6 +210,15 @@ def test_a_robots_steps_that_overlap_are_predicted_from_end_to_end(plan):
     assert notices[0] == [] and notices[1][0].startswith("actor keeps 2 versions of the weights")
 
 
+def test_a_step_with_late_groups_costs_what_its_mean_group_costs(plan):
+    """In order it costs what its longest completion costs."""
+    keys = [*RECIPE, "--mode", "disaggregated", "--algorithm.max_staleness", "2"]
+    late = ["--rollout.sampler", "as_finished", "--rollout.engine_options", "{refill: true}"]
+    in_order = ["--rollout.engine_options", "{refill: true}"]
+    steps = [json.loads(plan(*keys, *more, "--json").out)["plan"]["prediction"]["step_s"] for more in (late, in_order)]
+    assert steps[0] < steps[1]
+
+
 def test_what_a_recipe_leaves_out_is_planned_as_the_policies_have_it():
     from rlinf_workers.plugins import POLICIES
     from rlinf_workers.policies import ActingCost

@@ -112,7 +112,9 @@ def recipe_profiles(flow: FlowGraph, config: ReasoningConfig, model: ModelShape,
         if stage.trains:
             return trainer.train_profile(model, gpu, job)
         if stage.role == "rollout":
-            return engine.profile(model, gpu, job)
+            derived = engine.profile(model, gpu, job)
+            # Where late groups fill the places of those that have ended, a step costs what its mean group costs.
+            return replace(derived, batching="sum") if config.max_lateness else derived
         return trainer.forward_profile(reference, gpu, job)
 
     return Profiles(stages={stage.name: profile(stage) for stage in flow.stages})
