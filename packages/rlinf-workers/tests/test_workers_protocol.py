@@ -16,6 +16,7 @@ RECORDED = {
     4: "4768129f1f156047",
     5: "bf1e13ad52208182",
     6: "ba15abe57c194116",
+    7: "75437bd46e27c645",
 }
 """Protocol -> the digest of the messages' forms."""
 

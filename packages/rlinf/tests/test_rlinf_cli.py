@@ -472,7 +472,7 @@ def test_a_traceback_is_shown_on_request(rlinf):
 def test_config_list_shows_each_recipe_with_its_first_line(rlinf):
     lines = rlinf("config", "list").out.splitlines()
     assert [line.split()[0] for line in lines] == list(shipped_recipes())
-    first_line = lines[-2].removeprefix("sort-grpo").strip()
+    first_line = next(line for line in lines if line.split()[0] == "sort-grpo").removeprefix("sort-grpo").strip()
     assert first_line.startswith("A small language model learns to sort eight digits, from rewards alone")
 
 

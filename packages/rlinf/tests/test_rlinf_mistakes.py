@@ -215,7 +215,7 @@ MISTAKES = [
     Mistake(
         line=GSM8K + " --task.answer_format gsm8kk", says="--task.answer_format='gsm8kk'; allowed: 'gsm8k' or 'exact'"
     ),
-    Mistake(line=GSM8K + " --task.kind filess", says="--task.kind='filess'; allowed: 'sort', 'add', 'files'"),
+    Mistake(line=GSM8K + " --task.kind filess", says="--task.kind='filess'; allowed: 'sort', 'add', 'calculate'"),
     Mistake(
         line=GSM8K + " --task.bad_rows skip",
         says="--task.bad_rows is not a key; did you mean --task.on_bad_row?",
@@ -467,7 +467,7 @@ MISTAKES = [
     ),
     Mistake(
         line=GSM8K + " --reward.kind mathe",
-        says="--reward.kind='mathe'; allowed: 'exact', 'numeric', 'format', 'random', 'multiple_choice",
+        says="--reward.kind='mathe'; allowed: 'exact', 'numeric', 'format', 'random', 'episode', 'multiple_choice",
     ),
     Mistake(
         line=GSM8K + " --reward.kind multiple_choice --reward.num_choices 1",

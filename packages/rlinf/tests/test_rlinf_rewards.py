@@ -269,7 +269,7 @@ def test_accuracy_is_of_what_judges_answers_and_the_reward_stands_beside_it(
 
 
 def _group(rewards: list[float], outcomes: tuple[str, ...]) -> Any:
-    return SimpleNamespace(rewards=torch.tensor(rewards), outcomes=outcomes)
+    return SimpleNamespace(counted_rewards=torch.tensor(rewards), outcomes=outcomes)
 
 
 def test_a_score_to_stop_at_is_one_that_can_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

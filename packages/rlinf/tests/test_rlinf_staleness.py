@@ -114,10 +114,6 @@ def test_steps_pause_for_evaluations_checkpoints_and_profiles():
             "rollout.sampler=as_finished is not possible with rollout.engine=huggingface: without continuous batching",
         ),
         (
-            "--algorithm.max_staleness 2 --rollout.sampler as_finished --rollout.engine sglang",
-            "rollout.sampler=as_finished is not possible with rollout.engine=sglang: it is not repeatable",
-        ),
-        (
             "--rollout.on_new_weights keep --rollout.engine_options.refill true",
             "rollout.on_new_weights=keep: with algorithm.max_staleness=0 no weights arrive while completions run; use "
             "finish, or max_staleness 1 or more",

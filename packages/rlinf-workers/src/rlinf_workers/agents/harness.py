@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import socket
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlinf_workers.agents.interpreters import other_interpreter, same_interpreter
 from rlinf_workers.agents.messages import RequestRefused
 from rlinf_workers.agents.records import EpisodeEnded
 
@@ -99,7 +99,12 @@ class _Connection:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                python, str(_SCRIPT), str(theirs.fileno()), path, pass_fds=(theirs.fileno(),), env=dict(os.environ)
+                python,
+                str(_SCRIPT),
+                str(theirs.fileno()),
+                path,
+                pass_fds=(theirs.fileno(),),
+                env=same_interpreter() if python == sys.executable else other_interpreter(),
             )
         reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 28)
         connection = cls(process, reader, writer)

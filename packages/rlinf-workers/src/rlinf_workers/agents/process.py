@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from rlinf_workers.agents.interpreters import same_interpreter
 from rlinf_workers.agents.link import (
     AbandonAll,
     Abandoned,
@@ -51,6 +52,7 @@ class AgentProcess:
                 [sys.executable, "-m", "rlinf_workers.agents.host", str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
+                env=same_interpreter(),
             )
         assert self._process.stdin is not None, "a pipe"
         self._process.stdin.write(msgspec.json.encode(settings))

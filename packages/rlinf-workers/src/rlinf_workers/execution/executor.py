@@ -797,7 +797,10 @@ def _stage_states(run: _UnderWay) -> Iterator[StageState]:
 
 
 def _steps_ahead(under_way: Sequence[_UnderWay]) -> StepsAhead | None:
-    """How far generation is ahead; None for a flow whose runs do not overlap."""
+    """How far generation is ahead; None for a flow whose runs do not overlap, and where the last run has just ended."""
+    under_way = list(under_way)  # a watching thread reads it
+    if not under_way:
+        return None
     planned, newest = under_way[0].planned, under_way[-1]
     graph = planned.graph
     if not (max_staleness := planned.plan.steps_ahead(graph)):
