@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def main() -> None:
                 return seconds
 
             sides = {f"{recipe}, {side}": (lambda index, side=side, step=step: step(side, index)) for side in commands}
-            samples_s |= interleave(sides, num_warmup=1, num_rounds=options.rounds)
+            samples_s |= in_both_orders(sides, options.rounds)
             are_equal[recipe] = metrics[OURS] == metrics[EARLIER]
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=options.checkout, check=True, capture_output=True, text=True
@@ -59,6 +60,14 @@ def main() -> None:
         comparisons=[compare(samples_s, f"{one}, {OURS}", f"{one}, {EARLIER}") for one in options.recipes],
         findings={"metrics_are_equal": are_equal},
     )
+
+
+def in_both_orders(sides: dict[str, Callable[[int], float]], num_rounds: int) -> dict[str, list[float]]:
+    """Rounds of which the second half begins with the last side, since the place in a round makes a difference."""
+    forward = interleave(sides, num_warmup=1, num_rounds=num_rounds - num_rounds // 2)
+    later = {name: (lambda index, step=step: step(index + num_rounds + 1)) for name, step in reversed(sides.items())}
+    backward = interleave(later, num_warmup=0, num_rounds=num_rounds // 2)
+    return {name: forward[name] + backward[name] for name in sides}
 
 
 def trained(command: Path, recipe: str, output: Path) -> tuple[list[Any], float]:
