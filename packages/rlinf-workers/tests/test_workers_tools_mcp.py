@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from workers_tools import Test, run_in_episode, started_tool
 
-from rlinf_workers.agents.tools import EpisodeTools, ToolResult, ToolUnavailable, make_tools, start_tools
+from rlinf_workers.agents.tools import EpisodeTools, ToolResult, ToolUnavailable, make_tools
 from rlinf_workers.plugins import OptionError
 
 pytest.importorskip("mcp")
@@ -64,8 +64,6 @@ else:
     server.run()
 """
 
-Test = Callable[[EpisodeTools], Awaitable[None]]
-
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory) -> Path:
@@ -74,27 +72,12 @@ def script(tmp_path_factory) -> Path:
     return path
 
 
-@contextlib.asynccontextmanager
-async def started(**options: Any):
-    tools = make_tools([{"tool": "mcp", **options}])
-    await start_tools(tools)
-    try:
-        yield tools
-    finally:
-        for tool in tools:
-            await tool.close()
+def started(**options: Any):
+    return started_tool(**{"tool": "mcp", **options})
 
 
 def run(test: Test, *, num_attempts: int = 1, **options: Any) -> None:
-    async def main() -> None:
-        async with started(**options) as tools:
-            episode = EpisodeTools(tools, "e", num_attempts=num_attempts)
-            try:
-                await test(episode)
-            finally:
-                await episode.close()
-
-    asyncio.run(asyncio.wait_for(main(), 120))
+    run_in_episode(test, num_attempts=num_attempts, **{"tool": "mcp", **options})
 
 
 async def count(episode: EpisodeTools, name: str = "count") -> list[str]:

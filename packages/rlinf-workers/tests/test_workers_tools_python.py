@@ -6,46 +6,32 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from workers_tools import Test, run_in_episode, started_tool
 
 from rlinf_algos.rewards import PythonSession
 from rlinf_algos.rewards.confinement.processes import children_of
-from rlinf_workers.agents.tools import EpisodeTools, ToolResult, ToolUnavailable, make_tools, python, start_tools
+from rlinf_workers.agents.tools import EpisodeTools, ToolResult, ToolUnavailable, make_tools, python
 from rlinf_workers.agents.tools.python import PythonOptions, PythonTool, PythonToolSession
 from rlinf_workers.plugins import OptionError
 
+DEFAULTS = {"tool": "python", "allow_weak_isolation": True, "time_limit_s": 30}
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is for Linux")
-
-Test = Callable[[EpisodeTools], Awaitable[None]]
 
 
 def run(test: Test, *, num_attempts: int = 2, **options: Any) -> None:
-    """Runs a test with the tool in one episode."""
-
-    async def main() -> None:
-        async with started(**options) as tools:
-            episode = EpisodeTools(tools, "episode", num_attempts=num_attempts)
-            try:
-                await test(episode)
-            finally:
-                await episode.close()
-
-    asyncio.run(asyncio.wait_for(main(), 120))
+    run_in_episode(
+        test,
+        num_attempts=num_attempts,
+        **DEFAULTS | options,
+    )
 
 
-@contextlib.asynccontextmanager
-async def started(**options: Any):
-    tools = make_tools([{"tool": "python", "allow_weak_isolation": True, "time_limit_s": 30, **options}])
-    await start_tools(tools)
-    try:
-        yield tools
-    finally:
-        for tool in tools:
-            await tool.close()
+def started(**options: Any):
+    return started_tool(**DEFAULTS | options)
 
 
 async def call(episode: EpisodeTools, code: str) -> ToolResult:
