@@ -31,14 +31,13 @@ from typing import Any
 import aiohttp
 import torch
 from benchmarks.harness import compare, interleave, report
-from benchmarks.throughput.refill import SHAPE
+from benchmarks.throughput.refill import SHAPE, write_model
 
 from rlinf_workers import Flow, InProcessWorkers, StepContext
 from rlinf_workers.agents.settings import EpisodeSettings
 from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.models import ModelSettings
 from rlinf_workers.roles import Prompt, RolloutSettings
-from rlinf_workers.testing.architectures import write_tokenizer
 
 PLAIN, LOOP, SERVER, SESSIONS = "plain", "loop", "server", "sessions"
 RUNS = {
@@ -155,7 +154,7 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder))
+        model = write_model(Path(folder), eos_token_id=1)
         sides = {name: Side(name, model, options) for name in (PLAIN, *RUNS)}
         samples_s = interleave(
             {name: side.step for name, side in sides.items()}, num_warmup=1, num_rounds=options.rounds
@@ -187,17 +186,6 @@ def main() -> None:
         findings=findings,
         output=options.output,
     )
-
-
-def write_model(folder: Path) -> ModelSettings:
-    """A model of `SHAPE` with a tokenizer of single characters."""
-    from transformers import Qwen2Config
-
-    vocabulary = write_tokenizer(folder)
-    Qwen2Config(**SHAPE | {"vocab_size": max(SHAPE["vocab_size"], len(vocabulary)), "eos_token_id": 1}).save_pretrained(
-        folder
-    )
-    return ModelSettings(folder=str(folder), has_weights=False)
 
 
 if __name__ == "__main__":

@@ -119,11 +119,16 @@ def main() -> None:
     )
 
 
-def write_model(folder: Path) -> ModelSettings:
+def write_model(folder: Path, **changes: Any) -> ModelSettings:
+    """A model of `SHAPE` with a tokenizer of single characters.
+
+    Args:
+        changes: of its config.
+    """
     from transformers import Qwen2Config
 
     write_tokenizer(folder)
-    Qwen2Config(**SHAPE).save_pretrained(folder)
+    Qwen2Config(**SHAPE | changes).save_pretrained(folder)
     return ModelSettings(folder=str(folder), has_weights=False)
 
 

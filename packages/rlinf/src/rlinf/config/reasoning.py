@@ -551,6 +551,11 @@ class ReasoningConfig(JobConfig):
             )
 
     @property
+    def chat_options(self) -> dict[str, bool | int | float | str]:
+        """Arguments of the chat template; empty for generated tasks."""
+        return self.task.chat_options if isinstance(self.task, FilesTask) else {}
+
+    @property
     def takes_weights(self) -> bool:
         """Whether running completions go on with new weights."""
         return self.rollout.on_new_weights != "finish"
@@ -638,7 +643,7 @@ class ReasoningConfig(JobConfig):
                     text=f"={value} is too short: {what} of {size}={getattr(task, task.SIZE or 'kind')} has {needed} "
                     f"tokens; use at least {needed}",
                 )
-        if task.needs_agent and self.rollout.agent is None:
+        if task.NEEDS_AGENT and self.rollout.agent is None:
             yield Conflict(
                 keys=("task.kind", "rollout.agent"),
                 text=f"={task.kind} is played in several turns; set rollout.agent",

@@ -34,16 +34,17 @@ class _Task(Section):
 class _GeneratedTask(_Task):
     SIZE: ClassVar[str] = "num_digits"
     """The key that sets the length of its problems; empty: there is none."""
+    NEEDS_AGENT: ClassVar[bool] = False
+    """Whether its episodes have several turns."""
 
     @property
     def num_tokens(self) -> tuple[int, int]:
         """Tokens of a prompt, and of the longest turn that answers it; without its end token."""
         raise NotImplementedError
 
-    @property
-    def needs_agent(self) -> bool:
-        """Whether its episodes have several turns."""
-        return False
+
+class _EpisodesTask(_GeneratedTask):
+    NEEDS_AGENT = True
 
 
 class SortTask(_GeneratedTask):
@@ -68,7 +69,7 @@ class AddTask(_GeneratedTask):
         return 2 * self.num_digits + 2, self.num_digits + 1
 
 
-class CalculateTask(_GeneratedTask):
+class CalculateTask(_EpisodesTask):
     """Multiply two numbers with a calculator: `347*582=`, the call `[calc:347*582]`, its result, `201954`."""
 
     kind: Literal["calculate"]
@@ -77,10 +78,6 @@ class CalculateTask(_GeneratedTask):
     @property
     def num_tokens(self) -> tuple[int, int]:
         return 2 * self.num_digits + 2, len("[calc:*]") + 2 * self.num_digits
-
-    @property
-    def needs_agent(self) -> bool:
-        return True
 
 
 class ColumnsConfig(Section):
@@ -256,7 +253,7 @@ def template_conflicts(template: str, field: str, key: str, field_key: str) -> I
         )
 
 
-class OperatorsTask(_GeneratedTask):
+class OperatorsTask(_EpisodesTask):
     """Find operators by running programs: `3?7?4=0025`, the call `[python:3*7+4]`, its result, `*+`."""
 
     SIZE = "num_numbers"
@@ -268,12 +265,8 @@ class OperatorsTask(_GeneratedTask):
     def num_tokens(self) -> tuple[int, int]:
         return 2 * self.num_numbers + 4, len("[python:]") + 2 * self.num_numbers - 1
 
-    @property
-    def needs_agent(self) -> bool:
-        return True
 
-
-class RoadsTask(_GeneratedTask):
+class RoadsTask(_EpisodesTask):
     """Two look-ups in a corpus: `kav>>`, the call `[find:kav]`, its result, `[find:dom]`, its result, `fil`."""
 
     SIZE = ""
@@ -284,12 +277,8 @@ class RoadsTask(_GeneratedTask):
     def num_tokens(self) -> tuple[int, int]:
         return 5, len("[find:kav]")
 
-    @property
-    def needs_agent(self) -> bool:
-        return True
 
-
-class GridTask(_GeneratedTask):
+class GridTask(_EpisodesTask):
     """Cross a grid move by move: `a2>d4=`, then l, r, u or d in each turn (agent: rlinf.tasks.games:play_grid)."""
 
     SIZE = ""
@@ -300,12 +289,8 @@ class GridTask(_GeneratedTask):
     def num_tokens(self) -> tuple[int, int]:
         return 6, 1
 
-    @property
-    def needs_agent(self) -> bool:
-        return True
 
-
-class TeamTask(_GeneratedTask):
+class TeamTask(_EpisodesTask):
     """Two players must agree on signs: one sees a secret, the other guesses it (agent: rlinf.tasks.games:play_team)."""
 
     SIZE = ""
@@ -315,10 +300,6 @@ class TeamTask(_GeneratedTask):
     @property
     def num_tokens(self) -> tuple[int, int]:
         return 4, 2
-
-    @property
-    def needs_agent(self) -> bool:
-        return True
 
 
 GeneratedTaskConfig = SortTask | AddTask | CalculateTask | OperatorsTask | RoadsTask | GridTask | TeamTask

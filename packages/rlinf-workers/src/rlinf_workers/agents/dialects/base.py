@@ -157,3 +157,14 @@ def openai_error(status: int, message: str, code: str) -> dict[str, Any]:
     kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": code or None}}
+
+
+def usage(turns: Sequence[AssistantTurn], num_samples: int) -> dict[str, int]:
+    """Tokens of an answer, as OpenAI counts them: those of a prompt once.
+
+    Args:
+        turns: `num_samples` of the first prompt, then those of the next.
+    """
+    prompt = sum(turn.num_prompt_tokens for turn in turns[::num_samples])
+    completion = sum(len(turn.token_ids) for turn in turns)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

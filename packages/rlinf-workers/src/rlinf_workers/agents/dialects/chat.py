@@ -47,7 +47,7 @@ class ChatDialect:
             "created": int(time.time()),
             "model": request.model,
             "choices": [_choice(request, index, turn) for index, turn in enumerate(turns)],
-            "usage": usage(turns),
+            "usage": base.usage(turns, request.n),
         }
 
     def events(self, request: DialectRequest, answer: Mapping[str, Any]) -> Iterator[bytes]:
@@ -68,13 +68,6 @@ class ChatDialect:
 
     def error(self, status: int, message: str, code: str) -> dict[str, Any]:
         return base.openai_error(status, message, code)
-
-
-def usage(turns: Sequence[AssistantTurn]) -> dict[str, int]:
-    """The prompt's tokens count once."""
-    prompt = turns[0].num_prompt_tokens
-    completion = sum(len(turn.token_ids) for turn in turns)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _choice(request: DialectRequest, index: int, turn: AssistantTurn) -> dict[str, Any]:

@@ -35,19 +35,13 @@ class CompletionsDialect:
         )
 
     def answer(self, request: DialectRequest, turns: Sequence[AssistantTurn], answer_id: str) -> dict[str, Any]:
-        prompt = sum(turn.num_prompt_tokens for turn in turns[:: request.n])
-        completion = sum(len(turn.token_ids) for turn in turns)
         return {
             "id": f"cmpl-{answer_id}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": request.model,
             "choices": [_choice(request, index, turn) for index, turn in enumerate(turns)],
-            "usage": {
-                "prompt_tokens": prompt,
-                "completion_tokens": completion,
-                "total_tokens": prompt + completion,
-            },
+            "usage": base.usage(turns, request.n),
         }
 
     def events(self, request: DialectRequest, answer: Mapping[str, Any]) -> Iterator[bytes]:

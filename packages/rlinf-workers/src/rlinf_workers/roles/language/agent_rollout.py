@@ -24,7 +24,7 @@ from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
 from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.models.language_model import load_tokenizer, stop_token_ids
 from rlinf_workers.roles.language.episodes import group_of
-from rlinf_workers.roles.language.rollout import Rollout, RolloutSettings
+from rlinf_workers.roles.language.rollout import GroupsUnderWay, Rollout, RolloutSettings
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.spans import now_ns
 
@@ -190,18 +190,13 @@ class AgentRollout(Rollout):
         super().close()
 
 
-class OpenEpisodes:
-    """Groups whose episodes have not all ended; `len` counts them."""
+class OpenEpisodes(GroupsUnderWay[dict[int, EpisodeReport]]):
+    """Groups whose episodes have not all ended."""
 
     def __init__(self, group_size: int) -> None:
-        self.group_size = group_size
-        self._groups: dict[int, tuple[Prompt, dict[int, EpisodeReport]]] = {}
+        super().__init__(group_size)
         self._members: dict[int, tuple[int, int]] = {}
         """Number of an open episode -> index of its prompt, and which of its episodes it is."""
-        self._began_ns: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._groups)
 
     @property
     def num_episodes(self) -> int:
@@ -210,23 +205,19 @@ class OpenEpisodes:
 
     def open(self, prompt: Prompt, member: int, episode: int) -> None:
         """Registers an episode that begins."""
-        self._groups.setdefault(prompt.index, (prompt, {}))
+        self._open.setdefault(prompt.index, (prompt, {}))
         self._members[episode] = prompt.index, member
         self._began_ns.setdefault(prompt.index, now_ns())
 
     def add(self, report: EpisodeReport) -> tuple[Prompt, list[EpisodeReport]] | None:
         """Returns the group that is whole with this episode: its prompt, and its episodes in the order of members."""
         index, member = self._members.pop(report.episode)
-        prompt, reports = self._groups[index]
+        prompt, reports = self._open[index]
         reports[member] = report
         if len(reports) < self.group_size:
             return None
-        del self._groups[index]
+        del self._open[index]
         return prompt, [reports[number] for number in range(self.group_size)]
-
-    def close(self, groups: Iterable[SampleGroup]) -> list[int]:
-        """Returns when (`spans.now_ns`) each of these whole groups was opened, and forgets them."""
-        return [self._began_ns.pop(group.index) for group in groups]
 
 
 def _task(prompt: Prompt, member: int, step: int, phase: str) -> AgentTask:

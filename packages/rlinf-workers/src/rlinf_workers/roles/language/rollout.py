@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ from rlinf_workers.roles.language.new_weights import WeightTakes
 from rlinf_workers.roles.records.language import Prompt, SampleGroup, Segment
 from rlinf_workers.serving import ServingWorker
 from rlinf_workers.spans import now_ns
+
+Part = TypeVar("Part")
 
 
 @record
@@ -79,7 +81,7 @@ class Rollout(ServingWorker):
             **settings.engine_options,
         )
         self._served = self._engine
-        self._groups: WholeGroups = OpenGroups(1)
+        self._groups: GroupsUnderWay[Any] = OpenGroups(1)
         self._late: list[LateGroup] = []
         """Groups of earlier steps that are not whole, or had no place in the latest step."""
         self._takes = WeightTakes()
@@ -334,26 +336,29 @@ class Rollout(ServingWorker):
         self._engine.close()
 
 
-class WholeGroups(Protocol):
-    """Groups under way; `len` counts those that are not whole."""
+class GroupsUnderWay(Generic[Part]):
+    """Groups that are not whole, which `len` counts, and when each group was opened.
 
-    def __len__(self) -> int: ...
-
-    def close(self, groups: Iterable[SampleGroup]) -> list[int]:
-        """Returns when (`spans.now_ns`) each of these whole groups was opened, and forgets them."""
-        ...
-
-
-class OpenGroups:
-    """Groups whose completions have not all come back; `len` counts them."""
+    Args:
+        group_size: parts of a group.
+    """
 
     def __init__(self, group_size: int) -> None:
-        self._group_size = group_size
-        self._open: dict[int, tuple[Prompt, list[Completions]]] = {}
+        self.group_size = group_size
+        self._open: dict[int, tuple[Prompt, Part]] = {}
+        """Index of a prompt -> the prompt, and what has come back for it."""
         self._began_ns: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def close(self, groups: Iterable[SampleGroup]) -> list[int]:
+        """Returns when (`spans.now_ns`) each of these whole groups was opened, and forgets them."""
+        return [self._began_ns.pop(group.index) for group in groups]
+
+
+class OpenGroups(GroupsUnderWay[list[Completions]]):
+    """Groups whose completions have not all come back."""
 
     def open(self, prompts: Iterable[Prompt]) -> None:
         """Registers prompts that were submitted."""
@@ -372,9 +377,9 @@ class OpenGroups:
                 raise WorkersError(f"the engine finished completions of prompt {part.index}, which is not in flight")
             prompt, parts = self._open[part.index]
             parts.append(part)
-            if sum(len(one.members) for one in parts) >= self._group_size:
+            if sum(len(one.members) for one in parts) >= self.group_size:
                 del self._open[part.index]
-                whole.append(_group(prompt, parts, self._group_size))
+                whole.append(_group(prompt, parts, self.group_size))
         return whole
 
     def left_over(
@@ -395,10 +400,6 @@ class OpenGroups:
         ]
         left += [_late_group(group.prompt, submitted[group.index], [_completions(group)], []) for group in whole]
         return sorted(left, key=lambda one: (one.step, one.prompt.index))
-
-    def close(self, groups: Iterable[SampleGroup]) -> list[int]:
-        """Returns when (`spans.now_ns`) each of these complete groups was opened, and forgets them."""
-        return [self._began_ns.pop(group.index) for group in groups]
 
 
 def _group(prompt: Prompt, parts: Sequence[Completions], group_size: int) -> SampleGroup:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from rlinf.config.devices import device_kind
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.rewards import BySourceRewardConfig
-from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.generation import check_engine, check_installed
@@ -202,9 +201,8 @@ def agent(job: ReasoningJob) -> None:
         raise UserError(f"{where}{text}" if option else f"{where}: {text}")
     if config.model.path is None:
         return
-    options = config.task.chat_options if isinstance(config.task, FilesTask) else {}
     try:
-        template_of_folder(config.model.path, options)
+        template_of_folder(config.model.path, config.chat_options)
     except TemplateRefused as error:
         raise UserError(
             f"rollout.agent: model.path={config.model.path}: {error}",

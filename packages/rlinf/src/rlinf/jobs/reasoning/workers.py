@@ -82,13 +82,11 @@ class WorkerSettings:
         agent = self.config.rollout.agent
         if agent is None:
             return None
-        task = self.config.task
         return EpisodeSettings(
-            **agent.model_dump(exclude={"tools"}),
-            tools=list(agent.tools),
+            **agent.model_dump(),
             max_new_tokens=self.config.rollout.max_new_tokens,
             tokenizer_folder=model.folder,
-            chat_options=task.chat_options if isinstance(task, FilesTask) else {},
+            chat_options=self.config.chat_options,
         )
 
     def _reward(self, model: ModelSettings) -> RewardSettings:
