@@ -10,11 +10,12 @@ What counts is the median time of a step without the first few; metrics of both 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,21 @@ def main() -> None:
         settings={"earlier": commit, "recipes": RECIPES, **COMMON},
         samples_s=samples_s,
         comparisons=[compare(samples_s, f"{one}, {OURS}", f"{one}, {EARLIER}") for one in options.recipes],
-        findings={"metrics_are_equal": are_equal},
+        findings={
+            "metrics_are_equal": are_equal,
+            "ratio_in_pairs": {
+                one: in_pairs(samples_s[f"{one}, {OURS}"], samples_s[f"{one}, {EARLIER}"]) for one in options.recipes
+            },
+        },
     )
+
+
+def in_pairs(ours: Sequence[float], earlier: Sequence[float]) -> dict[str, float]:
+    """The geometric mean of our seconds over theirs, round by round, and its standard error."""
+    logs = [math.log(a / b) for a, b in zip(ours, earlier, strict=True)]
+    mean = math.exp(statistics.mean(logs))
+    error = mean * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.nan
+    return {"mean": mean, "standard_error": error, "num_rounds": len(logs)}
 
 
 def in_both_orders(sides: dict[str, Callable[[int], float]], num_rounds: int) -> dict[str, list[float]]:
