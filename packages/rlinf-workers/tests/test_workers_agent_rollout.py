@@ -158,6 +158,17 @@ def test_what_an_agent_trains_is_what_the_engine_served(make_worker, settings, a
     assert len(sampled) >= len(groups) * SAMPLING.group_size
 
 
+def test_the_loop_plays_an_environment_from_one_start_for_all_episodes_of_a_prompt(run, settings):
+    environment = {"name": "workers_environments:EndsAtThree", "reward": 0.5}
+    groups, _ = run(with_agent(settings, run="loop", environment=environment))
+    starts = set()
+    for group in groups.values():
+        assert group.rewards.tolist() == [1.5, 1.5]
+        assert group.turn_rewards.tolist() == [[0.5] * 3] * 2
+        starts.add(tuple(group.prompt.token_ids.tolist()[-1:]))
+    assert len(starts) > 1
+
+
 def test_how_many_episodes_run_at_once_changes_nothing(run, settings):
     one, _ = run(with_agent(settings, max_episodes=2))
     all_at_once, _ = run(with_agent(settings, max_episodes=6))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,7 +36,7 @@ class Counting(gymnasium.Env):
         super().reset(seed=seed)
         self.num_steps = 0
         self.threads.add(threading.get_ident())
-        return f"Number {self.np_random.integers(1000)}", {}
+        return f"Number {self.np_random.integers(1000)}, floor {options['floor']}", {}
 
     def step(self, action: str) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self.num_steps += 1
@@ -63,7 +64,7 @@ class Custom:
     def __init__(self, *, greeting: str) -> None:
         self.greeting = greeting
 
-    async def reset(self, seed: int) -> TextStep:
+    async def reset(self, seed: int, row: Mapping[str, Any]) -> TextStep:
         return TextStep(text=f"{self.greeting} {seed}")
 
     async def step(self, text: str) -> TextStep:
@@ -86,9 +87,9 @@ def play(name: str, texts: list[str], *, seed: int = 0, **options: Any) -> list[
     """What an environment answers to a reset and these texts."""
 
     async def main() -> list[TextStep]:
-        environment = make_environments(name, options)()
+        environment = make_environments({"name": name, **options})()
         try:
-            return [await environment.reset(seed), *[await environment.step(text) for text in texts]]
+            return [await environment.reset(seed, {"floor": 2}), *[await environment.step(text) for text in texts]]
         finally:
             await environment.close()
 
@@ -107,6 +108,7 @@ def test_an_environment_of_gymnasium():
     ]
     assert counting("a", "b", arguments={"limit": 2})[2].truncated
     assert counting()[0].text == counting()[0].text != counting(seed=1)[0].text
+    assert counting()[0].text.endswith("floor 2")
 
 
 def test_a_registered_environment():
@@ -176,11 +178,13 @@ def test_an_environment_that_cannot_be_created_is_the_services():
 
 def test_64_environments_at_once_are_kept_apart():
     async def main() -> None:
-        create = make_environments("gymnasium", {"id": "own_environments:Counting", "arguments": {"limit": 100}})
+        create = make_environments(
+            {"name": "gymnasium", "id": "own_environments:Counting", "arguments": {"limit": 100}}
+        )
         environments = [create() for _ in range(64)]
 
         async def one(i: int) -> list[str]:
-            await environments[i].reset(i)
+            await environments[i].reset(i, {"floor": 2})
             texts = [(await environments[i].step("x" * (i % 20 + 1))).text for _ in range(i % 5 + 1)]
             await environments[i].close()
             return texts
@@ -203,7 +207,7 @@ def test_64_environments_at_once_are_kept_apart():
 )
 def test_wrong_names_and_options_are_refused(name, options, problem):
     with pytest.raises((AlgosError, OptionError)) as error:
-        make_environments(name, options)
+        make_environments({"name": name, **options})
     assert problem in str(error.value)
 
 

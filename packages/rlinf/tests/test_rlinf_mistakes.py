@@ -397,6 +397,15 @@ MISTAKES = [
         line=GYM + "CartPole-v1 --policy.chunk_size 50 --algorithm.num_minibatches 5",
         says="algorithm.num_minibatches=5 does not cut the env.num_envs * env.num_steps / 50 = 8 samples of a",
     ),
+    Mistake(
+        line="train search-hop --rollout.agent.environment my_module:Game",
+        says="rollout.agent.environment gives the rewards, and reward.kind=exact has nothing to score; use reward.ki",
+    ),
+    Mistake(
+        line="train guess-team --rollout.agent.run loop --rollout.agent.environment.name gymnasium "
+        "--rollout.agent.environment.ids x",
+        says="rollout.agent.environment.ids: gymnasium has no option of that name; did you mean 'id'?",
+    ),
     # -- rewards
     Mistake(
         line=GSM8K + " --reward.kind function --reward.path mine:reward",

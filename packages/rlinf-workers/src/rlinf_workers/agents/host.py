@@ -45,7 +45,7 @@ from rlinf_workers.agents.replay import follow
 from rlinf_workers.agents.sessions import AgentSession, SessionLimits
 from rlinf_workers.agents.settings import LOOP, EpisodeSettings
 from rlinf_workers.agents.templates import template_of_folder
-from rlinf_workers.agents.tools import EpisodeTools, make_tools, start_tools
+from rlinf_workers.agents.tools import EpisodeTools, make_environments, make_tools, start_tools
 from rlinf_workers.cores import unpin
 
 _LOG = logging.getLogger(__name__)
@@ -123,6 +123,7 @@ class AgentHost:
         self._settings, self._send = settings, send
         self._template = template_of_folder(settings.tokenizer_folder, settings.chat_options, ends=settings.stop_ids)
         self._tools = make_tools(settings.tools)
+        self._environments = None if settings.environment is None else make_environments(settings.environment)
         self._agent = None if settings.run == LOOP else direct_agent(settings.run)
         is_harness = settings.run != LOOP and self._agent is None
         self._harness = Harness(settings.run, settings.python) if is_harness else None
@@ -273,10 +274,13 @@ class AgentHost:
             return await self._agent(session, task), ""
         specs = [spec.as_openai() for tool in self._tools for spec in tool.specs]
         tools = EpisodeTools(self._tools, session.id)
+        environment = None if self._environments is None else self._environments()
         try:
-            await run_loop(session, task, tools, specs, attempt.calling)
+            await run_loop(session, task, tools, specs, environment, attempt.calling)
         finally:
             await tools.close()
+            if environment is not None:
+                await environment.close()
         return None, ""
 
     async def _call(self, session: AgentSession, task: AgentTask) -> tuple[float | None, str]:

@@ -20,6 +20,8 @@ class EpisodeSettings:
     """`loop`, or `package.module:function` of a harness (harness.py)."""
     tools: list[str | dict[str, Any]] = field(default_factory=list)
     """What the loop may call, as `tools.make_tools` reads it."""
+    environment: dict[str, Any] | None = None
+    """What reads the loop's answers, as `tools.make_environments` reads it; None: an answer ends the episode."""
     max_turns: int
     """Turns of the policy in an episode."""
     max_context_tokens: int

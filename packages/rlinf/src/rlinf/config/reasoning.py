@@ -96,6 +96,11 @@ class SftWarmUpConfig(Section):
     )
 
 
+def _environment_by_name(value: Any) -> Any:
+    """`environment: my_module:Game` means `environment: {name: my_module:Game}`."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 class AgentConfig(Section):
     """Episodes of many turns in place of completions (docs/agents.md)."""
 
@@ -111,6 +116,12 @@ class AgentConfig(Section):
         default=[],
         description="What the loop's policy may call: python, search, mcp, package.module:function, or a mapping with "
         "`tool` and its options.",
+    )
+    environment: Annotated[dict[str, Any] | None, BeforeValidator(_environment_by_name)] = Field(
+        default=None,
+        description="A text environment that reads the answers of the loop's policy, says what follows, and rewards "
+        "them: package.module:Class, or a mapping with `name` (gymnasium, openenv, package.module:Class) and its "
+        "options. Needs reward.kind=episode. null: an answer ends the episode.",
     )
     max_turns: int = Field(default=8, ge=1, description="Turns of the policy in an episode.")
     max_context_tokens: int = Field(
@@ -143,11 +154,12 @@ class AgentConfig(Section):
                 keys=("rollout.agent.run",),
                 text=f"={self.run} is neither loop nor package.module:function of a custom harness",
             )
-        if self.run != "loop" and self.tools:
-            yield Conflict(
-                keys=("rollout.agent.tools", "rollout.agent.run"),
-                text=f" is not used: {self.run} brings its own tools; leave it out, or use run=loop",
-            )
+        for key in ("tools", "environment"):
+            if self.run != "loop" and getattr(self, key):
+                yield Conflict(
+                    keys=(f"rollout.agent.{key}", "rollout.agent.run"),
+                    text=f" is not used: {self.run} brings its own; leave it out, or use run=loop",
+                )
         if self.run == "loop" and self.python is not None:
             yield Conflict(
                 keys=("rollout.agent.python", "rollout.agent.run"),
@@ -476,6 +488,13 @@ class ReasoningConfig(JobConfig):
                 keys=("reference.path", "algorithm.reward_coef"),
                 text=" is not set, and algorithm.reward_coef=0 learns from the KL to the reference alone; give a "
                 "teacher with --reference.path FOLDER",
+            )
+        agent = self.rollout.agent
+        if agent is not None and agent.environment is not None and self.reward.kind != "episode":
+            yield Conflict(
+                keys=("rollout.agent.environment", "reward.kind"),
+                text=f" gives the rewards, and reward.kind={self.reward.kind} has nothing to score; use "
+                "reward.kind=episode",
             )
         if algorithm.reads_parts and self.reward.kind != "weighted":
             yield Conflict(

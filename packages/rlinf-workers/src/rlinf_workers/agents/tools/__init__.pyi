@@ -15,6 +15,7 @@ from .environments import (
     CheckedEnvironment as CheckedEnvironment,
     TextEnvironment as TextEnvironment,
     TextStep as TextStep,
+    check_environment as check_environment,
     make_environments as make_environments,
 )
 from .episode import EpisodeTools as EpisodeTools, start_tools as start_tools

@@ -1,8 +1,9 @@
 """Text environments: partners that answer each turn of the policy with a text and a reward.
 
-A `TextEnvironment` belongs to one episode. `make_environments` returns what creates them by name: `gymnasium` for
-environments of Gymnasium whose observations and actions are texts, `openenv` for servers of OpenEnv, or the import path
-of a class. Each is wrapped in the checks of `CheckedEnvironment`, so that a failure says who caused it.
+A `TextEnvironment` belongs to one episode; the loop (loop.py) plays it. `make_environments` returns what creates them
+by name: `gymnasium` for environments of Gymnasium whose observations and actions are texts, `openenv` for servers of
+OpenEnv, or the import path of a class. Each is wrapped in the checks of `CheckedEnvironment`, so that a failure says
+who caused it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -62,8 +63,13 @@ class TextStep(msgspec.Struct, frozen=True, kw_only=True):
 class TextEnvironment(Protocol):
     """One episode of an environment. Those of `make_environments` raise nothing but asyncio.CancelledError."""
 
-    async def reset(self, seed: int) -> TextStep:
-        """Begins the episode; the text is the first that the policy reads."""
+    async def reset(self, seed: int, row: Mapping[str, Any]) -> TextStep:
+        """Begins the episode; the text is what the policy reads after the prompt.
+
+        Args:
+            seed: the same for all episodes of a prompt.
+            row: all columns of the row that the prompt comes from.
+        """
         ...
 
     async def step(self, text: str) -> TextStep:
@@ -91,19 +97,18 @@ class EnvironmentLimits:
 LIMITS = Spec(name="text environment", options=EnvironmentLimits)
 
 
-def make_environments(name: str, options: Mapping[str, Any] | None = None) -> Callable[[], CheckedEnvironment]:
+def make_environments(entry: Mapping[str, Any]) -> Callable[[], CheckedEnvironment]:
     """A function that creates the environment of an episode; creating costs nothing before `reset`.
 
     Args:
-        name: `gymnasium`, `openenv`, or the import path of a class of `TextEnvironment`s.
-        options: those of the environment, and `time_limit_s` and `max_characters`.
+        entry: `name` (`gymnasium`, `openenv`, or the import path of a class of `TextEnvironment`s), its options,
+            `time_limit_s` and `max_characters`: {"name": "gymnasium", "id": "my_module:Game"}.
 
     Raises:
         AlgosError: no such name.
         OptionError: an unknown option, or one with an invalid value.
     """
-    options = dict(options or {})
-    limits = LIMITS.read({key: options.pop(key) for key in ("time_limit_s", "max_characters") if key in options})
+    name, options, limits = _read(entry)
     spec = ENVIRONMENTS.spec(name)
     plugin: Any = spec.load()
     if spec.options is not None:
@@ -114,6 +119,27 @@ def make_environments(name: str, options: Mapping[str, Any] | None = None) -> Ca
     return lambda: CheckedEnvironment(lambda: cast(Any, plugin)(**options), limits)
 
 
+def check_environment(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The problems of an entry, without importing a custom class: option ("" for the environment itself), message."""
+    try:
+        name, options, _ = _read(entry)
+        ENVIRONMENTS.locate(name)
+    except AlgosError as error:
+        yield "", str(error)
+        return
+    if ":" not in name:
+        yield from ENVIRONMENTS.spec(name).problems(options)
+
+
+def _read(entry: Mapping[str, Any]) -> tuple[str, dict[str, Any], EnvironmentLimits]:
+    options = dict(entry)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise AlgosError(f"an environment needs the key `name`, its name or import path; got {sorted(options)}")
+    limits = LIMITS.read({key: options.pop(key) for key in ("time_limit_s", "max_characters") if key in options})
+    return name, options, limits
+
+
 class CheckedEnvironment:
     """An environment of one episode, whose failures become results."""
 
@@ -122,11 +148,11 @@ class CheckedEnvironment:
         self._environment: TextEnvironment | None = None
         self._has_ended = False
 
-    async def reset(self, seed: int) -> TextStep:
+    async def reset(self, seed: int, row: Mapping[str, Any]) -> TextStep:
         async def action() -> TextStep:
             if self._environment is None:
                 self._environment = self._create()
-            return await self._environment.reset(seed)
+            return await self._environment.reset(seed, row)
 
         self._has_ended = False
         return await self._guarded("reset", action())
@@ -203,11 +229,14 @@ class GymnasiumEnvironment:
         self._thread = DaemonThread(f"environment {options.id}")
         self._env: Any = None
 
-    async def reset(self, seed: int) -> TextStep:
-        """Raises: ToolUnavailable: there is no such environment, or it has other spaces."""
+    async def reset(self, seed: int, row: Mapping[str, Any]) -> TextStep:
+        """Gymnasium's `reset` gets the row as its `options`.
+
+        Raises: ToolUnavailable: there is no such environment, or it has other spaces.
+        """
         if self._env is None:
             self._env = await self._thread.run(self._make)
-        observation, _ = await self._thread.run(self._env.reset, seed=seed)
+        observation, _ = await self._thread.run(self._env.reset, seed=seed, options=dict(row))
         return TextStep(text=observation)
 
     async def step(self, text: str) -> TextStep:

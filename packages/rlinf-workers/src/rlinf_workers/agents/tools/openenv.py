@@ -52,7 +52,7 @@ class OpenEnvEnvironment:
         self._options = options
         self._client: Any = GenericEnvClient(base_url=options.url, message_timeout_s=options.message_limit_s)
 
-    async def reset(self, seed: int) -> TextStep:
+    async def reset(self, seed: int, row: Mapping[str, Any]) -> TextStep:
         return self._read(await self._client.reset(seed=seed), is_first=True)
 
     async def step(self, text: str) -> TextStep:

@@ -22,7 +22,7 @@ from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
 from rlinf_workers.agents import TemplateRefused, template_of_folder
-from rlinf_workers.agents.tools import check_tools
+from rlinf_workers.agents.tools import check_environment, check_tools
 from rlinf_workers.models import has_balanced_routers
 
 if TYPE_CHECKING:
@@ -198,6 +198,9 @@ def agent(job: ReasoningJob) -> None:
         raise UserError(f"rollout.agent needs {' and '.join(missing)}", hint="pip install 'rlinf[agents]'")
     for index, option, text in check_tools(agent.tools):
         where = f"rollout.agent.tools[{index}]" + (f".{option}" if option else "")
+        raise UserError(f"{where}{text}" if option else f"{where}: {text}")
+    for option, text in () if agent.environment is None else check_environment(agent.environment):
+        where = "rollout.agent.environment" + (f".{option}" if option else "")
         raise UserError(f"{where}{text}" if option else f"{where}: {text}")
     if config.model.path is None:
         return
