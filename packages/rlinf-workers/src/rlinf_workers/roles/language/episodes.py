@@ -15,9 +15,9 @@ from hashlib import sha256
 from itertools import accumulate
 from math import nan
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from rlinf_workers.agents.records import AgentTrajectory, TokenNode, shared_length
 from rlinf_workers.errors import WorkersError
@@ -127,7 +127,7 @@ def _prompt_length(
         return None
     length = min(rows[number].num_before_policy for number in counted)
     first = counted[0]
-    for number in counted:
+    for number in counted[1:]:
         common = shared_length(histories[first], histories[number])
         if common == 0:
             raise WorkersError(
@@ -157,9 +157,8 @@ def _group(
         discarded = trajectories[row.trajectory].is_discarded
         flat.append(_tokens(row, begin if is_shown else len(history), has_loss=not discarded))
         segments.append(_segments(row.nodes, begin) if is_shown else ())
-    lengths = torch.tensor([len(columns["ids"]) for columns in flat])
-    shared = torch.tensor([max(0, row.num_shared - begin) for row in rows])
-    shared_with = torch.tensor([row.shared_with for row in rows]).where(shared > 0, -1)
+    shared = [max(0, row.num_shared - begin) for row in rows]
+    shared_with = [row.shared_with if num_shared else -1 for row, num_shared in zip(rows, shared, strict=True)]
     turn_rewards, turn_states = _turns(trajectories)
     versions = [
         version
@@ -171,20 +170,20 @@ def _group(
     ]
     return SampleGroup(
         prompt=prompt,
-        completion_ids=_padded((columns["ids"] for columns in flat), torch.int64, 0),
-        loss_mask=_padded((columns["mask"] for columns in flat), torch.float32, 0),
-        rollout_logprobs=_padded((columns["logprobs"] for columns in flat), torch.float32, 0),
+        completion_ids=_padded([columns["ids"] for columns in flat], np.int64, 0),
+        loss_mask=_padded([columns["mask"] for columns in flat], np.float32, 0),
+        rollout_logprobs=_padded([columns["logprobs"] for columns in flat], np.float32, 0),
         policy_version=min(versions, default=policy_version),
         truncated=torch.tensor([_is_cut(row) for row in rows]),
         segments=tuple(segments),
-        lengths=lengths,
+        lengths=torch.tensor([len(columns["ids"]) for columns in flat]),
         trajectories=torch.tensor([row.trajectory for row in rows]),
-        shared=shared,
-        shared_with=shared_with,
+        shared=torch.tensor(shared),
+        shared_with=torch.tensor(shared_with),
         rewards=torch.tensor([_reward(trajectory) for trajectory in trajectories]),
         causes=tuple(trajectory.cause for trajectory in trajectories),
         details=tuple(trajectory.detail for trajectory in trajectories),
-        turns=_padded((columns["turns"] for columns in flat), torch.int64, -1),
+        turns=_padded([columns["turns"] for columns in flat], np.int64, -1),
         turn_rewards=turn_rewards,
         turn_states=turn_states,
     )
@@ -243,7 +242,7 @@ def _turns(trajectories: Sequence[AgentTrajectory]) -> tuple[Tensor, Tensor]:
         rewards.append([trajectory.nodes[turn].reward or 0.0 for turn in turns])
         keys = [trajectory.nodes[turn].state or before[turn] for turn in turns]
         states.append([numbers.setdefault(key, len(numbers)) for key in keys])
-    return _padded(rewards, torch.float32, 0), _padded(states, torch.int64, -1)
+    return _padded(rewards, np.float32, 0), _padded(states, np.int64, -1)
 
 
 def _digests_before(nodes: Sequence[TokenNode]) -> list[bytes]:
@@ -257,8 +256,9 @@ def _digests_before(nodes: Sequence[TokenNode]) -> list[bytes]:
     return digests
 
 
-def _padded(rows: Iterable[Sequence[float]], dtype: torch.dtype, value: float) -> Tensor:
+def _padded(rows: Sequence[Sequence[float]], dtype: type[np.generic], value: float) -> Tensor:
     """[len(rows), longest], at least one column."""
-    tensors = [torch.tensor(row, dtype=dtype) for row in rows]
-    padded = pad_sequence(tensors, batch_first=True, padding_value=value)
-    return padded if padded.shape[1] else padded.new_full((len(tensors), 1), value)
+    padded = np.full((len(rows), max([1, *map(len, rows)])), value, dtype)
+    for place, row in zip(padded, rows, strict=True):
+        place[: len(row)] = row
+    return torch.from_numpy(padded)
