@@ -105,6 +105,26 @@ def test_numbers_do_not_depend_on_who_runs_beside(tmp_path, heads):
             assert_bitwise_equal(actual[key][1], logprobs)
 
 
+def test_equal_prompts_that_begin_together_are_computed_once(model, monkeypatch):
+    computed, prefill = [], Slots._prefill_some
+
+    def counted(self, sequences, width):
+        computed.extend(sequences)
+        return prefill(self, sequences, width)
+
+    monkeypatch.setattr(Slots, "_prefill_some", counted)
+    prompt, settings = prompts_of([5])[0], replace(LONG, group_size=1)
+    prompts = [replace(prompt, index=index) for index in range(4)]
+    together = by_completion(sample(engine(model, max_batch_sequences=8), prompts, settings))
+    assert len(computed) == 1
+    apart = by_completion(sample(engine(model, max_batch_sequences=1), prompts, settings))
+    assert len(computed) == 1 + len(prompts) and together.keys() == apart.keys()
+    for key, (ids, logprobs, _) in apart.items():
+        assert_bitwise_equal(together[key][0], ids)
+        assert_bitwise_equal(together[key][1], logprobs)
+    assert len({tuple(ids.tolist()) for ids, _, _ in apart.values()}) == len(prompts), "each has noise of its own"
+
+
 def test_a_row_that_has_ended_goes_to_the_next_completion(model, monkeypatch):
     running, step = [], Slots._step
     monkeypatch.setattr(Slots, "_step", lambda self: running.append(self.num_running) or step(self))

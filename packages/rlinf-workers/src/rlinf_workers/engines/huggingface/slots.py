@@ -46,6 +46,8 @@ from rlinf_workers.models.sequences import pad_left
 from rlinf_workers.roles.records.language import Prompt
 
 ATTENTION = "rlinf_slots"
+_Prefilled = tuple[list[Tensor], list[Tensor], Tensor]
+"""Keys and values per layer, [heads, L, size], and the logits of the next token, [V]."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,8 +84,7 @@ class _Waiting:
     """[G, T], or [1, T] for a completion that has tokens"""
     members: deque[int]
     begun: _Begun | None = None
-    prefilled: tuple[list[Tensor], list[Tensor], Tensor] | None = None
-    """Keys and values per layer, [heads, L, size], and the logits of the next token, [V]."""
+    prefilled: _Prefilled | None = None
 
     @property
     def token_ids(self) -> Tensor:
@@ -488,17 +489,31 @@ class Slots:
         ]
 
     def _prefill(self, waiting: Sequence[_Waiting]) -> None:
-        """Prefills prompts of one width in one forward pass: left-padded to the length given by `row_tokens`."""
-        by_width: dict[int, list[_Waiting]] = {}
+        """Prefills prompts. Equal ones, such as those of the first turns of a group of episodes, are computed once."""
+        by_tokens: dict[bytes, list[_Waiting]] = {}
         for one in waiting:
-            by_width.setdefault(row_tokens(len(one.token_ids)), []).append(one)
-        for width, those in by_width.items():
-            at_once = max(1, PREFILL_TOKENS // width)
-            for start in range(0, len(those), at_once):
-                self._prefill_some(those[start : start + at_once], width)
+            by_tokens.setdefault(one.token_ids.numpy().tobytes(), []).append(one)
+        computed = self._prefill_by_width([alike[0].token_ids for alike in by_tokens.values()])
+        for alike, prefilled in zip(by_tokens.values(), computed, strict=True):
+            for one in alike:
+                one.prefilled = prefilled
 
-    def _prefill_some(self, waiting: Sequence[_Waiting], width: int) -> None:
-        sequences = [one.token_ids for one in waiting]
+    def _prefill_by_width(self, sequences: Sequence[Tensor]) -> list[_Prefilled]:
+        """Prefills sequences, those of one width in one forward pass: left-padded to the length given by
+        `row_tokens`."""
+        by_width: dict[int, list[int]] = {}
+        for index, sequence in enumerate(sequences):
+            by_width.setdefault(row_tokens(len(sequence)), []).append(index)
+        computed: dict[int, _Prefilled] = {}
+        for width, indices in by_width.items():
+            at_once = max(1, PREFILL_TOKENS // width)
+            for start in range(0, len(indices), at_once):
+                part = indices[start : start + at_once]
+                prefilled = self._prefill_some([sequences[index] for index in part], width)
+                computed |= zip(part, prefilled, strict=True)
+        return [computed[index] for index in range(len(sequences))]
+
+    def _prefill_some(self, sequences: Sequence[Tensor], width: int) -> list[_Prefilled]:
         token_ids, mask = pad_left(sequences, width, self._pad_id)
         cache = DynamicCache()  # without the config: it keeps all keys of layers with a window, too
         with whole_masks():
@@ -510,12 +525,14 @@ class Slots:
                 use_cache=True,
                 logits_to_keep=MIN_ROWS,  # also for one prompt, the head computes this many rows
             )
-        for i, (one, sequence) in enumerate(zip(waiting, sequences, strict=True)):
+        prefilled: list[_Prefilled] = []
+        for i, sequence in enumerate(sequences):
             keys, values = (
                 [getattr(layer, name)[i, :, width - len(sequence) :].clone() for layer in cache.layers]
                 for name in ("keys", "values")
             )
-            one.prefilled = keys, values, output.logits[i, -1].clone()
+            prefilled.append((keys, values, output.logits[i, -1].clone()))
+        return prefilled
 
     def _step(self) -> list[Completions]:
         """Computes one more token for each row. Returns the completions that end with it."""
@@ -620,7 +637,7 @@ class _RowsCache(Cache):
         return 0
 
 
-def _prefilled(one: _Waiting) -> tuple[list[Tensor], list[Tensor], Tensor]:
+def _prefilled(one: _Waiting) -> _Prefilled:
     assert one.prefilled is not None, "a prompt is prefilled before it gets a row"
     return one.prefilled
 
