@@ -137,7 +137,7 @@ def test_what_an_agent_trains_is_what_the_engine_served(make_worker, settings, a
     worker._host.step = STEP
     worker.weights_received(7)
     served, answer = [], worker._agents.answer
-    worker._agents.answer = lambda message: (served.append(message.sampled), answer(message))
+    worker._agents.answer = lambda messages: (served.extend(one.sampled for one in messages), answer(messages))
     groups = [group for whole in worker.sample(prompts()) for group in whole]
     worker.close()
     trained = []
@@ -214,6 +214,7 @@ def test_a_step_that_is_abandoned_leaves_nothing_to_the_next_one(make_worker, se
     groups = [group for whole in worker.sample(prompts()) for group in whole]
     assert sorted(group.index for group in groups) == [0, 1, 2]
     worker.close()
+    assert worker._agents._process.returncode == 0, "it ends when the rank closes the connection, without a signal"
 
 
 def test_a_tool_that_does_not_exist_is_refused_before_an_episode(make_worker, settings):

@@ -2,14 +2,25 @@
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 from workers_sessions import characters
 
-from rlinf_workers.agents.host import AgentHost, longest_wait
-from rlinf_workers.agents.link import AgentTask, Answer, Ask, Begin, EpisodeReport
+from rlinf_workers.agents.host import AgentHost, longest_wait, yield_to_engine
+from rlinf_workers.agents.link import (
+    MAX_BYTES,
+    AgentTask,
+    Answer,
+    Ask,
+    Begin,
+    EpisodeReport,
+    Frames,
+    frame,
+    from_agents,
+)
 from rlinf_workers.agents.records import EpisodeEnded, Sampled, cut, turns
 from rlinf_workers.agents.replay import script_of
 from rlinf_workers.agents.settings import EpisodeSettings
@@ -195,6 +206,30 @@ def test_a_turn_that_is_cut_keeps_the_versions_of_its_tokens():
     sampled = Sampled(token_ids=[1, 2, 3, 4], logprobs=[-1.0, -2.0, -3.0, -4.0], versions=[(3, 7), (1, 8)])
     assert cut(sampled, 2, truncated=True).versions == [(2, 7)]
     assert cut(sampled, 4, truncated=True) is sampled
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_messages_are_found_however_the_stream_arrives(size):
+    messages = [Ask(request=n, episode=2, token_ids=[7] * n, noise=n) for n in (1, 0, 300)]
+    stream = b"".join(map(frame, messages))
+    frames = Frames()
+    bodies = [body for at in range(0, len(stream), size) for body in frames.feed(stream[at : at + size])]
+    assert [from_agents(body) for body in bodies] == messages
+
+
+def test_a_message_without_bounds_is_refused():
+    with pytest.raises(ValueError, match="at most"):
+        Frames().feed((MAX_BYTES + 1).to_bytes(4, "big"))
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has this policy")
+def test_agents_that_wake_do_not_interrupt_the_engine():
+    before = os.sched_getscheduler(0)
+    try:
+        yield_to_engine()
+        assert os.sched_getscheduler(0) == os.SCHED_BATCH
+    finally:
+        os.sched_setscheduler(0, before, os.sched_param(0))
 
 
 def test_the_longest_wait_is_named_with_its_session_turn_and_tool(folder):

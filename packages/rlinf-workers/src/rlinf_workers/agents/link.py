@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 import struct
 from typing import Any
 
@@ -14,6 +12,8 @@ from rlinf_workers.agents.records import AgentTrajectory, Author, Cause, Sampled
 _LENGTH = struct.Struct(">I")
 MAX_BYTES = 1 << 28
 """Of a frame: a trajectory of millions of tokens."""
+RECEIVE_BYTES = 1 << 16
+"""Taken from the socket at a time."""
 
 
 class AgentTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,36 +149,28 @@ def frame(message: ToAgents | FromAgents) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The next message's bytes; None at the end."""
-    try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        return await reader.readexactly(_checked(length))
-    except (asyncio.IncompleteReadError, ConnectionResetError):
-        return None
+class Frames:
+    """Finds messages in a stream of bytes, however it arrives."""
 
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        """Received bytes of a message that is not complete."""
 
-def receive_frame(connection: socket.socket) -> bytes | None:
-    """The next message's bytes; waits. None at the end."""
-    head = _receive(connection, _LENGTH.size)
-    return None if head is None else _receive(connection, _checked(_LENGTH.unpack(head)[0]))
+    def feed(self, received: bytes) -> list[bytes]:
+        """The bytes of each message that is complete with these.
 
-
-def _receive(connection: socket.socket, size: int) -> bytes | None:
-    parts, left = [], size
-    while left:
-        try:
-            part = connection.recv(min(left, 1 << 20))
-        except OSError:
-            return None
-        if not part:
-            return None
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
-
-
-def _checked(length: int) -> int:
-    if length > MAX_BYTES:
-        raise ValueError(f"a message of {length} bytes between a rollout and its agents; at most {MAX_BYTES}")
-    return length
+        Raises: ValueError if a message has more than `MAX_BYTES`.
+        """
+        rest, bodies, begin = self._rest, [], 0
+        rest += received
+        while len(rest) - begin >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(rest, begin)
+            if length > MAX_BYTES:
+                raise ValueError(f"a message of {length} bytes between a rollout and its agents; at most {MAX_BYTES}")
+            end = begin + _LENGTH.size + length
+            if len(rest) < end:
+                break
+            bodies.append(bytes(rest[begin + _LENGTH.size : end]))
+            begin = end
+        del rest[:begin]
+        return bodies

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from rlinf_workers.agents.interpreters import same_interpreter
 from rlinf_workers.agents.link import (
+    RECEIVE_BYTES,
     AbandonAll,
     Abandoned,
     AgentsReady,
@@ -22,12 +24,12 @@ from rlinf_workers.agents.link import (
     Ask,
     Begin,
     EpisodeReport,
+    Frames,
     FromAgents,
     ToAgents,
     Waiting,
     frame,
     from_agents,
-    receive_frame,
 )
 from rlinf_workers.agents.settings import EpisodeSettings
 from rlinf_workers.errors import ProcessLost, SettingsRefused
@@ -42,7 +44,7 @@ class AgentProcess:
     """A running process; its output goes to the rank's log.
 
     Args:
-        on_message: called in the reading thread when there is a message to take.
+        on_message: called in the reading thread when there are messages to take.
     """
 
     def __init__(self, settings: EpisodeSettings, on_message: Callable[[], object]) -> None:
@@ -71,14 +73,14 @@ class AgentProcess:
         """Its process id."""
         return self._process.pid
 
-    def begin(self, message: Begin) -> None:
-        """Starts an episode. Raises: as `take`."""
+    def begin(self, messages: Sequence[Begin]) -> None:
+        """Starts episodes. Raises: as `take`."""
         self._wait_until_ready()
-        self._send(message)
+        self._send(messages)
 
-    def answer(self, message: Answer) -> None:
-        """Hands a turn to its episode."""
-        self._send(message)
+    def answer(self, messages: Sequence[Answer]) -> None:
+        """Hands turns to their episodes."""
+        self._send(messages)
 
     def take(self, *, waits: bool) -> list[Ask | EpisodeReport]:
         """The messages that have arrived.
@@ -104,7 +106,7 @@ class AgentProcess:
         """Cancels all episodes; none of their messages comes afterwards. Raises: as `take`."""
         number = next(self._numbers)
         self._wait_until_ready()
-        self._send(AbandonAll(number=number))
+        self._send([AbandonAll(number=number)])
         while True:
             try:
                 message = self._next(ABANDON_S)
@@ -115,6 +117,8 @@ class AgentProcess:
 
     def close(self) -> None:
         """Ends the process."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)  # `close` alone is not seen while the thread receives
         self._connection.close()
         try:
             self._process.wait(5.0)
@@ -141,20 +145,30 @@ class AgentProcess:
             raise ProcessLost(f"the agent process (pid {self.pid}) ended with status {self._process.wait()}")
         return message
 
-    def _send(self, message: ToAgents) -> None:
+    def _send(self, messages: Sequence[ToAgents]) -> None:
         try:
-            self._connection.sendall(frame(message))
+            self._connection.sendall(b"".join(map(frame, messages)))
         except OSError:
             status = self._process.wait()
             raise ProcessLost(f"the agent process (pid {self.pid}) ended with status {status}") from None
 
     def _read(self) -> None:
-        while (body := receive_frame(self._connection)) is not None:
-            message = from_agents(body)
-            if isinstance(message, Waiting):
-                self.waits_for = message.text
-                continue
-            self._messages.put(message)
-            self._on_message()
+        frames = Frames()
+        while received := self._received():
+            messages = [from_agents(body) for body in frames.feed(received)]
+            for message in messages:
+                if isinstance(message, Waiting):
+                    self.waits_for = message.text
+                else:
+                    self._messages.put(message)
+            if messages:
+                self._on_message()
         self._messages.put(None)
         self._on_message()
+
+    def _received(self) -> bytes:
+        """Further bytes; b"" at the end."""
+        try:
+            return self._connection.recv(RECEIVE_BYTES)
+        except OSError:
+            return b""

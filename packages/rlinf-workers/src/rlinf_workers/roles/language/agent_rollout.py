@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import msgspec
 import torch
 from msgspec import convert, to_builtins
 
@@ -65,10 +66,12 @@ class AgentRollout(Rollout):
         self._groups = groups
         scripts = self._scripts()
         waiting = deque(prompts)
-        while waiting or groups:
-            self._begin_episodes(waiting, groups, scripts)
+        turns = replace(sampling, group_size=1)
+        self._begin_episodes(waiting, groups, scripts)
+        while groups:
             whole = self._take_messages(groups)
-            self._submit_turns(replace(sampling, group_size=1))
+            self._begin_episodes(waiting, groups, scripts)
+            self._submit_turns(turns)
             if self._turns:
                 with self.asking():
                     finished = self._engine.finished()
@@ -82,21 +85,25 @@ class AgentRollout(Rollout):
     ) -> None:
         """Begins the episodes of as many groups as may run at once; at least one group."""
         size, step = groups.group_size, self.step
+        begins: list[Begin] = []
         while waiting and (
             not groups.num_episodes or groups.num_episodes + size <= self._episode_settings.max_episodes
         ):
             prompt = waiting.popleft()
+            task = _task(prompt, step.step, step.phase)
             for member in range(size):
                 self._num_episodes += 1
                 groups.open(prompt, member, self._num_episodes)
-                self._agents.begin(
+                begins.append(
                     Begin(
                         episode=self._num_episodes,
-                        task=_task(prompt, member, step.step, step.phase),
+                        task=msgspec.structs.replace(task, member=member),
                         noise=noise_of_episode(step.seed, step.step, prompt.index, member),
                         script=scripts.get((prompt.index, member)),
                     )
                 )
+        if begins:
+            self._agents.begin(begins)
 
     def _take_messages(self, groups: OpenEpisodes) -> list[SampleGroup]:
         """Reads what the agents say, and waits for it if the engine has nothing to do. Returns the groups that are
@@ -124,9 +131,11 @@ class AgentRollout(Rollout):
                 self._engine.submit_unfinished([_turn(ask) for ask in asks], sampling)
 
     def _answer(self, finished: Iterable[Completions]) -> None:
-        for one in finished:
-            ask = self._turns.pop(one.index)
-            self._agents.answer(Answer(request=ask.request, sampled=_sampled(one, ask.noise)))
+        answers = [
+            Answer(request=one.index, sampled=_sampled(one, self._turns.pop(one.index).noise)) for one in finished
+        ]
+        if answers:
+            self._agents.answer(answers)
 
     # -- groups ----------------------------------------------------------------------------------------------------
 
@@ -220,12 +229,13 @@ class OpenEpisodes(GroupsUnderWay[dict[int, EpisodeReport]]):
         return prompt, [reports[number] for number in range(self.group_size)]
 
 
-def _task(prompt: Prompt, member: int, step: int, phase: str) -> AgentTask:
+def _task(prompt: Prompt, step: int, phase: str) -> AgentTask:
+    """That of the first member."""
     text = prompt.text or ""
     messages = json.loads(prompt.messages_json) if prompt.messages_json else [{"role": "user", "content": text}]
     return AgentTask(
         index=prompt.index,
-        member=member,
+        member=0,
         step=step,
         phase=phase,
         messages=messages,
