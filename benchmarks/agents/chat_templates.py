@@ -91,7 +91,7 @@ class WritesTheTemplate:
         self.answers: list[str] = []
 
     async def sample(
-        self, session: str, token_ids: Sequence[int], *, max_new_tokens: int | None, seed: int | None
+        self, session: str, token_ids: Sequence[int], *, max_new_tokens: int | None, seed: int | None, agent: str
     ) -> Sampled:
         self.prompts.append(list(token_ids))
         if len(self.prompts) > len(self._turns):  # after the conversation

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf_workers.agents.settings import EpisodeSettings
+from rlinf_workers.agents.settings import EpisodeSettings, NamedAgent
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import ProcessLost, SettingsRefused, WorkersError
 from rlinf_workers.models.language_model import load_model
@@ -223,3 +223,21 @@ def test_a_tool_that_does_not_exist_is_refused_before_an_episode(make_worker, se
     with pytest.raises(SettingsRefused, match="calculator"):
         list(worker.sample(prompts()))
     worker.close()
+
+
+def test_agents_that_are_parts_of_the_policy_train_or_not_and_are_replayed(run, settings):
+    named = with_agent(
+        settings,
+        run="workers_harnesses:play_both",
+        agents={"solver": NamedAgent(), "judge": NamedAgent(trains=False)},
+    )
+    groups, worker = run(named)
+    for group in groups.values():
+        assert group.agents == ("solver",) and group.agent_rewards.tolist() == [[1.0], [1.0]]
+        assert sorted(group.row_agents.tolist()) == [-1, -1, 0, 0]
+        assert group.loss_mask.any(1).tolist() == (group.row_agents == 0).tolist()
+        assert group.tokens_by_version().keys() == {7}
+    again, _ = run(named, [(0, decision) for decision in worker.decisions])
+    assert {index: group.digest() for index, group in again.items()} == {
+        index: group.digest() for index, group in groups.items()
+    }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from workers_sessions import characters
 
-from rlinf_workers.agents.host import AgentHost, longest_wait, yield_to_engine
+from rlinf_workers.agents.host import AgentHost, Attempt, longest_wait, yield_to_engine
 from rlinf_workers.agents.link import (
     MAX_BYTES,
     AgentTask,
@@ -23,7 +23,7 @@ from rlinf_workers.agents.link import (
 )
 from rlinf_workers.agents.records import EpisodeEnded, Sampled, cut, turns
 from rlinf_workers.agents.replay import script_of
-from rlinf_workers.agents.settings import EpisodeSettings
+from rlinf_workers.agents.settings import EpisodeSettings, NamedAgent
 
 HERE = Path(__file__).parent
 END = 1
@@ -245,3 +245,47 @@ def test_the_longest_wait_is_named_with_its_session_turn_and_tool(folder):
 
     text = asyncio.run(run())
     assert text.startswith("session train-5-3-1-0, after turn 1: tool slow for ")
+
+
+TWO = {"solver": NamedAgent(), "judge": NamedAgent(trains=False)}
+
+
+def test_a_harness_names_agents_as_models_and_rewards_each(folder):
+    report, rank = episode(settings(folder, run="workers_harnesses:two_players", agents=TWO), ["3", "4"])
+    trajectory = report.trajectory
+    assert [(node.agent, node.reward) for node in turns(trajectory)] == [("solver", None), ("judge", 0.25)]
+    assert trajectory.rewards == {"solver": 0.5, "judge": -1.0} and trajectory.reward is None
+    assert [ask.agent for ask in rank.asks] == ["solver", "judge"]
+
+
+def test_a_reward_for_an_agent_that_does_not_exist_is_the_fault_of_the_harness(folder):
+    report, _ = episode(settings(folder, run="workers_harnesses:rewards_a_stranger", agents=TWO))
+    assert report.trajectory.cause == "harness_lost"
+    assert "'stranger' is none of this job's agents, solver, judge" in report.trajectory.detail
+
+
+def test_the_noise_of_an_agent_does_not_depend_on_when_others_speak(folder):
+    """Two agents after the same tokens, in both orders."""
+    asks = episode(settings(folder, run="workers_harnesses:play_both", agents=TWO), ["3", "4"])[1].asks
+    first = {ask.agent: ask.noise for ask in asks[:2]}
+    assert asks[0].token_ids == asks[1].token_ids and first["solver"] != first["judge"]
+    alone = episode(settings(folder, run="workers_harnesses:play_two"), ["3", "4"])[1].asks
+    assert alone[0].token_ids == asks[0].token_ids and alone[0].noise not in first.values()
+    attempt = Attempt(1, "s", 7)
+    late = attempt.noise_of("judge").next([1, 2], None)
+    assert late == Attempt(1, "s", 7).noise_of("judge").next([1, 2], None)
+    other = Attempt(1, "s", 7)
+    other.noise_of("solver").next([1, 2], None)
+    assert other.noise_of("judge").next([1, 2], None) == late
+
+
+def test_a_replay_of_several_agents_asks_each_again_and_keeps_their_rewards(folder):
+    named = settings(folder, run="workers_harnesses:play_both", agents=TWO)
+    report, rank = episode(named, ["3", "4"])
+    again, second = episode(named, ["3", "4"], script=script_of(report.trajectory))
+    assert again.trajectory.rewards == {"judge": 0.5} and again.trajectory == report.trajectory
+
+    def requests_of(one):
+        return sorted((ask.agent, ask.token_ids, ask.noise) for ask in one.asks)
+
+    assert requests_of(second) == requests_of(rank)

@@ -18,14 +18,14 @@ ASK: Any = [{"role": "user", "content": "2 + 3?"}]
 RESULT = "It is 5, and some more text so that a stream has several pieces. 六"
 
 
-def run(replies, play, *, template=None, limits=LIMITS, server_limits=None, delay_s=0.0):
+def run(replies, play, *, template=None, limits=LIMITS, server_limits=None, delay_s=0.0, agents=()):
     """Serves a session that answers with `replies`, and runs `await play(base_url, token, session, script)`."""
 
     async def main():
         served = template or chatml_template()
         end = "<end>" if template else "<|im_end|>"
         script = Script(served, replies, end=end, delay_s=delay_s)
-        session = AgentSession("a/b 1", served, script, limits)
+        session = AgentSession("a/b 1", served, script, limits, agents=dict.fromkeys(agents, served))
         server = SessionServer(limits=server_limits)
         await server.start()
         try:
@@ -343,3 +343,18 @@ def test_a_request_that_cannot_be_served_is_an_error_of_its_dialect(path, body, 
         assert session.end is None
 
     run(["a"], play)
+
+
+def test_the_model_of_a_request_names_the_agent_where_there_are_several():
+    async def play(base_url, token, session, script):
+        async with AsyncOpenAI(base_url=base_url, api_key=token, max_retries=0) as client:
+            assert [one.id async for one in client.models.list()] == ["solver", "judge"]
+            answer = await client.chat.completions.create(model="judge", messages=ASK)
+            assert answer.model == "judge"
+            with pytest.raises(BadRequestError, match="'policy' is none of this job's agents, solver, judge"):
+                await client.chat.completions.create(model="policy", messages=ASK)
+            await client.completions.create(model="solver", prompt="2 + 3?")
+        assert script.agents == ["judge", "solver"]
+        assert [node.agent for node in session.trajectory().nodes if node.sampled] == ["judge", "solver"]
+
+    run(["5", "6"], play, agents=("solver", "judge"))

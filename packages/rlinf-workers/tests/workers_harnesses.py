@@ -123,3 +123,29 @@ async def echo(number: str) -> str:
         number: anything.
     """
     return number
+
+
+async def two_players(base_url, task, *, session):
+    """Two agents over HTTP, the second with the tokens of the first as a text."""
+    first = await _chat(base_url, session, task["messages"], model="solver")
+    text = first["choices"][0]["message"]["content"]
+    await _chat(base_url, session, [{"role": "user", "content": f"{text}="}], model="judge")
+    session.reward(0.5, agent="solver")
+    session.reward(-1, agent="judge")
+    session.reward(0.25)
+
+
+async def rewards_a_stranger(base_url, task, *, session):
+    await _chat(base_url, session, task["messages"], model="solver")
+    session.reward(1.0, agent="stranger")
+    await asyncio.sleep(600)
+
+
+async def play_both(session, task):
+    """In the agent process: two agents at once, and then the first again."""
+    (turn,), _ = await asyncio.gather(
+        session.chat(task.messages, agent="solver"), session.chat(task.messages, agent="judge")
+    )
+    await session.chat([*task.messages, turn.message(), {"role": "user", "content": "5"}], agent="solver")
+    session.reward(0.5, agent="judge")
+    return 1.0

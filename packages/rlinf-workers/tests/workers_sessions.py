@@ -81,14 +81,15 @@ class Script:
 
     def __init__(self, template, replies, *, end="<|im_end|>", delay_s=0.0):
         self._template, self._replies, self._end, self._delay_s = template, list(replies), end, delay_s
-        self.prompts, self.limits, self.seeds = [], [], []
+        self.prompts, self.limits, self.seeds, self.agents = [], [], [], []
         self.served = []
         self.num_cancelled = 0
 
-    async def sample(self, session, token_ids, *, max_new_tokens, seed):
+    async def sample(self, session, token_ids, *, max_new_tokens, seed, agent):
         self.prompts.append(list(token_ids))
         self.limits.append(max_new_tokens)
         self.seeds.append(seed)
+        self.agents.append(agent)
         reply = self._replies.pop(0)
         if isinstance(reply, BaseException):
             raise reply

@@ -433,3 +433,22 @@ def test_ranks_follow_from_the_devices_with_the_shards(tmp_path, backend: str, n
     actor = make_plans(job, flows, tmp_path).plans[flows.train.name].stage("actor")
     assert (actor.num_ranks, len(actor.devices)) == (num_ranks, 4)
     assert config.actor.num_shards == num_shards == flows.train.graph().stage("actor").num_parts
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "--rollout.agent.run=loop",
+            "--rollout.agent.run: rollout.agent.agents=hinter, guesser: run=loop is one agent; give a function that "
+            "lets each of them speak",
+        ),
+        (
+            "--rollout.agent.agents.hinter.trains=false --rollout.agent.agents.guesser.trains=false",
+            "rollout.agent.agents: none of hinter, guesser trains; set trains: true for at least one",
+        ),
+        ("--rollout.agent.agents.a/b={}", "rollout.agent.agents.a/b"),
+    ],
+)
+def test_agents_that_cannot_play_are_refused(line: str, expected: str) -> None:
+    assert expected in message("guess-team", line)

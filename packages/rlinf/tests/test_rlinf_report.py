@@ -505,3 +505,17 @@ def test_samples_are_whole_groups_below_their_prompt(tmp_path: Path) -> None:
         assert expected in re.sub(r"\s", " ", says), expected
     assert says.count("answer 42") == 3, "the reference and two completions"
     assert "prompt 2" in says and "prompt 3" not in says, "four groups of a step"
+
+
+def test_an_episode_of_several_agents_shows_who_spoke_and_what_each_got(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_steps=1)
+    segments = [{"author": "policy", "agent": "judge", "text": "no", "num_tokens": 2, "version": 4}]
+    other = [{"author": "policy", "agent": "solver", "text": "6", "num_tokens": 1, "version": 4}]
+    row = {"prompt_index": 0, "sample": 0, "prompt": "p", "completion": "no", "reward": 0.25}
+    row |= {"agent_rewards": json.dumps({"solver": -0.5, "judge": 1.0}), "segments": json.dumps(segments)}
+    folder.samples(0, [row | {"branches": json.dumps([other])}])
+    folder.close()
+    page = write_report(folder.path).read_text()
+    assert "solver \N{MINUS SIGN}0.5" in page and "judge 1" in page
+    assert 'title="judge, version 4, 2 tokens">no</span>' in page
+    assert '<p class="sub">Conversation of solver</p>' in page

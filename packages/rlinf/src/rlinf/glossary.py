@@ -60,6 +60,8 @@ TRAINING = (
         reward/judge_failures | share | Completions on which a built-in reward failed, by an exception or because the
             checking process died. The run ends if the share exceeds run.max_judge_failures. An exception in a custom
             reward ends the run at once.
+        reward/agent/<agent> | reward | Mean reward of an agent by name (rollout.agent.agents) that trains, over
+            the episodes in which it had a turn.
         agent/turns | turns | Turns that the policy wrote in an episode, mean.
         agent/retries | episodes | How often an episode was done again after a failure that the policy cannot have
             caused, mean.

@@ -12,7 +12,7 @@ from .sessions import (
     SessionLimits as SessionLimits,
     TokenSource as TokenSource,
 )
-from .settings import EpisodeSettings as EpisodeSettings
+from .settings import EpisodeSettings as EpisodeSettings, NamedAgent as NamedAgent
 from .templates import (
     ChatTemplate as ChatTemplate,
     TemplateRefused as TemplateRefused,

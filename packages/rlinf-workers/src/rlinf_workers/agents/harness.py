@@ -13,10 +13,9 @@ import contextlib
 import json
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlinf_workers.agents.interpreters import other_interpreter, same_interpreter
 from rlinf_workers.agents.messages import RequestRefused
@@ -35,6 +34,18 @@ class HarnessResult:
     printed: str
 
 
+class TakesRewards(Protocol):
+    """What a harness gives rewards to: the session."""
+
+    def reward_numbered_turn(self, number: int, value: float) -> None:
+        """Raises: RequestRefused."""
+        ...
+
+    def reward(self, value: float, *, agent: str) -> None:
+        """Raises: RequestRefused."""
+        ...
+
+
 class Harness:
     """The process of a harness; started by the first episode, and again after it was lost.
 
@@ -50,13 +61,13 @@ class Harness:
         self._next = 0
 
     async def run(
-        self, name: str, base_url: str, api_key: str, task: dict[str, Any], reward_turn: Callable[[int, float], None]
+        self, name: str, base_url: str, api_key: str, task: dict[str, Any], rewarded: TakesRewards
     ) -> HarnessResult:
         """Runs an episode; cancelling it cancels the harness's coroutine.
 
         Args:
             name: of the session.
-            reward_turn: called with (turn, reward) for each turn that gets a reward of its own.
+            rewarded: gets the rewards of turns and of agents.
 
         Raises: EpisodeEnded if the harness raises or its process dies.
         """
@@ -66,7 +77,7 @@ class Harness:
         return await connection.episode(
             number,
             {"id": number, "session": name, "base_url": base_url, "api_key": api_key, "task": task},
-            reward_turn,
+            rewarded,
         )
 
     async def start(self) -> None:
@@ -90,7 +101,7 @@ class _Connection:
 
     def __init__(self, process: asyncio.subprocess.Process, reader: Any, writer: Any) -> None:
         self._process, self._reader, self._writer = process, reader, writer
-        self._open: dict[int, tuple[asyncio.Future[HarnessResult], Callable[[int, float], None]]] = {}
+        self._open: dict[int, tuple[asyncio.Future[HarnessResult], TakesRewards]] = {}
         self.is_lost = False
         self._reading: asyncio.Task[None] | None = None
 
@@ -119,11 +130,9 @@ class _Connection:
         connection._reading = asyncio.ensure_future(connection._read())
         return connection
 
-    async def episode(
-        self, number: int, message: dict[str, Any], reward_turn: Callable[[int, float], None]
-    ) -> HarnessResult:
+    async def episode(self, number: int, message: dict[str, Any], rewarded: TakesRewards) -> HarnessResult:
         future: asyncio.Future[HarnessResult] = asyncio.get_running_loop().create_future()
-        self._open[number] = future, reward_turn
+        self._open[number] = future, rewarded
         self._writer.write(json.dumps(message).encode() + b"\n")
         try:
             return await future
@@ -143,12 +152,15 @@ class _Connection:
     async def _read(self) -> None:
         while line := await self._line():
             message = json.loads(line)
-            future, reward_turn = self._open.get(message["id"], (None, None))
-            if future is None or reward_turn is None:
+            future, rewarded = self._open.get(message["id"], (None, None))
+            if future is None or rewarded is None:
                 continue
-            if "turn_reward" in message:
+            if "turn_reward" in message or "agent_reward" in message:
                 try:
-                    reward_turn(message["turn"], message["turn_reward"])
+                    if "agent_reward" in message:
+                        rewarded.reward(message["agent_reward"], agent=message["agent"])
+                    else:
+                        rewarded.reward_numbered_turn(message["turn"], message["turn_reward"])
                 except RequestRefused as error:
                     future.set_exception(EpisodeEnded("harness_lost", str(error)))
                     del self._open[message["id"]]

@@ -42,9 +42,13 @@ class HarnessSession:
         openai = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.api_key}
         return {**os.environ, **openai, "ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": self.api_key}
 
-    def reward(self, value, turn=-1):
-        """Gives a turn of the policy a reward of its own; by default the latest."""
-        self._send({"id": self._number, "turn": int(turn), "turn_reward": float(value)})
+    def reward(self, value, turn=-1, agent=None):
+        """Gives an agent a reward of its own in this episode; without an agent, a turn of the policy, by default the
+        latest."""
+        if agent is None:
+            self._send({"id": self._number, "turn": int(turn), "turn_reward": float(value)})
+        else:
+            self._send({"id": self._number, "agent": str(agent), "agent_reward": float(value)})
 
 
 class _Printed(io.TextIOBase):

@@ -38,10 +38,15 @@ class TokenTree:
             parent = index
         return parent
 
-    def add_turn(self, parent: int, sampled: Sampled, state: str) -> int:
+    def add_turn(self, parent: int, sampled: Sampled, state: str, agent: str = "") -> int:
         """Adds what the policy sampled after a node. Two turns with the same tokens are two nodes."""
         node = TokenNode(
-            parent=parent, author="policy", token_ids=list(sampled.token_ids), sampled=sampled, state=state
+            parent=parent,
+            author="policy",
+            token_ids=list(sampled.token_ids),
+            sampled=sampled,
+            state=state,
+            agent=agent,
         )
         self.nodes.append(node)
         return len(self.nodes) - 1

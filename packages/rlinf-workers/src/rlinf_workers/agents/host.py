@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -41,12 +42,12 @@ from rlinf_workers.agents.link import (
     to_agents,
 )
 from rlinf_workers.agents.loop import run_loop
-from rlinf_workers.agents.noise import TurnNoise, noise_of_attempt
+from rlinf_workers.agents.noise import TurnNoise, noise_of_agent, noise_of_attempt
 from rlinf_workers.agents.records import NOT_OF_POLICY, AgentTrajectory, EpisodeEnded, Sampled, cut
 from rlinf_workers.agents.replay import follow
 from rlinf_workers.agents.sessions import AgentSession, SessionLimits
-from rlinf_workers.agents.settings import LOOP, EpisodeSettings
-from rlinf_workers.agents.templates import template_of_folder
+from rlinf_workers.agents.settings import LOOP, EpisodeSettings, NamedAgent
+from rlinf_workers.agents.templates import ChatTemplate, template_of_folder
 from rlinf_workers.agents.tools import EpisodeTools, make_environments, make_tools, start_tools
 from rlinf_workers.cores import unpin
 
@@ -63,11 +64,18 @@ class Attempt:
     """An attempt at an episode: its noise, and the time that it spends outside the engine."""
 
     def __init__(self, number: int, name: str, noise: int) -> None:
-        self.number, self.name, self.noise = number, name, TurnNoise(noise)
+        self.number, self.name = number, name
+        self._noise, self._noises = noise, dict[str, TurnNoise]()
         self.doing = "the harness"
         """Outside the engine."""
         self.num_turns = 0
         self._num_sampling, self._idle_s, self._since = 0, 0.0, time.monotonic()
+
+    def noise_of(self, agent: str) -> TurnNoise:
+        """The noise of an agent's turns, which does not depend on when others speak."""
+        if agent not in self._noises:
+            self._noises[agent] = TurnNoise(noise_of_agent(self._noise, agent))
+        return self._noises[agent]
 
     @property
     def idle_s(self) -> float:
@@ -126,6 +134,7 @@ class AgentHost:
     def __init__(self, settings: EpisodeSettings, send: Callable[[FromAgents], None]) -> None:
         self._settings, self._send = settings, send
         self._template = template_of_folder(settings.tokenizer_folder, settings.chat_options, ends=settings.stop_ids)
+        self._templates = {name: self._template_of(agent) for name, agent in settings.agents.items()}
         self._tools = make_tools(settings.tools)
         self._environments = None if settings.environment is None else make_environments(settings.environment)
         self._agent = None if settings.run == LOOP else direct_agent(settings.run)
@@ -137,6 +146,11 @@ class AgentHost:
         self._requests: dict[int, asyncio.Future[Sampled]] = {}
         self._num_requests = 0
         self._running: dict[int, asyncio.Task[None]] = {}
+
+    def _template_of(self, agent: NamedAgent) -> ChatTemplate:
+        if agent.folder is None:
+            return self._template
+        return template_of_folder(agent.folder, self._settings.chat_options, ends=agent.stop_ids)
 
     async def start(self) -> None:
         """Raises: EpisodeEnded if the harness cannot be imported; ToolUnavailable if a tool does not work."""
@@ -190,7 +204,7 @@ class AgentHost:
     # -- tokens ----------------------------------------------------------------------------------------------------
 
     async def sample(
-        self, session: str, token_ids: Sequence[int], *, max_new_tokens: int | None, seed: int | None
+        self, session: str, token_ids: Sequence[int], *, max_new_tokens: int | None, seed: int | None, agent: str
     ) -> Sampled:
         """A turn of a session, from the engine (`TokenSource`)."""
         attempt = self._attempts[session]
@@ -200,14 +214,15 @@ class AgentHost:
                 f"the history has {len(token_ids)} tokens, and a whole turn of {self._settings.max_new_tokens} no "
                 f"longer fits into {self._settings.max_context_tokens}",
             )
-        sampled = await self._ask(attempt, token_ids, attempt.noise.next(token_ids, seed))
+        sampled = await self._ask(attempt, token_ids, attempt.noise_of(agent).next(token_ids, seed), agent)
         return sampled if max_new_tokens is None else cut(sampled, max_new_tokens, truncated=True)
 
-    async def _ask(self, attempt: Attempt, token_ids: Sequence[int], noise: int) -> Sampled:
+    async def _ask(self, attempt: Attempt, token_ids: Sequence[int], noise: int, agent: str) -> Sampled:
         self._num_requests += 1
         request = self._num_requests
         future = self._requests[request] = asyncio.get_running_loop().create_future()
-        self._send(Ask(request=request, episode=attempt.number, token_ids=list(token_ids), noise=noise))
+        ask = Ask(request=request, episode=attempt.number, token_ids=list(token_ids), noise=noise, agent=agent)
+        self._send(ask)
         with attempt.sampling():
             return await future
 
@@ -227,7 +242,7 @@ class AgentHost:
     async def _report(self, begin: Begin) -> None:
         if begin.script is not None:
             attempt = Attempt(begin.episode, begin.task.name, begin.noise)
-            trajectory = await follow(begin.script, lambda ids, noise: self._ask(attempt, ids, noise))
+            trajectory = await follow(begin.script, partial(self._ask, attempt))
             self._send(EpisodeReport(episode=begin.episode, trajectory=trajectory))
             return
         idle_s = 0.0
@@ -247,7 +262,7 @@ class AgentHost:
             max_context_tokens=settings.max_context_tokens,
             max_new_tokens=settings.max_new_tokens,
         )
-        session = AgentSession(name, self._template, self, limits)
+        session = AgentSession(name, self._template, self, limits, agents=self._templates)
         self._attempts[name] = attempt
         work = asyncio.ensure_future(self._play(session, task, attempt))
         end_of_time = asyncio.ensure_future(attempt.end_of_time(settings.max_idle_s))
@@ -291,9 +306,7 @@ class AgentHost:
         assert self._harness is not None, "called where there is one"
         base_url, token = self._server.open(session)
         try:
-            result = await self._harness.run(
-                session.id, base_url, token, msgspec.to_builtins(task), session.reward_numbered_turn
-            )
+            result = await self._harness.run(session.id, base_url, token, msgspec.to_builtins(task), session)
         finally:
             self._server.close(session.id)
         if session.end is not None and session.end.cause in NOT_OF_POLICY:

@@ -53,6 +53,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Of the policy: with which they were sampled."""
     truncated: bool = False
     """Of the policy: the turn ended at a limit."""
+    agent: str = ""
+    """Of the policy: whose turn it was."""
     reward: float | None = None
     state: str = ""
     differs: str = ""
@@ -63,6 +65,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: list[Step]
     reward: float | None = None
+    rewards: dict[str, float] = {}
     cause: Cause = ""
     detail: str = ""
 
@@ -104,6 +107,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     episode: int
     token_ids: list[int]
     noise: int
+    agent: str = ""
+    """Whose turn it is."""
 
 
 class EpisodeReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -18,6 +18,11 @@ def noise_of_attempt(noise: int, attempt: int) -> int:
     return _number(struct.pack(">2q", noise, attempt))
 
 
+def noise_of_agent(noise: int, agent: str) -> int:
+    """That of the turns of an agent in an attempt; without a name the attempt's own."""
+    return _number(struct.pack(">q", noise) + agent.encode()) if agent else noise
+
+
 class TurnNoise:
     """The noise of the turns of an episode: the n-th turn that follows the same tokens always has the same.
 

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 Author = Literal["policy", "template", "tool", "user"]
-"""Who wrote tokens. policy: the engine sampled them, and only they have a loss; template: the chat template, between
+"""Who wrote tokens. policy: an engine sampled them, and only they can have a loss; template: the chat template, between
 two turns; tool: the result of a call; user: the task, or anyone else who speaks in the conversation."""
 
 Cause = Literal[
@@ -80,6 +80,8 @@ class TokenNode(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[int]
     sampled: Sampled | None = None
     """Of the policy's tokens; its `token_ids` are the same."""
+    agent: str = ""
+    """Of the policy's tokens: the agent whose turn it was; "": the job has no agents by name."""
     reward: float | None = None
     """Of this turn of the policy; None: only the episode has one."""
     state: str = ""
@@ -98,6 +100,8 @@ class AgentTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[TokenNode]
     reward: float | None = None
     """Of the episode; None: the job's reward scores its last turn."""
+    rewards: dict[str, float] = {}
+    """Agent -> its reward in the episode; one without an entry has the reward of the episode."""
     cause: Cause = ""
     detail: str = ""
     """For people: the message that goes with the cause."""

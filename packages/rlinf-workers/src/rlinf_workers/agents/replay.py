@@ -19,6 +19,7 @@ def script_of(trajectory: AgentTrajectory) -> Script:
                 num_tokens=len(node.token_ids) if node.sampled else 0,
                 noise=node.sampled.noise if node.sampled else 0,
                 truncated=bool(node.sampled and node.sampled.truncated),
+                agent=node.agent,
                 reward=node.reward,
                 state=node.state,
                 differs=node.differs,
@@ -26,22 +27,25 @@ def script_of(trajectory: AgentTrajectory) -> Script:
             for node in trajectory.nodes
         ],
         reward=trajectory.reward,
+        rewards=trajectory.rewards,
         cause=trajectory.cause,
         detail=trajectory.detail,
     )
 
 
-async def follow(script: Script, sample: Callable[[Sequence[int], int], Awaitable[Sampled]]) -> AgentTrajectory:
+async def follow(script: Script, sample: Callable[[Sequence[int], int, str], Awaitable[Sampled]]) -> AgentTrajectory:
     """The episode of a record, with turns that are sampled anew.
 
     Args:
-        sample: (tokens that the turn follows, noise) -> the turn.
+        sample: (tokens that the turn follows, noise, agent) -> the turn.
     """
-    trajectory = AgentTrajectory(nodes=[], reward=script.reward, cause=script.cause, detail=script.detail)
+    trajectory = AgentTrajectory(
+        nodes=[], reward=script.reward, rewards=script.rewards, cause=script.cause, detail=script.detail
+    )
     for step in script.steps:
         sampled = None
         if step.author == "policy":
-            turn = await sample(trajectory.token_ids(step.parent), step.noise)
+            turn = await sample(trajectory.token_ids(step.parent), step.noise, step.agent)
             sampled = cut(turn, step.num_tokens, truncated=step.truncated)
         trajectory.nodes.append(
             TokenNode(
@@ -49,6 +53,7 @@ async def follow(script: Script, sample: Callable[[Sequence[int], int], Awaitabl
                 author=step.author,
                 token_ids=sampled.token_ids if sampled else step.token_ids,
                 sampled=sampled,
+                agent=step.agent,
                 reward=step.reward,
                 state=step.state,
                 differs=step.differs,

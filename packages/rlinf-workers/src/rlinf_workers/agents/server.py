@@ -217,12 +217,14 @@ class SessionServer:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         try:
-            self._authorized(request)
+            opened = self._authorized(request)
         except HttpRefusal as refusal:
             return _error(DIALECTS[0], refusal)
-        anthropic = {"type": "model", "display_name": "policy", "created_at": "1970-01-01T00:00:00Z"}
-        model = {"id": "policy", "object": "model", "created": 0, "owned_by": "rlinf", **anthropic}
-        page = {"object": "list", "data": [model], "has_more": False, "first_id": "policy", "last_id": "policy"}
+        names = opened.session.agents or ("policy",)
+        anthropic = {"type": "model", "created_at": "1970-01-01T00:00:00Z"}
+        model = {"object": "model", "created": 0, "owned_by": "rlinf", **anthropic}
+        models = [{"id": name, "display_name": name, **model} for name in names]
+        page = {"object": "list", "data": models, "has_more": False, "first_id": names[0], "last_id": names[-1]}
         return web.json_response(page)
 
 
@@ -253,6 +255,7 @@ async def _sample(session: AgentSession, request: DialectRequest) -> list[Assist
         "max_tokens": request.max_tokens,
         "stop": request.stop,
         "seed": request.seed,
+        "agent": request.model if session.agents else "",
     }
     if not request.prompts:
         return await session.chat(request.messages, tools=request.tools, **limits)

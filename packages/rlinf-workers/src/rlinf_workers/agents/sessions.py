@@ -19,7 +19,7 @@ import msgspec
 from rlinf_workers.agents.histories import ServedTurn, ServedTurns, TokenTree
 from rlinf_workers.agents.messages import Message, RequestRefused, ToolCall, digests, read_messages, read_tools
 from rlinf_workers.agents.records import AgentTrajectory, Cause, EpisodeEnded, Sampled, cut
-from rlinf_workers.agents.templates import AuthoredTokens, ChatTemplate
+from rlinf_workers.agents.templates import AuthoredTokens, ChatTemplate, TokenText
 from rlinf_workers.engines.stopping import StopStrings
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -31,12 +31,13 @@ class TokenSource(Protocol):
     """What a session asks tokens of: an engine, or a stand-in for one."""
 
     async def sample(
-        self, session: str, token_ids: Sequence[int], *, max_new_tokens: int | None, seed: int | None
+        self, session: str, token_ids: Sequence[int], *, max_new_tokens: int | None, seed: int | None, agent: str
     ) -> Sampled:
         """Samples one turn after these tokens. Cancelling the call cancels the sampling.
 
         Args:
             session: its id; requests of one session share their beginning.
+            agent: whose turn it is; "": the job has no agents by name.
             max_new_tokens: None: the limit of the recipe.
             seed: of the request.
 
@@ -112,22 +113,36 @@ class AssistantTurn:
         return Message("assistant", self.content, self.reasoning, calls)
 
 
+class _Speaker:
+    """An agent: its template, and the conversations that it can go on with."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.template = template
+        self.served = ServedTurns()
+        self.texts: list[tuple[str, int]] = []
+        """(text that a completion request may continue, node) of each turn."""
+
+
 class AgentSession:
-    """The conversations of an episode.
+    """The conversations of an episode. With agents by name each has conversations of its own: what another agent said
+    is a text to it, which it did not write.
 
     Args:
         session_id: passed to the source.
+        template: of the only agent.
         source: samples the turns.
         tokens_of_task: tokens of the first prompt, if they are known; they replace what the template gives for the
             first request.
         missing_thoughts: what a history is whose turns lack the thoughts that they were returned with. `branch`:
             another one, since the harness has removed them. `continue`: the same; the policy goes on seeing them.
+        agents: agents by name, and the template of each; empty: there is one, without a name.
 
     Attributes:
         counts: what happened that a report shows: `continued`, `branches`, `roots`, `malformed_calls`, `stopped`
             (at a stop string), and for each declared rule of the template the turns that it concerned.
         next_state: of the next turn, see `TokenNode.state`; used once.
         end: the last EpisodeEnded that a request met.
+        agents: names of the agents; empty: there is one, without a name.
     """
 
     def __init__(
@@ -139,6 +154,7 @@ class AgentSession:
         *,
         tokens_of_task: Sequence[int] | None = None,
         missing_thoughts: Literal["branch", "continue"] = "branch",
+        agents: Mapping[str, ChatTemplate] | None = None,
     ) -> None:
         self.id = session_id
         self.template = template
@@ -146,13 +162,13 @@ class AgentSession:
         self.counts: Counter[str] = Counter()
         self.next_state = ""
         self.end: EpisodeEnded | None = None
+        self.agents = tuple(agents or ())
+        self._speakers = {name: _Speaker(one) for name, one in (agents or {"": template}).items()}
+        self._rewards: dict[str, float] = {}
         self._source = source
         self._tokens_of_task = None if tokens_of_task is None else tuple(tokens_of_task)
         self._compares_thoughts = missing_thoughts == "branch"
         self._tree = TokenTree()
-        self._served = ServedTurns()
-        self._texts: list[tuple[str, int]] = []
-        """(text that a completion request may continue, node) of each turn."""
         self._turn_nodes: list[int] = []
         self._num_turns = 0
 
@@ -167,6 +183,7 @@ class AgentSession:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         seed: int | None = None,
+        agent: str = "",
     ) -> list[AssistantTurn]:
         """Samples `n` next turns of a conversation.
 
@@ -176,18 +193,21 @@ class AgentSession:
             max_tokens: of a turn.
             stop: a turn ends with the first token after which its text contains one of these.
             seed: sample i uses seed + i.
+            agent: whose turn it is, in a job with agents by name.
 
         Raises: RequestRefused; EpisodeEnded: TurnsExhausted and ContextFull, or one of the source.
         """
+        speaker = self._speaker(agent)
         history, declared = read_messages(messages), read_tools(tools)
-        parent = self._place(history, declared)
-        sampled, stops = await self._sample(parent, n=n, max_tokens=max_tokens, stop=stop, seed=seed)
+        parent = self._place(speaker, history, declared)
+        sampled, stops = await self._sample(agent, parent, n=n, max_tokens=max_tokens, stop=stop, seed=seed)
         state, self.next_state = self.next_state, ""
-        turns = [self._turn(parent, one, string, declared, state) for one, string in zip(sampled, stops, strict=True)]
+        pairs = zip(sampled, stops, strict=True)
+        turns = [self._turn(agent, parent, one, string, declared, state) for one, string in pairs]
         for turn in turns:
             conversation = (*history, turn.as_message())
             digest = digests(conversation, declared, thoughts=self._compares_thoughts)[-1]
-            self._served.add(digest, ServedTurn(conversation, turn.node))
+            speaker.served.add(digest, ServedTurn(conversation, turn.node))
         return turns
 
     async def complete(
@@ -198,24 +218,27 @@ class AgentSession:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         seed: int | None = None,
+        agent: str = "",
     ) -> list[AssistantTurn]:
         """Samples `n` continuations of a text, or of tokens. The arguments and errors are those of `chat`.
 
         A prompt that begins with an earlier one and the text returned for it continues that turn; tokens continue the
         longest path of the tree that they begin with.
         """
-        parent = self._place_text(prompt) if isinstance(prompt, str) else self._place_tokens(prompt)
-        sampled, stops = await self._sample(parent, n=n, max_tokens=max_tokens, stop=stop, seed=seed)
+        speaker = self._speaker(agent)
+        parent = self._place_text(speaker, prompt) if isinstance(prompt, str) else self._place_tokens(agent, prompt)
+        sampled, stops = await self._sample(agent, parent, n=n, max_tokens=max_tokens, stop=stop, seed=seed)
         state, self.next_state = self.next_state, ""
         pairs = zip(sampled, stops, strict=True)
-        turns = [self._turn(parent, one, string, (), state, is_plain=True) for one, string in pairs]
-        before = prompt if isinstance(prompt, str) else self.template.text.decode(prompt)
-        self._texts += [(before + turn.content, turn.node) for turn in turns]
+        turns = [self._turn(agent, parent, one, string, (), state, is_plain=True) for one, string in pairs]
+        before = prompt if isinstance(prompt, str) else speaker.template.text.decode(prompt)
+        speaker.texts += [(before + turn.content, turn.node) for turn in turns]
         return turns
 
     def token_texts(self, turn: AssistantTurn) -> tuple[str, ...]:
         """Text of each token of a turn."""
-        return tuple(self.template.text.decode([token]) for token in turn.token_ids)
+        text = self._speakers[self._tree.nodes[turn.node].agent].template.text
+        return tuple(text.decode([token]) for token in turn.token_ids)
 
     # -- what an episode leaves ------------------------------------------------------------------------------------
 
@@ -223,8 +246,17 @@ class AgentSession:
         self, reward: float | None = None, cause: Cause = "", detail: str = "", printed: str = ""
     ) -> AgentTrajectory:
         """Everything that was served so far."""
-        nodes = list(self._tree.nodes)
-        return AgentTrajectory(nodes=nodes, reward=reward, cause=cause, detail=detail, printed=printed)
+        nodes, rewards = list(self._tree.nodes), dict(self._rewards)
+        return AgentTrajectory(nodes=nodes, reward=reward, rewards=rewards, cause=cause, detail=detail, printed=printed)
+
+    def reward(self, value: float, *, agent: str) -> None:
+        """Gives an agent a reward of its own in this episode; a later call replaces it. Agents without one have the
+        reward of the episode.
+
+        Raises: RequestRefused if there is no such agent.
+        """
+        self._speaker(agent)
+        self._rewards[agent] = value
 
     def reward_turn(self, turn: AssistantTurn, value: float) -> None:
         """Gives a turn a reward of its own."""
@@ -246,54 +278,69 @@ class AgentSession:
 
     # -- places in the tree ----------------------------------------------------------------------------------------
 
-    def _place(self, history: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
+    def _speaker(self, agent: str) -> _Speaker:
+        """Raises: RequestRefused if there is no such agent."""
+        if agent in self._speakers:
+            return self._speakers[agent]
+        if not self.agents:
+            raise RequestRefused(f"agent={agent!r}: this job has no agents by name (rollout.agent.agents)")
+        raise RequestRefused(
+            f"agent={agent!r} is none of this job's agents, {', '.join(self.agents)}; a request names one as its model"
+        )
+
+    def _place(self, speaker: _Speaker, history: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
         """Adds the tokens that stand before the next turn, and returns their last node."""
         self._check_turns()
-        turn = self._served.deepest(digests(history, tools, thoughts=self._compares_thoughts))
+        turn = speaker.served.deepest(digests(history, tools, thoughts=self._compares_thoughts))
         if turn is None:
-            pieces, parent, is_new = self._first_prompt(history, tools), -1, bool(self._served.turns)
+            pieces, parent, is_new = self._first_prompt(speaker, history, tools), -1, bool(speaker.served.turns)
         else:
             last_id = (self._tree.nodes[turn.node].token_ids or [None])[-1]
             whole = [
                 *turn.messages,
                 *history[len(turn.messages) :],
             ]  # the turns' calls with the ids that they have here
-            pieces = self.template.suffix(whole, tools, len(turn.messages), last_id)
+            pieces = speaker.template.suffix(whole, tools, len(turn.messages), last_id)
             parent, is_new = turn.node, turn.num_continued > 0
             turn.num_continued += 1
         num_nodes = len(self._tree.nodes)
-        node = self._tree.add(parent, pieces, self._served.difference(history) if is_new else "")
+        node = self._tree.add(parent, pieces, speaker.served.difference(history) if is_new else "")
         if not is_new:
             self.counts["continued"] += turn is not None
         elif len(self._tree.nodes) > num_nodes:
             self.counts["roots" if turn is None else "branches"] += 1
-        self._count_declared(history, tools)
+        self._count_declared(speaker.template, history, tools)
         return node
 
-    def _first_prompt(self, history: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[AuthoredTokens]:
-        if self._tokens_of_task is not None and not self._served.turns:
+    def _first_prompt(
+        self, speaker: _Speaker, history: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> list[AuthoredTokens]:
+        if self._tokens_of_task is not None and not speaker.served.turns:
             return [AuthoredTokens("user", self._tokens_of_task)]
-        return self.template.prompt(history, tools)
+        return speaker.template.prompt(history, tools)
 
-    def _place_text(self, prompt: str) -> int:
+    def _place_text(self, speaker: _Speaker, prompt: str) -> int:
         self._check_turns()
-        begun = [(text, node) for text, node in self._texts if prompt.startswith(text)]
+        begun = [(text, node) for text, node in speaker.texts if prompt.startswith(text)]
         text, parent = max(begun, key=lambda entry: len(entry[0]), default=("", -1))
-        return self._tree.add(parent, [AuthoredTokens("user", tuple(self.template.text.encode(prompt[len(text) :])))])
+        rest = tuple(speaker.template.text.encode(prompt[len(text) :]))
+        return self._tree.add(parent, [AuthoredTokens("user", rest)])
 
-    def _place_tokens(self, prompt: Sequence[int]) -> int:
+    def _place_tokens(self, agent: str, prompt: Sequence[int]) -> int:
         self._check_turns()
         prompt_ids, deepest, length = list(prompt), -1, 0
         for index, node in enumerate(self._tree.nodes):
-            if node.author == "policy":
+            if node.author == "policy" and node.agent == agent:
                 begun = self._tree.token_ids(index)
                 if length < len(begun) <= len(prompt_ids) and prompt_ids[: len(begun)] == begun:
                     deepest, length = index, len(begun)
         rest = tuple(prompt_ids[length:])
         return self._tree.add(deepest, [AuthoredTokens("user", rest)] if rest else [])
 
-    def _count_declared(self, history: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
-        declared = self.template.declared
+    def _count_declared(
+        self, template: ChatTemplate, history: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> None:
+        declared = template.declared
         if "thoughts" in declared and any(message.thoughts for message in history[:-1]):
             self.counts["declared_thoughts"] += 1
         if "tools" in declared and tools and any(message.role == "assistant" for message in history):
@@ -307,7 +354,7 @@ class AgentSession:
             raise self.end
 
     async def _sample(
-        self, parent: int, *, n: int, max_tokens: int | None, stop: Sequence[str], seed: int | None
+        self, agent: str, parent: int, *, n: int, max_tokens: int | None, stop: Sequence[str], seed: int | None
     ) -> tuple[list[Sampled], list[str]]:
         """`n` turns after a node, each up to its first stop string, and that string."""
         if not 1 <= n <= MAX_SAMPLES:
@@ -326,13 +373,12 @@ class AgentSession:
         most = min(left, max_tokens or left)
         max_new_tokens = most if most < self.limits.max_new_tokens else None
         self._num_turns += 1
+        seeds = [None if seed is None else seed + index for index in range(n)]
         samples = [
             asyncio.ensure_future(
-                self._source.sample(
-                    self.id, token_ids, max_new_tokens=max_new_tokens, seed=None if seed is None else seed + index
-                )
+                self._source.sample(self.id, token_ids, max_new_tokens=max_new_tokens, seed=one, agent=agent)
             )
-            for index in range(n)
+            for one in seeds
         ]
         try:
             sampled = await asyncio.gather(*samples)
@@ -342,21 +388,23 @@ class AgentSession:
             for one in samples:
                 one.cancel()
             raise
-        cuts = [self._stopped(one, stop) for one in sampled]
+        text = self._speakers[agent].template.text
+        cuts = [self._stopped(text, one, stop) for one in sampled]
         return [one for one, _ in cuts], [string for _, string in cuts]
 
-    def _stopped(self, sampled: Sampled, stop: Sequence[str]) -> tuple[Sampled, str]:
+    def _stopped(self, reader: TokenText, sampled: Sampled, stop: Sequence[str]) -> tuple[Sampled, str]:
         """What was sampled up to the token that completes a stop string, and that string."""
-        end = StopStrings(self.template.text, stop).end(sampled.token_ids) if stop else None
+        end = StopStrings(reader, stop).end(sampled.token_ids) if stop else None
         if end is None:
             return sampled, ""
         self.counts["stopped"] += 1
-        text = self.template.text.decode(sampled.token_ids[:end])
+        text = reader.decode(sampled.token_ids[:end])
         first = min((one for one in stop if one in text), key=text.index)
         return msgspec.structs.replace(cut(sampled, end, truncated=False), truncated=False), first
 
     def _turn(
         self,
+        agent: str,
         parent: int,
         sampled: Sampled,
         stop: str,
@@ -371,9 +419,9 @@ class AgentSession:
             is_plain: it is a text's continuation, without thoughts or calls.
         """
         history = self._tree.token_ids(parent)
-        node = self._tree.add_turn(parent, sampled, state)
+        node = self._tree.add_turn(parent, sampled, state, agent)
         self._turn_nodes.append(node)
-        read = self.template.read(sampled.token_ids, tools, history)
+        read = self._speakers[agent].template.read(sampled.token_ids, tools, history)
         content = read.text if is_plain else read.content
         if stop:
             content = content.partition(stop)[0]

@@ -13,6 +13,19 @@ LOOP = "loop"
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NamedAgent:
+    """An agent of a job that has several."""
+
+    trains: bool = True
+    """Whether its turns have a loss."""
+    folder: str | None = None
+    """Model folder of a partner that does not train; None: it speaks with the job's policy."""
+    stop_ids: list[int] = field(default_factory=list)
+    """Tokens at which the partner's engine ends a turn; set by the rank."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeSettings:
     """The settings of the agents of a rollout rank."""
 
@@ -22,6 +35,8 @@ class EpisodeSettings:
     """What the loop may call, as `tools.make_tools` reads it."""
     environment: dict[str, Any] | None = None
     """What reads the loop's answers, as `tools.make_environments` reads it; None: an answer ends the episode."""
+    agents: dict[str, NamedAgent] = field(default_factory=dict)
+    """The agents by name; empty: there is one, without a name."""
     max_turns: int
     """Turns of the policy in an episode."""
     max_context_tokens: int
@@ -43,6 +58,11 @@ class EpisodeSettings:
     """Tokens at which the engine ends a turn; set by the rank."""
     chat_options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the chat template."""
+
+    @property
+    def trained_agents(self) -> tuple[str, ...]:
+        """The agents by name whose turns have a loss."""
+        return tuple(name for name, agent in self.agents.items() if agent.trains)
 
     @property
     def max_prompt_tokens(self) -> int:

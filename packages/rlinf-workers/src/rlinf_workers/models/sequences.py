@@ -64,7 +64,7 @@ def pack_groups(groups: Sequence[SampleGroup]) -> SequenceBatch:
     return SequenceBatch(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
-        completion_ids=torch.cat([fit_width(group.completion_ids, completion_width, PAD_ID) for group in groups]),
+        completion_ids=torch.cat([fit_width(group.computed_ids, completion_width, PAD_ID) for group in groups]),
         loss_mask=torch.cat([fit_width(group.loss_mask, completion_width, 0.0) for group in groups]),
         group_sizes=tuple(len(group.completion_ids) for group in groups),
     )

@@ -30,6 +30,8 @@ from rlinf.config.tasks import FilesTask, TaskConfig
 from rlinf_algos import preset
 from rlinf_workers.plugins import TRAINERS
 
+AgentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+
 
 class ArchitectureConfig(Section):
     """A small new model, with a tokenizer of single characters."""
@@ -101,6 +103,14 @@ def _environment_by_name(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+class NamedAgentConfig(Section):
+    """An agent of a task with several (docs/agents.md)."""
+
+    trains: bool = Field(
+        default=True, description="Whether its turns are trained, with a baseline of its own; false: it only plays."
+    )
+
+
 class AgentConfig(Section):
     """Episodes of many turns in place of completions (docs/agents.md)."""
 
@@ -122,6 +132,11 @@ class AgentConfig(Section):
         description="A text environment that reads the answers of the loop's policy, says what follows, and rewards "
         "them: package.module:Class, or a mapping with `name` (gymnasium, openenv, package.module:Class) and its "
         "options. Needs reward.kind=episode. null: an answer ends the episode.",
+    )
+    agents: dict[AgentName, NamedAgentConfig] = Field(
+        default={},
+        description="Agents by name, such as {solver: {}, judge: {trains: false}}: a request names one as its model. "
+        "Each has conversations and a reward of its own. Empty: there is one agent, without a name.",
     )
     max_turns: int = Field(default=8, ge=1, description="Turns of the policy in an episode.")
     max_context_tokens: int = Field(
@@ -160,10 +175,25 @@ class AgentConfig(Section):
                     keys=(f"rollout.agent.{key}", "rollout.agent.run"),
                     text=f" is not used: {self.run} brings its own; leave it out, or use run=loop",
                 )
+        yield from self._named_conflicts()
         if self.run == "loop" and self.python is not None:
             yield Conflict(
                 keys=("rollout.agent.python", "rollout.agent.run"),
                 text=f"={self.python} is not used: it is for a custom harness; leave it out",
+            )
+
+    def _named_conflicts(self) -> Iterator[Conflict]:
+        if not self.agents:
+            return
+        if self.run == "loop":
+            yield Conflict(
+                keys=("rollout.agent.agents", "rollout.agent.run"),
+                text=f"={', '.join(self.agents)}: run=loop is one agent; give a function that lets each of them speak",
+            )
+        if not any(agent.trains for agent in self.agents.values()):
+            yield Conflict(
+                keys=("rollout.agent.agents",),
+                text=f": none of {', '.join(self.agents)} trains; set trains: true for at least one",
             )
 
 
@@ -245,6 +275,11 @@ class RolloutConfig(EngineConfig):
     def max_completion_tokens(self) -> int:
         """Tokens after the prompt: of a completion, or of the rest of a conversation."""
         return self.max_sequence_tokens - self.max_prompt_tokens
+
+    @property
+    def num_trained_agents(self) -> int:
+        """Agents by name that train; 0: there is one, without a name."""
+        return 0 if self.agent is None else sum(one.trains for one in self.agent.agents.values())
 
     def _agent_conflicts(self, agent: AgentConfig) -> Iterator[Conflict]:
         """Episodes need an engine that takes turns while it generates, and room for two of them."""

@@ -60,6 +60,8 @@ def _group(rows: Sequence[Mapping[str, Any]]) -> str:
 def _card(row: Mapping[str, Any]) -> str:
     outcome = _text(row.get("outcome"))
     facts = [f"reward <b>{number(float(row['reward'])) if _is_number(row.get('reward')) else '-'}</b>"]
+    for agent, reward in _json_object(_text(row.get("agent_rewards"))).items():
+        facts.append(f"{escape(agent)} {number(float(reward))}" if _is_number(reward) else escape(agent))
     if outcome:
         facts.append(f'<span class="outcome {LOOKS.get(outcome, "")}">{escape(outcome)}</span>')
     if answer := _text(row.get("answer")):
@@ -73,7 +75,9 @@ def _card(row: Mapping[str, Any]) -> str:
     if conversation := _json_list(segments):
         text = _conversation(conversation)
         for branch in _json_list(_text(row.get("branches"))):
-            text += f'<p class="sub">Another branch</p>{_conversation(branch)}'
+            agent = next((_text(one["agent"]) for one in branch if "agent" in one), "")
+            title = f"Conversation of {agent}" if agent else "Another branch"
+            text += f'<p class="sub">{escape(title)}</p>{_conversation(branch)}'
     elif segments:
         facts.append(f"tokens: {escape(segments)}")
     line = " \N{MIDDLE DOT} ".join(facts)
@@ -82,21 +86,32 @@ def _card(row: Mapping[str, Any]) -> str:
 
 def _json_list(text: str) -> list[Any]:
     """Returns the list that the text encodes as JSON; an empty one for other texts."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return []
+    value = _json(text)
     return value if isinstance(value, list) else []
 
 
+def _json_object(text: str) -> dict[str, Any]:
+    """Returns the object that the text encodes as JSON; an empty one for other texts."""
+    value = _json(text)
+    return value if isinstance(value, dict) else {}
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
 def _conversation(segments: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the texts of an episode. The title of each is its author, and the version of the policy's weights."""
+    """Returns the texts of an episode. The title of each is its agent or author, and the version of the policy's
+    weights."""
     spans = []
     for one in segments:
         author = _text(one.get("author"))
         version = f", version {one['version']}" if "version" in one else ""
         tokens = one.get("num_tokens", 0)
-        label = f"{author}{version}, {tokens} token{'s' if tokens != 1 else ''}"
+        label = f"{_text(one.get('agent')) or author}{version}, {tokens} token{'s' if tokens != 1 else ''}"
         spans.append(
             f'<span class="by {escape(author)}" title="{escape(label)}">{escape(_text(one.get("text")))}</span>'
         )

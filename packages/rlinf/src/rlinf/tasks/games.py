@@ -190,6 +190,8 @@ def _distance(one: str, other: str) -> int:
 
 SECRETS, SIGNS = "01234567", "wxyz"
 NUM_SIGNS = 2
+NO_SIGNS = -0.5
+"""Reward of the hinter for anything but two signs."""
 
 
 def secret(generator: random.Random) -> TaskProblem:
@@ -204,12 +206,14 @@ def secret(generator: random.Random) -> TaskProblem:
 
 
 async def play_team(session: Any, task: Any) -> float:
-    """An agent: two players with the same policy, each with a conversation of its own. Returns 1 for a right guess."""
-    (hint,) = await session.chat(task.messages)
+    """Two agents, which are parts of one policy: the hinter sees the secret, the guesser only the signs. Returns 1 for
+    a right guess. What are no signs is the fault of the hinter alone."""
+    (hint,) = await session.chat(task.messages, agent="hinter")
     signs = hint.text
     if len(signs) != NUM_SIGNS or any(sign not in SIGNS for sign in signs):
+        session.reward(NO_SIGNS, agent="hinter")
         return 0.0
-    (guess,) = await session.chat([{"role": "user", "content": f"!{signs}="}])
+    (guess,) = await session.chat([{"role": "user", "content": f"!{signs}="}], agent="guesser")
     return float(guess.text == task.answer)
 
 

@@ -68,6 +68,8 @@ class ActorSettings:
     """The rollout's limit."""
     temperature: float
     """The rollout's."""
+    num_agents: int = 0
+    """Agents by name that train; 0: there is one, without a name."""
 
 
 class Actor(WarmedUpWorker):
@@ -301,7 +303,7 @@ class Actor(WarmedUpWorker):
         for group in groups:
             group.proximal_logprobs = proximal.get(group.index)
         if algorithm.whiten_advantages:
-            whiten(groups, self._batches.shard_of, self._backend)
+            whiten(groups, self._batches.shard_of, self._backend, num_agents=self._settings.num_agents)
         return groups
 
     def _have_signals(self, scored: Sequence[ScoredGroup]) -> list[bool]:

@@ -30,6 +30,7 @@ from rlinf_algos import (
     overlong_penalty,
 )
 from rlinf_workers.algorithm_parts import AdvantagePart
+from rlinf_workers.roles.language.agent_parts import AgentPart, of_rows, parts_by_agent
 from rlinf_workers.roles.language.turn_advantages import (
     num_turns,
     rewards_on_tokens,
@@ -98,9 +99,14 @@ def kl_estimate(algorithm: Algorithm) -> Callable[..., Tensor] | None:
 
 def signals(groups: Sequence[ScoredGroup], *, by_parts: bool = False, by_turns: bool = False) -> list[bool]:
     """Whether a group has a learning signal: any two of its rewards differ, or (`by_parts`) any two values of one
-    reward component, or (`by_turns`) any rewards or numbers of turns. Discarded episodes do not count."""
+    reward component, or (`by_turns`) any rewards or numbers of turns. Discarded episodes do not count. Of agents by
+    name, whether one of them has."""
     if not groups:
         return []
+    if groups[0].samples.agents:
+        parts = [[part.group for part in parts_by_agent(group)] for group in groups]
+        of_parts = iter(signals([one for own in parts for one in own], by_parts=by_parts, by_turns=by_turns))
+        return [True in [next(of_parts) for _ in own] for own in parts]
     reads_parts = by_parts and groups[0].parts is not None
     rows = [_counted(group, _parts_of(group).T if reads_parts else group.rewards[None]) for group in groups]  # [K, G']
     if by_turns:
@@ -169,12 +175,44 @@ class AdvantageMaker:
 
         A built-in function that compares completions is called once for all groups with equally many, [P, G]: no bit of
         a row depends on the other rows. A custom function, for which that may not hold, and one that works on tokens or
-        turns are called per group.
+        turns are called per group. Agents by name are groups of their own.
         """
+        of_groups = [(values or {}).get(group.samples.index) for group in groups]
+        norms = [(logit_norms or {}).get(group.samples.index) for group in groups]
+        if any(group.samples.agents for group in groups):
+            learning = self._by_agent(groups, of_groups, norms)
+        else:
+            learning = self._learning(groups, of_groups, norms)
+        if self._algorithm.overlong_filter:
+            for group in learning:
+                group.samples = self._filtered(group.samples)
+        return learning
+
+    def _by_agent(
+        self, groups: Sequence[ScoredGroup], values: Sequence[Tensor | None], logit_norms: Sequence[Tensor | None]
+    ) -> list[LearningGroup]:
+        """The groups, with what was computed for each agent's part alone."""
+        parts = [parts_by_agent(group) for group in groups]
+        learned = iter(
+            self._learning(
+                [part.group for own in parts for part in own],
+                _of_parts(values, parts),
+                _of_parts(logit_norms, parts),
+            )
+        )
+        by_row, pairs = self._advantage.takes.works_on == "groups", zip(groups, parts, strict=True)
+        whole = [_joined(group, own, [next(learned) for _ in own], by_row) for group, own in pairs]
+        for group, of_group, norms in zip(whole, values, logit_norms, strict=True):
+            group.values, group.logit_norms = of_group, norms
+        return whole
+
+    def _learning(
+        self, groups: Sequence[ScoredGroup], values: Sequence[Tensor | None], logit_norms: Sequence[Tensor | None]
+    ) -> list[LearningGroup]:
+        """The groups with what is computed from their rewards."""
         learning = [self._without_advantages(group) for group in groups]
-        for group in learning:
-            group.values = (values or {}).get(group.index)
-            group.logit_norms = (logit_norms or {}).get(group.index)
+        for group, of_group, norms in zip(learning, values, logit_norms, strict=True):
+            group.values, group.logit_norms = of_group, norms
         if self._advantage.takes.works_on == "groups":
             for places in self._called_together(groups):
                 self._set_on_groups([learning[place] for place in places], [groups[place] for place in places])
@@ -182,9 +220,6 @@ class AdvantageMaker:
             sets = self._set_on_tokens if self._advantage.takes.works_on == "tokens" else self._set_on_turns
             for group in learning:
                 sets(group)
-        if self._algorithm.overlong_filter:
-            for group in learning:
-                group.samples = self._filtered(group.samples)
         for group in learning:
             group.shares = _shares(group.samples)
         return learning
@@ -287,6 +322,39 @@ def _parts_of(group: ScoredGroup) -> Tensor:
     return group.parts
 
 
+def _of_parts(values: Sequence[Tensor | None], parts: Sequence[Sequence[AgentPart]]) -> list[Tensor | None]:
+    """The rows of each part, of values [R, T] of each group."""
+    return [
+        None if value is None else value[part.rows] for value, own in zip(values, parts, strict=True) for part in own
+    ]
+
+
+def _joined(
+    group: ScoredGroup, parts: Sequence[AgentPart], learned: Sequence[LearningGroup], by_row: bool
+) -> LearningGroup:
+    """The whole group.
+
+    Args:
+        learned: its parts.
+        by_row: whether advantages are [R], not [R, T].
+    """
+    of_tokens = torch.zeros_like(group.samples.loss_mask)
+    nothing = of_tokens[:, 0] if by_row else of_tokens
+    advantages = of_rows([one.advantages for one in learned], parts, nothing)
+    assert advantages is not None, "every part has advantages"
+    has_shares = any(one.shares is not None for one in learned)
+    each = [one.samples.loss_mask.new_ones(len(part.rows)) for one, part in zip(learned, parts, strict=True)]
+    shares = [one.shares if one.shares is not None else ones for one, ones in zip(learned, each, strict=True)]
+    return LearningGroup(
+        samples=group.samples,
+        rewards=group.rewards,
+        advantages=advantages,
+        returns=of_rows([one.returns for one in learned], parts, of_tokens),
+        token_kl=of_rows([one.token_kl for one in learned], parts, of_tokens),
+        shares=of_rows(shares, parts, torch.ones_like(of_tokens[:, 0])) if has_shares else None,
+    )
+
+
 def _of_rows(samples: SampleGroup, advantages: Tensor) -> Tensor:
     """[R], each row's advantage, from those [G'] of the episodes that are not discarded."""
     if samples.trajectories is None:
@@ -311,18 +379,33 @@ def _shares(samples: SampleGroup) -> Tensor | None:
     return lengths / samples.by_episode(lengths)[samples.trajectories].clamp(min=1.0)
 
 
-def whiten(groups: Sequence[LearningGroup], shard_of: Callable[[int], int], backend: TrainingBackend) -> None:
-    """Normalizes advantages to mean 0 and standard deviation 1 over all tokens of the step, across shards and ranks.
+def whiten(
+    groups: Sequence[LearningGroup], shard_of: Callable[[int], int], backend: TrainingBackend, *, num_agents: int = 0
+) -> None:
+    """Normalizes advantages to mean 0 and standard deviation 1 over all tokens of the step, or over those of each agent
+    by name, across shards and ranks.
 
     Args:
         shard_of: index of a group -> its shard.
+        num_agents: that train, by name; 0: there is one, without a name.
     """
-    by_shard: dict[int, list[Tensor]] = {shard: [torch.zeros(0)] for shard in backend.shards}
-    for group in groups:
-        mask, advantages = group.samples.loss_mask != 0, group.advantages
-        by_token = advantages if advantages.ndim == 2 else advantages[:, None].expand(mask.shape)
-        by_shard[shard_of(group.index)].append(by_token[mask])
-    parts = [torch.cat(tokens) for tokens in by_shard.values()]
-    moments = Moments.of_parts(parts, backend.sum_over_shards, name="advantages")
-    for group in groups:
-        group.advantages = moments.whiten(group.advantages)
+    for agent in range(max(1, num_agents)):
+        rows = [_rows_of_agent(group.samples, agent) for group in groups]
+        by_shard: dict[int, list[Tensor]] = {shard: [torch.zeros(0)] for shard in backend.shards}
+        for group, own in zip(groups, rows, strict=True):
+            mask, advantages = (group.samples.loss_mask != 0) & own[:, None], group.advantages
+            by_token = advantages if advantages.ndim == 2 else advantages[:, None].expand(mask.shape)
+            by_shard[shard_of(group.index)].append(by_token[mask])
+        parts = [torch.cat(tokens) for tokens in by_shard.values()]
+        moments = Moments.of_parts(parts, backend.sum_over_shards, name="advantages")
+        for group, own in zip(groups, rows, strict=True):
+            advantages = group.advantages.clone()
+            advantages[own] = moments.whiten(group.advantages[own])
+            group.advantages = advantages
+
+
+def _rows_of_agent(samples: SampleGroup, agent: int) -> Tensor:
+    """[R] bool; all rows if there are no agents by name."""
+    if samples.row_agents is None:
+        return torch.ones(len(samples.loss_mask), dtype=torch.bool)
+    return samples.row_agents == agent

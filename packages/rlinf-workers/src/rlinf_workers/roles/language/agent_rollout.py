@@ -142,7 +142,8 @@ class AgentRollout(Rollout):
     def _group(self, prompt: Prompt, reports: Sequence[EpisodeReport]) -> SampleGroup:
         """The group of these episodes, in the order of their members; recorded."""
         trajectories = [report.trajectory for report in reports]
-        group = group_of(prompt, trajectories, policy_version=self.policy_version)
+        agents = self._episode_settings.trained_agents
+        group = group_of(prompt, trajectories, policy_version=self.policy_version, agents=agents)
         for member, report in enumerate(reports):
             self._record_episode(prompt.index, member, report)
         self._record(group, (self.step.step, group.index))

@@ -29,9 +29,12 @@ class _Row:
     """A history from its first token to a leaf."""
 
     trajectory: int
+    agent: int
+    """Of those that train; -1: of another, or of nobody."""
     nodes: tuple[TokenNode, ...]
     turns: tuple[int, ...]
-    """For each node, its place among the turns of the episode; -1: it is not the policy's, or an earlier row has it."""
+    """For each node, its place among the turns of the episode that train; -1: it is no such turn, or an earlier row has
+    it."""
     num_shared: int
     """Leading tokens, the prompt's included, of nodes that an earlier row has."""
     shared_with: int
@@ -50,30 +53,53 @@ class _Row:
         )
 
 
-def group_of(prompt: Prompt, trajectories: Sequence[AgentTrajectory], *, policy_version: int) -> SampleGroup:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedAgents:
+    """The agents whose turns have a loss."""
+
+    names: tuple[str, ...] = ()
+    """Empty: there is one agent, without a name."""
+
+    def number(self, node: TokenNode) -> int:
+        """Of the agent whose turn a node is; -1: it is no turn, or one without a loss."""
+        if node.author != "policy":
+            return -1
+        return 0 if not self.names else self.names.index(node.agent) if node.agent in self.names else -1
+
+
+def group_of(
+    prompt: Prompt, trajectories: Sequence[AgentTrajectory], *, policy_version: int, agents: Sequence[str] = ()
+) -> SampleGroup:
     """The episodes of a prompt as a group.
 
     A leaf without a token of the policy is left out if its episode has another. The result's prompt has the tokens with
     which all histories begin, up to the first that a policy wrote; its other fields stay. Discarded episodes are one
-    row without a loss, which shows what there was of them if it began with the prompt.
+    row without a loss, which shows what there was of them if it began with the prompt. Conversations of agents that do
+    not train are rows without a loss, whole if they do not begin with the prompt.
 
     Args:
         policy_version: version of the group if the policy has written nothing.
+        agents: names of the agents that train; empty: there is one, without a name.
 
     Raises: WorkersError if a node contradicts itself, or if the histories do not begin with the same token.
     """
-    where = f"prompt {prompt.index}"
+    where, trained = f"prompt {prompt.index}", TrainedAgents(names=tuple(agents))
     rows: list[_Row] = []
     for index, trajectory in enumerate(trajectories):
         _check(trajectory, f"{where}, episode {index}")
-        rows += _rows(trajectory, index, len(rows))
+        rows += _rows(trajectory, index, len(rows), trained)
     histories = [row.token_ids for row in rows]
-    is_discarded = [trajectories[row.trajectory].is_discarded for row in rows]
-    length = _prompt_length(rows, histories, is_discarded, where)
+    is_aside = [trajectories[row.trajectory].is_discarded or _is_frozen(row) for row in rows]
+    length = _prompt_length(rows, histories, is_aside, where)
     if length is not None:
-        first = next(row for row, discarded in enumerate(is_discarded) if not discarded)
+        first = is_aside.index(False)
         prompt = replace(prompt, token_ids=torch.tensor(histories[first][:length], dtype=torch.int64))
-    return _group(prompt, trajectories, rows, histories, policy_version)
+    return _group(prompt, trajectories, rows, histories, policy_version, trained)
+
+
+def _is_frozen(row: _Row) -> bool:
+    """Whether it is the conversation of an agent that does not train."""
+    return row.agent < 0 and any(node.author == "policy" for node in row.nodes)
 
 
 def _check(trajectory: AgentTrajectory, where: str) -> None:
@@ -93,12 +119,13 @@ def _check(trajectory: AgentTrajectory, where: str) -> None:
             )
 
 
-def _rows(trajectory: AgentTrajectory, index: int, num_earlier: int) -> list[_Row]:
+def _rows(trajectory: AgentTrajectory, index: int, num_earlier: int, trained: TrainedAgents) -> list[_Row]:
     """The rows of an episode; `num_earlier`: rows of the group before them."""
     nodes = trajectory.nodes
-    turns = {node: turn for turn, node in enumerate(n for n, one in enumerate(nodes) if one.author == "policy")}
+    speakers = [trained.number(node) for node in nodes]
+    turns = {node: turn for turn, node in enumerate(n for n, speaker in enumerate(speakers) if speaker >= 0)}
     paths = [trajectory.path(leaf) for leaf in trajectory.leaves()]
-    useful = [path for path in paths if any(node in turns and nodes[node].token_ids for node in path)]
+    useful = [path for path in paths if any(nodes[node].author == "policy" and nodes[node].token_ids for node in path)]
     paths = (paths[:1] or [[]]) if trajectory.is_discarded else useful or paths[:1] or [[]]
     owner: dict[int, int] = {}
     rows = []
@@ -107,6 +134,7 @@ def _rows(trajectory: AgentTrajectory, index: int, num_earlier: int) -> list[_Ro
         rows.append(
             _Row(
                 trajectory=index,
+                agent=max((speakers[node] for node in path), default=-1),
                 nodes=tuple(nodes[node] for node in path),
                 turns=tuple(-1 if node in owner else turns.get(node, -1) for node in path),
                 num_shared=sum(len(nodes[node].token_ids) for node in common),
@@ -119,10 +147,10 @@ def _rows(trajectory: AgentTrajectory, index: int, num_earlier: int) -> list[_Ro
 
 
 def _prompt_length(
-    rows: Sequence[_Row], histories: Sequence[list[int]], is_discarded: Sequence[bool], where: str
+    rows: Sequence[_Row], histories: Sequence[list[int]], is_aside: Sequence[bool], where: str
 ) -> int | None:
-    """Number of tokens of the common prompt; None if all episodes are discarded."""
-    counted = [number for number, discarded in enumerate(is_discarded) if not discarded]
+    """Number of tokens of the common prompt; None if no row has a loss."""
+    counted = [number for number, aside in enumerate(is_aside) if not aside]
     if not counted:
         return None
     length = min(rows[number].num_before_policy for number in counted)
@@ -147,45 +175,53 @@ def _group(
     rows: Sequence[_Row],
     histories: Sequence[list[int]],
     policy_version: int,
+    trained: TrainedAgents,
 ) -> SampleGroup:
     begin = len(prompt.token_ids)
     prompt_ids = prompt.token_ids.tolist()
     flat: list[dict[str, list[float]]] = []
     segments: list[tuple[Segment, ...]] = []
     for row, history in zip(rows, histories, strict=True):
-        is_shown = history[:begin] == prompt_ids
         discarded = trajectories[row.trajectory].is_discarded
-        flat.append(_tokens(row, begin if is_shown else len(history), has_loss=not discarded))
-        segments.append(_segments(row.nodes, begin) if is_shown else ())
-    shared = [max(0, row.num_shared - begin) for row in rows]
+        start = begin if history[:begin] == prompt_ids else len(history) if discarded else 0
+        flat.append(_tokens(row, start, has_loss=not discarded))
+        segments.append(_segments(row.nodes, start))
+    shared = [0 if _is_frozen(row) else max(0, row.num_shared - begin) for row in rows]
     shared_with = [row.shared_with if num_shared else -1 for row, num_shared in zip(rows, shared, strict=True)]
-    turn_rewards, turn_states = _turns(trajectories)
+    turn_rewards, turn_states, turn_agents = _turns(trajectories, trained)
     versions = [
         version
         for row in rows
-        if not trajectories[row.trajectory].is_discarded
+        if not trajectories[row.trajectory].is_discarded and not _is_frozen(row)
         for node in row.nodes
         if node.sampled is not None
         for _, version in node.sampled.versions
     ]
+    by_agent = {
+        "agents": trained.names,
+        "row_agents": torch.tensor([row.agent for row in rows]),
+        "agent_rewards": torch.tensor([_agent_rewards(trajectory, trained.names) for trajectory in trajectories]),
+        "turn_agents": turn_agents,
+    }
     return SampleGroup(
         prompt=prompt,
         completion_ids=_padded([columns["ids"] for columns in flat], np.int64, 0),
         loss_mask=_padded([columns["mask"] for columns in flat], np.float32, 0),
         rollout_logprobs=_padded([columns["logprobs"] for columns in flat], np.float32, 0),
         policy_version=min(versions, default=policy_version),
-        truncated=torch.tensor([_is_cut(row) for row in rows]),
+        truncated=torch.tensor([not _is_frozen(row) and _is_cut(row) for row in rows]),
         segments=tuple(segments),
         lengths=torch.tensor([len(columns["ids"]) for columns in flat]),
         trajectories=torch.tensor([row.trajectory for row in rows]),
         shared=torch.tensor(shared),
         shared_with=torch.tensor(shared_with),
-        rewards=torch.tensor([_reward(trajectory) for trajectory in trajectories]),
+        rewards=torch.tensor([_reward(trajectory, trained.names) for trajectory in trajectories]),
         causes=tuple(trajectory.cause for trajectory in trajectories),
         details=tuple(trajectory.detail for trajectory in trajectories),
         turns=_padded([columns["turns"] for columns in flat], np.int64, -1),
         turn_rewards=turn_rewards,
         turn_states=turn_states,
+        **(by_agent if trained.names else {}),
     )
 
 
@@ -211,10 +247,11 @@ def _segments(nodes: Iterable[TokenNode], begin: int) -> tuple[Segment, ...]:
             begin -= skipped
             num_tokens = count - skipped
             last = segments[-1] if segments else None
-            if last is not None and (last.author, last.policy_version) == (node.author, version):
+            by = {"policy_version": version, "author": node.author, "agent": node.agent}
+            if last is not None and last == Segment(num_tokens=last.num_tokens, **by):
                 segments[-1] = replace(last, num_tokens=last.num_tokens + num_tokens)
             elif num_tokens:
-                segments.append(Segment(num_tokens=num_tokens, policy_version=version, author=node.author))
+                segments.append(Segment(num_tokens=num_tokens, **by))
     return tuple(segments)
 
 
@@ -223,26 +260,43 @@ def _is_cut(row: _Row) -> bool:
     return sampled is not None and sampled.truncated
 
 
-def _reward(trajectory: AgentTrajectory) -> float:
+def _reward(trajectory: AgentTrajectory, agents: Sequence[str]) -> float:
+    """The reward of an episode; the mean of its agents' rewards if it has none itself but each agent has."""
     rewards = [node.reward for node in trajectory.nodes if node.reward is not None]
     if trajectory.reward is not None:
         rewards.append(trajectory.reward)
-    return nan if trajectory.is_discarded or not rewards else sum(rewards)
+    if trajectory.is_discarded:
+        return nan
+    if not rewards and agents and all(agent in trajectory.rewards for agent in agents):
+        return sum(trajectory.rewards[agent] for agent in agents) / len(agents)
+    return sum(rewards) if rewards else nan
 
 
-def _turns(trajectories: Sequence[AgentTrajectory]) -> tuple[Tensor, Tensor]:
-    """Rewards and states of the turns, [G, S] each. Without a name, the state of a turn is all tokens before it."""
+def _agent_rewards(trajectory: AgentTrajectory, agents: Sequence[str]) -> list[float]:
+    """The reward of each agent; NaN if it has none of its own and the episode has none yet."""
+    rewards = []
+    for agent in agents:
+        own = [node.reward for node in trajectory.nodes if node.agent == agent and node.reward is not None]
+        base = trajectory.rewards.get(agent, trajectory.reward)
+        parts = own if base is None else [*own, base]
+        rewards.append(nan if trajectory.is_discarded or not parts else sum(parts))
+    return rewards
+
+
+def _turns(trajectories: Sequence[AgentTrajectory], trained: TrainedAgents) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards, states and agents of the turns that train, [G, S] each. Without a name, the state of a turn is all
+    tokens before it."""
     numbers: dict[str | bytes, int] = {}
-    rewards, states = [], []
+    rewards, states, agents = [], [], []
     for trajectory in trajectories:
-        turns = (
-            [] if trajectory.is_discarded else [n for n, one in enumerate(trajectory.nodes) if one.author == "policy"]
-        )
+        speakers = [trained.number(node) for node in trajectory.nodes]
+        turns = [] if trajectory.is_discarded else [n for n, speaker in enumerate(speakers) if speaker >= 0]
+        agents.append([speakers[turn] for turn in turns])
         before = _digests_before(trajectory.nodes)
         rewards.append([trajectory.nodes[turn].reward or 0.0 for turn in turns])
         keys = [trajectory.nodes[turn].state or before[turn] for turn in turns]
         states.append([numbers.setdefault(key, len(numbers)) for key in keys])
-    return _padded(rewards, np.float32, 0), _padded(states, np.int64, -1)
+    return _padded(rewards, np.float32, 0), _padded(states, np.int64, -1), _padded(agents, np.int64, -1)
 
 
 def _digests_before(nodes: Sequence[TokenNode]) -> list[bytes]:

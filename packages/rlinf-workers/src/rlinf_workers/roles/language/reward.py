@@ -10,7 +10,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import get_args
 
@@ -33,6 +33,7 @@ from rlinf_comm import record
 from rlinf_workers.agents.records import NOT_OF_POLICY, Cause
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import load_tokenizer, silent_token_ids
+from rlinf_workers.roles.language.agent_parts import parts_by_agent
 from rlinf_workers.roles.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.worker import ShownRow, Worker
 
@@ -59,6 +60,8 @@ class RewardSettings:
     seed: int = 0
     num_shown: int = 0
     """Number of groups of a step whose completions are shown in the run's samples file."""
+    tokenizers_of_agents: dict[str, str] = field(default_factory=dict)
+    """Agent -> folder of its tokenizer, of those with another model."""
     max_judge_failures: float = 0.5
     """Largest share of a step's completions on which the reward itself may fail."""
 
@@ -96,6 +99,7 @@ class Reward(Worker):
         self._settings = settings
         self._tokenizer = load_tokenizer(settings.tokenizer_folder)
         self._silent_ids = silent_token_ids(settings.tokenizer_folder, self._tokenizer)
+        self._tokenizers = {agent: load_tokenizer(path) for agent, path in settings.tokenizers_of_agents.items()}
         self._reward = make_reward(settings.rule)
         self._failures = Failures()
 
@@ -120,6 +124,9 @@ class Reward(Worker):
                 self.record_spread("reward/std_between_groups", mean)
             if len(rewards) > 1:
                 self.record("reward/std_within_group", float(rewards.std()))
+            for part in parts_by_agent(group) if group.samples.agents else ():
+                if len(own := part.group.counted_rewards):
+                    self.record(f"reward/agent/{part.agent}", float(own.mean()))
             if group.samples.index < self._settings.num_shown:
                 self._show(group)
         return scored
@@ -139,13 +146,16 @@ class Reward(Worker):
     def _score(self, groups: Sequence[SampleGroup]) -> list[ScoredGroup]:
         texts = [self._completions(group) for group in groups]
         if self._settings.random_in_training and self.step.phase == "train":
+            coins = [self._coins(group, len(own)) for group, own in zip(groups, texts, strict=True)]
+            coins = [one.masked_fill(group.is_discarded, nan) for one, group in zip(coins, groups, strict=True)]
             return [
                 ScoredGroup(
                     samples=group,
-                    rewards=self._coins(group, len(own)).masked_fill(group.is_discarded, nan),
+                    rewards=rewards,
+                    agent_rewards=rewards[:, None].repeat(1, len(group.agents)) if group.agents else None,
                     completions=own,
                 )
-                for group, own in zip(groups, texts, strict=True)
+                for group, own, rewards in zip(groups, texts, coins, strict=True)
             ]
         places = [_scored_by_rule(group, len(own)) for group, own in zip(groups, texts, strict=True)]
         chosen = [tuple(own[place] for place in of_group) for own, of_group in zip(texts, places, strict=True)]
@@ -269,23 +279,27 @@ class Reward(Worker):
             if samples.truncated is not None:
                 row["truncated"] = bool(samples.truncated[_rows_of(samples, i)[-1]])
             if samples.lengths is not None:
-                row |= self._shown_episode(samples, i)
+                row |= self._shown_episode(group, i)
             elif samples.segments and len(samples.segments[i]) > 1:
                 row["segments"] = ", ".join(
                     f"{one.num_tokens} of version {one.policy_version}" for one in samples.segments[i]
                 )
             self.show(row)
 
-    def _shown_episode(self, samples: SampleGroup, episode: int) -> ShownRow:
-        """What a row has of an episode: `segments`, a JSON list of the texts of its last branch, each with its author
-        and policy version; `branches`, a list of such lists for other branches, from where they leave an earlier one;
-        `cause` and `detail`."""
+    def _shown_episode(self, group: ScoredGroup, episode: int) -> ShownRow:
+        """What a row has of an episode: `segments`, a JSON list of the texts of its last branch, each with its author,
+        agent and policy version; `branches`, a list of such lists for other branches and other agents, from where they
+        leave an earlier one; `agent_rewards`, a JSON object; `cause` and `detail`."""
+        samples = group.samples
         *others, last = _rows_of(samples, episode)
         row: ShownRow = {"segments": json.dumps(self._segments(samples, last, 0), ensure_ascii=False)}
         if others:
             begins = samples.shared if samples.shared is not None else torch.zeros(len(samples.loss_mask))
             branches = [self._segments(samples, other, int(begins[other])) for other in others]
             row["branches"] = json.dumps(branches, ensure_ascii=False)
+        if group.agent_rewards is not None and not samples.is_discarded[episode]:
+            own = group.agent_rewards[episode].tolist()
+            row["agent_rewards"] = json.dumps(dict(zip(samples.agents, own, strict=True)), ensure_ascii=False)
         if samples.causes and samples.causes[episode]:
             row["cause"] = samples.causes[episode]
             if samples.details and samples.details[episode]:
@@ -296,12 +310,16 @@ class Reward(Worker):
         """The segments of a row from its token `begin` on."""
         segments: list[dict[str, str | int]] = []
         ids, place = samples.completion_ids[row].tolist(), 0
+        speaker = next((one.agent for one in samples.segments[row] if one.agent), "")
+        tokenizer = self._tokenizers.get(speaker, self._tokenizer)
         for one in samples.segments[row]:
             first, place = max(place, begin), place + one.num_tokens
             if first < place:
-                text = self._tokenizer.decode(ids[first:place], skip_special_tokens=False)
+                text = tokenizer.decode(ids[first:place], skip_special_tokens=False)
                 segments.append({"author": one.author, "text": text, "num_tokens": place - first})
-                if one.author == "policy":
+                if one.agent:
+                    segments[-1]["agent"] = one.agent
+                if one.author == "policy" and one.policy_version >= 0:
                     segments[-1]["version"] = one.policy_version
         return segments
 
@@ -346,12 +364,17 @@ def _scored_group(samples: SampleGroup, texts: tuple[str, ...], results: dict[in
         if failed:
             samples = _discarded(samples, failed)
             rewards[list(failed)] = nan
+    by_agent = samples.agent_rewards
+    if by_agent is not None:
+        by_agent = by_agent.where(~by_agent.isnan(), rewards[:, None])
+        by_agent = by_agent.masked_fill(samples.is_discarded[:, None], nan)
     every = [results.get(place) for place in range(len(texts))]
     lost = samples.is_discarded.nonzero()[:, 0].tolist() if samples.causes else []
     counted = [one for place, one in enumerate(every) if place not in lost]
     return ScoredGroup(
         samples=samples,
         rewards=rewards,
+        agent_rewards=by_agent,
         completions=texts,
         outcomes=tuple("" if one is None else one.outcome for one in every) if results else (),
         answers=tuple(None if one is None else one.answer for one in every) if results else (),

@@ -50,6 +50,8 @@ class Segment:
     policy_version: int
     """-1: the policy did not sample them."""
     author: Author = "policy"
+    agent: str = ""
+    """Of the policy's tokens: the agent whose turn they belong to; "": the job has no agents by name."""
 
 
 @record
@@ -107,6 +109,15 @@ class SampleGroup:
     """[G, S] float32, rewards of the turns alone, at most S in an episode; 0 where there is none."""
     turn_states: Tensor | None = None
     """[G, S] int64; turns of the group with equal numbers began in equal states. -1: the episode has no such turn."""
+    agents: tuple[str, ...] = ()
+    """[K], the agents by name that train; empty: there is one, without a name. Then the next three are None."""
+    row_agents: Tensor | None = None
+    """[R] int64, the agent, of `agents`, whose conversation a row is; -1: it does not train."""
+    agent_rewards: Tensor | None = None
+    """[G, K] float32, as `rewards` for each agent: its own reward, or else the episode's, and those of its own turns.
+    NaN: the reward of the episode, once that is known."""
+    turn_agents: Tensor | None = None
+    """[G, S] int64, the agent of each turn; -1: the episode has no such turn."""
 
     @property
     def index(self) -> int:
@@ -144,6 +155,14 @@ class SampleGroup:
         """Episodes that are not discarded."""
         return self.num_episodes - sum(cause in NOT_OF_POLICY for cause in self.causes)
 
+    @property
+    def computed_ids(self) -> Tensor:
+        """[R, T] int64, `completion_ids` without those of agents that do not train: they may be of a model with another
+        vocabulary."""
+        if self.row_agents is None:
+            return self.completion_ids
+        return self.completion_ids.masked_fill((self.row_agents < 0)[:, None], 0)
+
     def by_episode(self, values: Tensor) -> Tensor:
         """[G], sums over the rows of each episode of values [R]."""
         if self.trajectories is None:
@@ -177,8 +196,7 @@ class SampleGroup:
             is_token = torch.arange(mask.shape[1]) < self.lengths[:, None]
             parts += [self.lengths, mask[is_token], self.completion_ids[is_token]]
             sha.update("|".join(self.causes).encode())
-        if self.rewards is not None:
-            parts.append(self.rewards)
+        parts += [one for one in (self.rewards, self.row_agents, self.agent_rewards) if one is not None]
         parts += [one[mask] for one in (self.completion_ids, self.rollout_logprobs, self.token_versions())]
         for part in parts:
             sha.update(part.contiguous().numpy().tobytes())
@@ -197,6 +215,7 @@ class SampleGroup:
             "lengths",
             "trajectories",
             "turns",
+            "row_agents",
         )
         taken = {name: getattr(self, name) for name in names}
         taken = {name: None if value is None else value[rows] for name, value in taken.items()}
@@ -216,6 +235,8 @@ class ScoredGroup:
     samples: SampleGroup
     rewards: Tensor
     """[G] float32; NaN for a discarded episode."""
+    agent_rewards: Tensor | None = None
+    """[G, K] float32, the reward of each agent, see `SampleGroup.agents`; NaN for a discarded episode."""
     completions: tuple[str, ...]
     """[G], the completions as text, end token removed; of an episode its last turn."""
     outcomes: tuple[str, ...] = ()

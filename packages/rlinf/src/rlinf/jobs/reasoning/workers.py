@@ -12,7 +12,7 @@ from rlinf.jobs.generation import engine_options, sampling_settings
 from rlinf.jobs.rewards import reward_spec
 from rlinf.jobs.training import optimizer_settings, with_base
 from rlinf_sched.derive import JobShape, ModelShape
-from rlinf_workers.agents import EpisodeSettings
+from rlinf_workers.agents import EpisodeSettings, NamedAgent
 from rlinf_workers.models import LoraSettings, ModelSettings
 from rlinf_workers.roles import ActorSettings, RewardSettings, RolloutSettings
 from rlinf_workers.trainers import BackendSettings, OptimizerSettings
@@ -82,8 +82,10 @@ class WorkerSettings:
         agent = self.config.rollout.agent
         if agent is None:
             return None
+        named = {name: NamedAgent(trains=one.trains) for name, one in agent.agents.items()}
         return EpisodeSettings(
-            **agent.model_dump(),
+            **agent.model_dump(exclude={"agents"}),
+            agents=named,
             max_new_tokens=self.config.rollout.max_new_tokens,
             tokenizer_folder=model.folder,
             chat_options=self.config.chat_options,
@@ -120,4 +122,5 @@ class WorkerSettings:
             num_prompts=self.config.rollout.num_prompts,
             max_completion_tokens=self.config.rollout.max_completion_tokens,
             temperature=self.config.rollout.temperature,
+            num_agents=self.config.rollout.num_trained_agents,
         )
