@@ -80,9 +80,14 @@ def command(recipe, output, overrides):
 
 
 def start(recipe, output, overrides):
-    """A run in the background."""
+    """A run in the background, in a process group of its own."""
     return subprocess.Popen(
-        command(recipe, output, overrides), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        command(recipe, output, overrides),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
     )
 
 

@@ -110,7 +110,7 @@ def stop_after_a_step(output, how):
     process = start("sort-grpo", output, SHORT_SORT | LONG)
     wait_for(lambda: steps_done(output) >= 1, process, "step 1")
     workers = worker_processes(output)
-    process.send_signal(how)
+    os.killpg(process.pid, how)  # as a terminal, `timeout` or a batch system does
     _, err = process.communicate(timeout=END_TIMEOUT_S)
     assert process.returncode == (143 if how == signal.SIGTERM else 130), err
     assert f"go on with: rlinf train --resume --output {output}\n" in err

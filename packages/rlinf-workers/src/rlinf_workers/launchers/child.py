@@ -178,6 +178,7 @@ def _die_with_driver(birth: Birth) -> None:
     if os.getsid(0) != os.getpid():
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork server may ignore it
     if sys.platform == "linux" and birth.dies_with_thread:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if _is_orphan(birth):  # the driver died before the line above
