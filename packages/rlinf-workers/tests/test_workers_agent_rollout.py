@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import sys
+import venv
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +22,7 @@ from rlinf_workers.worker import StepContext
 
 SAMPLING = SamplingSettings(group_size=2, max_new_tokens=5)
 STEP = StepContext(step=3, phase="train", seed=11, num_items=3)
-LANGGRAPH = os.environ.get("LANGGRAPH_PYTHON")
-"""An interpreter that has langgraph and langchain-openai."""
+FRAMEWORKS = ("langgraph>=1.0", "langchain-openai>=1.0", "smolagents[openai]>=1.20")
 TEXTS = ("12", "345", "6")
 
 
@@ -48,6 +49,16 @@ def settings(model, monkeypatch):
         engine_options={"refill": True},
         agent=agent,
     )
+
+
+@pytest.fixture(scope="module")
+def python_with_frameworks(tmp_path_factory):
+    """The interpreter of a venv with agent frameworks, which takes a minute and a package index."""
+    folder = tmp_path_factory.mktemp("frameworks")
+    venv.create(folder)
+    python = str(folder / "bin" / "python")
+    subprocess.run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet", *FRAMEWORKS], check=True)
+    return python
 
 
 class RecordedAgentRollout(AgentRollout):
@@ -119,20 +130,18 @@ def test_every_trained_token_has_the_log_probability_that_the_model_gives_it(run
 
 
 @pytest.mark.parametrize(
-    ("agent", "python"),
+    ("agent", "needs_venv"),
     [
-        ("workers_harnesses:runs_a_program", None),
-        ("workers_sdk_agents:openai_sdk", None),
-        pytest.param("workers_sdk_agents:anthropic_sdk", None, marks=pytest.mark.slow),
-        pytest.param(
-            "workers_sdk_agents:langgraph",
-            LANGGRAPH,
-            marks=[pytest.mark.slow, pytest.mark.skipif(LANGGRAPH is None, reason="LANGGRAPH_PYTHON is not set")],
-        ),
+        ("workers_harnesses:runs_a_program", False),
+        ("workers_sdk_agents:openai_sdk", False),
+        pytest.param("workers_sdk_agents:anthropic_sdk", False, marks=pytest.mark.slow),
+        pytest.param("workers_sdk_agents:langgraph", True, marks=pytest.mark.slow),
+        pytest.param("workers_sdk_agents:smolagents", True, marks=pytest.mark.slow),
     ],
 )
-def test_what_an_agent_trains_is_what_the_engine_served(make_worker, settings, agent, python):
+def test_what_an_agent_trains_is_what_the_engine_served(make_worker, settings, request, agent, needs_venv):
     """A recorder between engine and agent process: tokens, log-probabilities, versions; each turn is trained once."""
+    python = request.getfixturevalue("python_with_frameworks") if needs_venv else None
     worker = make_worker(AgentRollout, with_agent(settings, run=agent, python=python, max_context_tokens=48))
     worker._host.step = STEP
     worker.weights_received(7)
@@ -191,6 +200,15 @@ def test_a_step_ends_with_the_causes_if_too_many_episodes_are_discarded(run, set
         run(with_agent(settings, run="workers_harnesses:play_and_fail", num_retries=0, max_discarded=0.5))
     groups, _ = run(with_agent(settings, run="workers_harnesses:play_and_fail", num_retries=0, max_discarded=1.0))
     assert all(group.is_discarded.all() and not group.loss_mask.any() for group in groups.values())
+
+
+def test_an_agent_process_that_is_closed_ends_by_itself(make_worker, settings):
+    worker = make_worker(AgentRollout, settings)
+    worker._host.step = STEP
+    worker.weights_received(7)
+    list(worker.sample(prompts()))
+    worker.close()
+    assert worker._agents._process.returncode == 0
 
 
 def test_a_lost_agent_process_is_reported_with_how_it_ended(make_worker, settings):

@@ -26,8 +26,8 @@ async def anthropic_sdk(base_url, task, *, session):
 
 
 async def langgraph(base_url, task, *, session):
-    from langchain_openai import ChatOpenAI
-    from langgraph.graph import END, START, MessagesState, StateGraph
+    from langchain_openai import ChatOpenAI  # pyright: ignore[reportMissingImports]
+    from langgraph.graph import END, START, MessagesState, StateGraph  # pyright: ignore[reportMissingImports]
 
     model = ChatOpenAI(base_url=base_url, api_key=session.api_key, model="policy")
 
@@ -44,4 +44,16 @@ async def langgraph(base_url, task, *, session):
     graph.add_conditional_edges("answer", lambda state: END if len(state["messages"]) > 2 else "ask")
     graph.add_edge("ask", "answer")
     await graph.compile().ainvoke({"messages": task["messages"]})
+    return 1.0
+
+
+def smolagents(base_url, task, *, session):
+    from smolagents import ChatMessage, OpenAIServerModel  # pyright: ignore[reportMissingImports]
+    from smolagents.models import MessageRole  # pyright: ignore[reportMissingImports]
+
+    model = OpenAIServerModel(model_id="policy", api_base=base_url, api_key=session.api_key)
+    messages = [ChatMessage(role=MessageRole.USER, content=one["content"]) for one in task["messages"]]
+    for question in QUESTIONS:
+        messages.append(model.generate(messages, temperature=0.2))
+        messages.append(ChatMessage(role=MessageRole.USER, content=question))
     return 1.0
