@@ -6,9 +6,12 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+import workers_harnesses
 from workers_sessions import characters
 
+from rlinf_workers.agents.harness import Harness
 from rlinf_workers.agents.host import AgentHost, Attempt, longest_wait, yield_to_engine
 from rlinf_workers.agents.link import (
     MAX_BYTES,
@@ -113,52 +116,11 @@ def test_the_loop_calls_a_tool_and_goes_on_with_its_result(folder):
     assert rank.asks[1].token_ids == trajectory.token_ids(2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "replies", "cause", "num_turns"),
-    [
-        ({"tools": ["workers_harnesses:broken"]}, ["[broken:1]"], "tool_service", 1),
-        ({"tools": ["workers_harnesses:echo"], "max_turns": 2}, ["[echo:1]"], "turns", 2),
-        ({"tools": ["workers_harnesses:echo"], "max_context_tokens": 30}, ["[echo:1]"], "tokens", 2),
-        ({"run": "workers_harnesses:play_and_fail"}, ["1"], "harness_lost", 1),
-        ({"run": "workers_harnesses:raises"}, ["1"], "harness_lost", 1),
-        ({"run": "workers_harnesses:rewards_a_turn_too_many"}, ["1"], "harness_lost", 1),
-        ({"run": "workers_harnesses:dies"}, ["1"], "harness_lost", 0),
-        ({"run": "workers_harnesses:sleeps", "max_idle_s": 1.5}, ["1"], "time", 1),
-        ({"run": "workers_harnesses:never_stops_asking", "max_turns": 2}, ["1"], "turns", 2),
-    ],
-    ids=["tool", "turns", "tokens", "agent", "harness", "reward", "process", "time", "swallowed"],
-)
-def test_an_episode_that_ends_badly_says_who_caused_it_and_keeps_its_turns(folder, changes, replies, cause, num_turns):
-    trajectory = episode(settings(folder, **changes), replies)[0].trajectory
-    assert trajectory.cause == cause, trajectory.detail
-    assert len(list(turns(trajectory))) == num_turns
-    assert trajectory.is_discarded == (cause in ("tool_service", "harness_lost"))
-
-
-def test_the_reward_of_a_harness_counts_that_went_on_after_its_last_turn(folder):
-    trajectory = episode(settings(folder, run="workers_harnesses:never_stops_asking", max_turns=1))[0].trajectory
-    assert (trajectory.cause, trajectory.reward) == ("turns", 1.0)
-
-
 def test_what_the_policy_did_not_cause_is_tried_again_with_other_noise(folder):
     report, rank = episode(settings(folder, run="workers_harnesses:raises", num_retries=2), ["1"])
     assert report.num_retries == 2 and report.trajectory.cause == "harness_lost"
     assert "no such thing" in report.trajectory.detail
     assert len({ask.noise for ask in rank.asks}) == 3
-
-
-def test_a_call_of_a_tool_that_does_not_exist_is_answered_and_the_episode_goes_on(folder):
-    tools = settings(folder, tools=["workers_harnesses:echo"], max_context_tokens=140)
-    trajectory = episode(tools, ["[ecko:1]", "12"])[0].trajectory
-    texts = spelled(trajectory)
-    assert trajectory.cause == "" and texts[-1] == ("policy", "12")
-    assert "echo" in texts[2][1]
-
-
-def test_a_tool_that_passes_its_deadline_has_failed_by_itself(folder):
-    tools = [{"tool": "workers_harnesses:slow", "time_limit_s": 0.2}]
-    trajectory = episode(settings(folder, tools=tools), ["[slow:1]"])[0].trajectory
-    assert trajectory.cause == "tool_service" and "0.2 s" in trajectory.detail
 
 
 def test_a_harness_talks_to_its_session_and_its_prints_rewards_and_result_are_kept(folder):
@@ -167,6 +129,36 @@ def test_a_harness_talks_to_its_session_and_its_prints_rewards_and_result_are_ke
     assert spelled(trajectory) == [("user", "12="), ("policy", "3"), ("user", "7"), ("policy", "4")]
     assert trajectory.reward == 2.0 and [node.reward for node in turns(trajectory)] == [0.25, None]
     assert trajectory.printed == "begins 12=\nends\n"
+
+
+def test_hundreds_of_episodes_of_a_harness_that_is_not_async_run_at_once(folder):
+    async def run():
+        rank = Rank(["1"])
+        rank.host = AgentHost(settings(folder, run="workers_harnesses:meets_others", max_episodes=200), rank.send)
+        await rank.host.start()
+        for number in range(workers_harnesses.NUM_MEETING):
+            task = msgspec.structs.replace(TASK, member=number)
+            rank.host.begin(Begin(episode=number, task=task, noise=number))
+        reports = [await asyncio.wait_for(rank.reports.get(), 60) for _ in range(workers_harnesses.NUM_MEETING)]
+        await rank.host.close()
+        return reports
+
+    assert {report.trajectory.reward for report in asyncio.run(run())} == {1.0}
+
+
+def test_a_harness_that_hangs_ends_with_its_agent_process(folder):
+    async def run():
+        harness = Harness("workers_harnesses:hangs")
+        await harness.start()
+        connection = harness._connection
+        waiting = asyncio.ensure_future(harness.run("s", "http://x", "key", {}, None))
+        await asyncio.sleep(0.2)
+        connection._writer.close()  # as the kernel does for a process that was killed
+        await asyncio.wait_for(connection._process.wait(), 30)
+        with pytest.raises(EpisodeEnded, match="ended with status 0"):
+            await waiting
+
+    asyncio.run(run())
 
 
 def test_a_program_that_reads_env_vars_is_an_agent(folder):

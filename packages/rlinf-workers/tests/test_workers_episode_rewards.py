@@ -131,6 +131,15 @@ def test_no_rule_is_called_where_the_harness_scores(model, make_worker, grouped,
     worker.check_failures()
 
 
+def test_an_episode_that_was_cut_off_without_a_reward_has_that_of_the_settings(model, make_worker, grouped, episode):
+    worker = worker_of(make_worker, model, cut_reward=0.25)
+    cut = [episode("12", cause="turns"), episode("12", cause="time", reward=0.5), episode("12", cause="service")]
+    (scored,) = worker.score_groups([grouped(episode("12"), *cut)])
+    assert scored.rewards[:3].tolist() == [1.0, 0.25, 0.5]
+    assert scored.rewards[3].isnan()
+    assert scored.outcomes == ("right", "", "", "")
+
+
 def test_rows_show_who_wrote_what(model, make_worker, grouped, episode, ids, end):
     nodes = episode("12").nodes
     branched = AgentTrajectory(nodes=[*nodes, turn([*ids("3"), end], 2)], reward=1.0, cause="tokens", detail="no room")

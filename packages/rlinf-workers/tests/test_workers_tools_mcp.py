@@ -18,58 +18,7 @@ from rlinf_workers.plugins import OptionError
 
 pytest.importorskip("mcp")
 
-SERVER = """
-import asyncio, logging, os, sys
-from mcp.server.mcpserver import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.shared.exceptions import MCPError
-
-server = MCPServer("test", log_level="CRITICAL")
-num_calls = 0
-
-
-@server.tool()
-def add(a: int, b: int) -> int:
-    "Adds two numbers."
-    return a + b
-
-
-@server.tool()
-def count() -> str:
-    global num_calls
-    num_calls += 1
-    return f"{os.getpid()} {num_calls} {os.environ.get('OWN')} {os.environ.get('SECRET')} {os.getcwd()}"
-
-
-@server.tool()
-async def misbehave(how: str) -> str:
-    if how == "anticipated":
-        raise ToolError("no such row")
-    if how == "crash":
-        raise ValueError("own mistake")
-    if how == "protocol":
-        raise MCPError(-32603, "broken")
-    if how == "parameters":
-        raise MCPError(-32602, "there is no such row")
-    if how == "exit":
-        os._exit(3)
-    if how == "hang":
-        await asyncio.sleep(600)
-    return "x" * 100_000
-
-
-if len(sys.argv) > 1:
-    server.run("streamable-http", port=int(sys.argv[1]))
-else:
-    server.run()
-"""
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("mcp") / "server.py"
-    path.write_text(SERVER)
-    return path
+SCRIPT = str(Path(__file__).with_name("workers_mcp_server.py"))
 
 
 def started(**options: Any):
@@ -95,7 +44,7 @@ def is_alive(process: str) -> bool:
     return Path(f"/proc/{process}").exists()
 
 
-def test_a_server_over_stdio_and_who_causes_its_failures(script, tmp_path, monkeypatch):
+def test_a_server_over_stdio_and_who_causes_its_failures(tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET", "s3cret")
 
     async def test(episode: EpisodeTools) -> None:
@@ -123,13 +72,13 @@ def test_a_server_over_stdio_and_who_causes_its_failures(script, tmp_path, monke
         assert (await count(episode))[1] == "1"  # a new server
 
     options = {"env_vars": {"OWN": "mine"}, "folder": str(tmp_path), "time_limit_s": 2}
-    run(test, command=[sys.executable, str(script)], **options)
+    run(test, command=[sys.executable, SCRIPT], **options)
 
 
 @pytest.mark.slow
-def test_a_server_for_each_episode_keeps_its_state(script):
+def test_a_server_for_each_episode_keeps_its_state():
     async def main() -> None:
-        options = {"command": [sys.executable, str(script)], "connection": "episode", "prefix": "my_"}
+        options = {"command": [sys.executable, SCRIPT], "connection": "episode", "prefix": "my_"}
         async with started(**options, functions=["count", "misbehave"]) as tools:
             assert [spec.name for spec in tools[0].specs] == ["my_count", "my_misbehave"]
             episodes = [EpisodeTools(tools, name) for name in "ab"]
@@ -150,9 +99,9 @@ def test_a_server_for_each_episode_keeps_its_state(script):
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
-def test_a_shared_server_serves_many_and_is_replaced_when_it_dies(script):
+def test_a_shared_server_serves_many_and_is_replaced_when_it_dies():
     async def main() -> None:
-        async with started(command=[sys.executable, str(script)]) as tools:
+        async with started(command=[sys.executable, SCRIPT]) as tools:
             episodes = [EpisodeTools(tools, str(i), num_attempts=2) for i in range(64)]
             results = await asyncio.gather(*(one.call("add", {"a": i, "b": 1}) for i, one in enumerate(episodes)))
             assert [result.text for result in results] == [str(i + 1) for i in range(64)]
@@ -171,11 +120,11 @@ def test_a_shared_server_serves_many_and_is_replaced_when_it_dies(script):
 
 
 @pytest.mark.slow
-def test_a_server_over_http(script):
+def test_a_server_over_http():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = subprocess.Popen([sys.executable, str(script), str(port)], stderr=subprocess.DEVNULL)
+    server = subprocess.Popen([sys.executable, SCRIPT, str(port)], stderr=subprocess.DEVNULL)
 
     async def test(episode: EpisodeTools) -> None:
         assert (await episode.call("add", {"a": 2, "b": 3})).text == "5"
@@ -215,12 +164,12 @@ def test_a_server_that_does_not_start_is_refused(program, problem):
     assert problem in str(error.value)
 
 
-def test_functions_that_a_server_lacks_are_refused(script):
+def test_functions_that_a_server_lacks_are_refused():
     async def test(episode: EpisodeTools) -> None:
         raise AssertionError("it has not started")
 
     with pytest.raises(ToolUnavailable, match=r"has no function 'ad'; did you mean 'add'\?"):
-        run(test, command=[sys.executable, str(script)], functions=["ad"])
+        run(test, command=[sys.executable, SCRIPT], functions=["ad"])
 
 
 @pytest.mark.parametrize(

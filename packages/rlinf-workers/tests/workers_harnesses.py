@@ -2,9 +2,12 @@
 
 import asyncio
 import json
-import os
-import signal
+import threading
+import time
 import urllib.request
+
+NUM_MEETING = 100
+_MEETING = threading.Barrier(NUM_MEETING)
 
 
 def _post(base_url, key, body):
@@ -17,7 +20,7 @@ def _post(base_url, key, body):
         return json.loads(answer.read())
 
 
-async def _chat(base_url, session, messages, **more):
+async def chat(base_url, session, messages, **more):
     body = {"model": "policy", "messages": messages, **more}
     return await asyncio.to_thread(_post, base_url, session.api_key, body)
 
@@ -26,47 +29,31 @@ async def answers(base_url, task, *, session):
     """Two turns, a reward for the first, and a number for the episode."""
     print("begins", task["text"])
     messages = list(task["messages"])
-    first = await _chat(base_url, session, messages)
+    first = await chat(base_url, session, messages)
     session.reward(0.25, turn=0)
     messages += [first["choices"][0]["message"], {"role": "user", "content": "7"}]
-    await _chat(base_url, session, messages)
+    await chat(base_url, session, messages)
     print("ends")
     return 2.0
 
 
 async def leaves_it_to_the_rule(base_url, task, *, session):
-    await _chat(base_url, session, task["messages"])
+    await chat(base_url, session, task["messages"])
 
 
 async def raises(base_url, task, *, session):
-    await _chat(base_url, session, task["messages"])
+    await chat(base_url, session, task["messages"])
     raise KeyError("no such thing")
 
 
-async def rewards_a_turn_too_many(base_url, task, *, session):
-    await _chat(base_url, session, task["messages"])
-    session.reward(1.0, turn=5)
-    await asyncio.sleep(600)
+def meets_others(base_url, task, *, session):
+    """Ends when as many episodes as NUM_MEETING are under way."""
+    _MEETING.wait(30)
+    return 1.0
 
 
-async def dies(base_url, task, *, session):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-async def sleeps(base_url, task, *, session):
-    await _chat(base_url, session, task["messages"])
-    await asyncio.sleep(600)
-
-
-async def never_stops_asking(base_url, task, *, session):
-    """Goes on when it is refused, as harnesses do that catch everything."""
-    messages = list(task["messages"])
-    while True:
-        try:
-            answer = await _chat(base_url, session, messages)
-        except urllib.error.HTTPError:
-            return 1.0
-        messages += [answer["choices"][0]["message"], {"role": "user", "content": "3"}]
+def hangs(base_url, task, *, session):
+    time.sleep(600)
 
 
 def runs_a_program(base_url, task, *, session):
@@ -127,16 +114,16 @@ async def echo(number: str) -> str:
 
 async def two_players(base_url, task, *, session):
     """Two agents over HTTP, the second with the tokens of the first as a text."""
-    first = await _chat(base_url, session, task["messages"], model="solver")
+    first = await chat(base_url, session, task["messages"], model="solver")
     text = first["choices"][0]["message"]["content"]
-    await _chat(base_url, session, [{"role": "user", "content": f"{text}="}], model="judge")
+    await chat(base_url, session, [{"role": "user", "content": f"{text}="}], model="judge")
     session.reward(0.5, agent="solver")
     session.reward(-1, agent="judge")
     session.reward(0.25)
 
 
 async def rewards_a_stranger(base_url, task, *, session):
-    await _chat(base_url, session, task["messages"], model="solver")
+    await chat(base_url, session, task["messages"], model="solver")
     session.reward(1.0, agent="stranger")
     await asyncio.sleep(600)
 

@@ -65,12 +65,18 @@ TRAINING = (
         agent/turns | turns | Turns that the policy wrote in an episode, mean.
         agent/retries | episodes | How often an episode was done again after a failure that the policy cannot have
             caused, mean.
+        agent/calls | calls | Calls of tools that the built-in loop made in an episode, mean.
+        agent/failed_calls | calls | Those that failed by the policy's doing, which reads what was wrong: its program
+            raised or reached a limit, wrong arguments, no such tool. Mean of an episode.
+        agent/malformed_calls | calls | What the policy wrote like a call and is none, mean of an episode.
+        agent/branches | branches | Requests that did not continue the conversation so far, because the harness edited,
+            compressed or branched it, mean of an episode.
         agent/outside_engine_s | s | Time of an episode in which no turn of it was being sampled: its tools and its
             harness, mean.
         agent/discarded/<cause> | share | Episodes that ended by what the policy cannot have caused, so that nothing is
             learned from them: service (the session server or the reward), tool_service, harness_lost, engine_lost.
         agent/ended/<cause> | share | Episodes that ended by what the policy can have caused, and are scored: turns,
-            tokens, time (no more of it left), malformed_call, tool_failure.
+            tokens, time (no more of it left).
         reward/part/<term> | reward | Mean of one term of a weighted reward, before its weight.
         rollout/completion_tokens | tokens | Mean length of a completion, including its end token.
         rollout/late_fraction | share | Groups whose prompts came in with an earlier step, with rollout.sampler

@@ -34,6 +34,10 @@ class HarnessResult:
     printed: str
 
 
+class HarnessRaised(EpisodeEnded):
+    """The harness raised an exception in this episode."""
+
+
 class TakesRewards(Protocol):
     """What a harness gives rewards to: the session."""
 
@@ -162,25 +166,26 @@ class _Connection:
                     else:
                         rewarded.reward_numbered_turn(message["turn"], message["turn_reward"])
                 except RequestRefused as error:
-                    future.set_exception(EpisodeEnded("harness_lost", str(error)))
-                    del self._open[message["id"]]
+                    _end(future, HarnessRaised("harness_lost", str(error)))  # `episode` cancels it
                 continue
             del self._open[message["id"]]
-            if future.done():
-                continue
             if "error" in message:
-                future.set_exception(EpisodeEnded("harness_lost", message["error"], printed=message["printed"]))
-            else:
+                _end(future, HarnessRaised("harness_lost", message["error"], printed=message["printed"]))
+            elif not future.done():
                 future.set_result(HarnessResult(reward=message["reward"], printed=message["printed"]))
         self.is_lost = True
         status = await self._process.wait()
         lost, self._open = self._open, {}
         for future, _ in lost.values():
-            if not future.done():
-                future.set_exception(EpisodeEnded("harness_lost", f"the harness's process ended with status {status}"))
+            _end(future, EpisodeEnded("harness_lost", f"the harness's process ended with status {status}"))
 
     async def _line(self) -> bytes:
         try:
             return await self._reader.readline()
         except (ConnectionResetError, ValueError):
             return b""
+
+
+def _end(future: asyncio.Future[HarnessResult], error: EpisodeEnded) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -13,13 +13,19 @@ import importlib
 import inspect
 import io
 import json
+import math
 import os
 import socket
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 MAX_PRINTED = 20_000
 """Characters of an episode's output that are kept, its end."""
+MAX_PIECES = 64
+"""Pieces of output that are put together when there are more."""
+MAX_THREADS = 1024
+"""Episodes at once of a harness that is not async."""
 _printed: contextvars.ContextVar = contextvars.ContextVar("printed", default=None)
 
 
@@ -46,9 +52,9 @@ class HarnessSession:
         """Gives an agent a reward of its own in this episode; without an agent, a turn of the policy, by default the
         latest."""
         if agent is None:
-            self._send({"id": self._number, "turn": int(turn), "turn_reward": float(value)})
+            self._send({"id": self._number, "turn": int(turn), "turn_reward": _finite(value)})
         else:
-            self._send({"id": self._number, "agent": str(agent), "agent_reward": float(value)})
+            self._send({"id": self._number, "agent": str(agent), "agent_reward": _finite(value)})
 
 
 class _Printed(io.TextIOBase):
@@ -60,7 +66,9 @@ class _Printed(io.TextIOBase):
     def write(self, text):
         own = _printed.get()
         if own is not None:
-            own.append(text)
+            own.append(text[-MAX_PRINTED:])
+            if len(own) > MAX_PIECES:
+                own[:] = ["".join(own)[-MAX_PRINTED:]]
         return self._log.write(text)
 
     def flush(self):
@@ -68,6 +76,14 @@ class _Printed(io.TextIOBase):
 
     def fileno(self):
         return self._log.fileno()
+
+
+def _finite(reward):
+    """Raises: ValueError for a reward that is not a finite number."""
+    value = float(reward)
+    if not math.isfinite(value):
+        raise ValueError(f"the reward {value} is not a finite number")
+    return value
 
 
 def _located(path):
@@ -87,11 +103,11 @@ async def _episode(run, message, send):
             reward = await run(message["base_url"], message["task"], session=session)
         else:
             reward = await asyncio.to_thread(run, message["base_url"], message["task"], session=session)
-        answer["reward"] = None if reward is None else float(reward)
+        answer["reward"] = None if reward is None else _finite(reward)
     except asyncio.CancelledError:
         raise
-    except Exception:  # noqa: BLE001 - a harness may raise anything
-        answer["error"] = traceback.format_exc()
+    except (Exception, SystemExit):  # noqa: BLE001 - a harness may raise anything
+        answer["error"] = traceback.format_exc()[-MAX_PRINTED:]
     answer["printed"] = "".join(own)[-MAX_PRINTED:]
     send(answer)
 
@@ -108,6 +124,7 @@ async def _serve(descriptor, path):
         send({"id": -1, "error": traceback.format_exc()})
         await writer.drain()
         return
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS))
     send({"id": -1})
     episodes: dict = {}
     while line := await reader.readline():
@@ -119,6 +136,8 @@ async def _serve(descriptor, path):
         task = asyncio.ensure_future(_episode(run, message, send))
         episodes[message["id"]] = task
         task.add_done_callback(lambda _, number=message["id"]: episodes.pop(number, None))
+    sys.stdout.flush()
+    os._exit(0)  # threads that hang hold up nothing
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import msgspec
 
 from rlinf_workers.agents.direct import direct_agent
-from rlinf_workers.agents.harness import Harness
+from rlinf_workers.agents.harness import Harness, HarnessRaised
 from rlinf_workers.agents.link import (
     RECEIVE_BYTES,
     AbandonAll,
@@ -69,6 +70,8 @@ class Attempt:
         self.doing = "the harness"
         """Outside the engine."""
         self.num_turns = 0
+        self.counts: Counter[str] = Counter()
+        """See `AgentSession.counts`."""
         self._num_sampling, self._idle_s, self._since = 0, 0.0, time.monotonic()
 
     def noise_of(self, agent: str) -> TurnNoise:
@@ -253,7 +256,15 @@ class AgentHost:
             if not trajectory.is_discarded:
                 break
             _LOG.warning("episode %s: %s: %s", begin.task.name, trajectory.cause, trajectory.detail)
-        self._send(EpisodeReport(episode=begin.episode, trajectory=trajectory, num_retries=number, idle_s=idle_s))
+        self._send(
+            EpisodeReport(
+                episode=begin.episode,
+                trajectory=trajectory,
+                num_retries=number,
+                idle_s=idle_s,
+                counts=dict(attempt.counts),
+            )
+        )
 
     async def _attempt(self, task: AgentTask, attempt: Attempt) -> AgentTrajectory:
         settings, name = self._settings, attempt.name
@@ -263,6 +274,7 @@ class AgentHost:
             max_new_tokens=settings.max_new_tokens,
         )
         session = AgentSession(name, self._template, self, limits, agents=self._templates)
+        attempt.counts = session.counts
         self._attempts[name] = attempt
         work = asyncio.ensure_future(self._play(session, task, attempt))
         end_of_time = asyncio.ensure_future(attempt.end_of_time(settings.max_idle_s))
@@ -292,7 +304,7 @@ class AgentHost:
         if self._agent is not None:
             return await self._agent(session, task), ""
         specs = [spec.as_openai() for tool in self._tools for spec in tool.specs]
-        tools = EpisodeTools(self._tools, session.id)
+        tools = EpisodeTools(self._tools, session.id, counts=session.counts)
         environment = None if self._environments is None else self._environments()
         try:
             await run_loop(session, task, tools, specs, environment, attempt.calling)
@@ -307,6 +319,11 @@ class AgentHost:
         base_url, token = self._server.open(session)
         try:
             result = await self._harness.run(session.id, base_url, token, msgspec.to_builtins(task), session)
+        except HarnessRaised as error:
+            if session.end is None:
+                raise
+            # What a request met is why the harness raised. It must not hide that the policy has used its turns.
+            raise EpisodeEnded(session.end.cause, session.end.detail, printed=error.printed) from error
         finally:
             self._server.close(session.id)
         if session.end is not None and session.end.cause in NOT_OF_POLICY:

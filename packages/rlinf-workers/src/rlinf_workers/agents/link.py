@@ -119,6 +119,8 @@ class EpisodeReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_retries: int = 0
     idle_s: float = 0.0
     """Time that it spent outside the engine."""
+    counts: dict[str, int] = {}
+    """Of its last attempt; see `AgentSession.counts`."""
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True, tag=True):

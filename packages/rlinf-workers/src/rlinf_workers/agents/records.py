@@ -20,16 +20,14 @@ Cause = Literal[
     "turns",
     "tokens",
     "time",
-    "malformed_call",
-    "tool_failure",
 ]
 """Why an episode ended otherwise than by its own decision; "": it did not.
 
 The policy cannot have caused the first four, so the episode is done again and in the end discarded: `service` (the
 session server or the reward failed), `tool_service` (a tool could not be reached or crashed by itself), `harness_lost`
 (the harness died or raised an error of its own), `engine_lost`. It can have caused the others, so they are scored:
-`turns` (no turn left), `tokens` (no room left), `time` (its program or its thinking took too long), `malformed_call`,
-`tool_failure` (what it asked of a tool failed).
+`turns` (no turn left), `tokens` (no room left), `time` (its program or its thinking took too long). A call that fails
+by the policy's doing ends no episode: the policy reads what was wrong.
 """
 NOT_OF_POLICY: frozenset[Cause] = frozenset(("service", "tool_service", "harness_lost", "engine_lost"))
 

@@ -9,6 +9,7 @@ what differed first.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -138,8 +139,9 @@ class AgentSession:
         agents: agents by name, and the template of each; empty: there is one, without a name.
 
     Attributes:
-        counts: what happened that a report shows: `continued`, `branches`, `roots`, `malformed_calls`, `stopped`
-            (at a stop string), and for each declared rule of the template the turns that it concerned.
+        counts: what happened: `continued`, `branches`, `roots`, `malformed_calls`, `calls` and `failed_calls` of tools
+            that the loop made, `stopped` (at a stop string), `ignored_NAME` for parameters of requests, and for each
+            declared rule of the template the turns that it concerned.
         next_state: of the next turn, see `TokenNode.state`; used once.
         end: the last EpisodeEnded that a request met.
         agents: names of the agents; empty: there is one, without a name.
@@ -253,23 +255,23 @@ class AgentSession:
         """Gives an agent a reward of its own in this episode; a later call replaces it. Agents without one have the
         reward of the episode.
 
-        Raises: RequestRefused if there is no such agent.
+        Raises: RequestRefused if there is no such agent, or the reward is not a finite number.
         """
         self._speaker(agent)
-        self._rewards[agent] = value
+        self._rewards[agent] = _finite(value)
 
     def reward_turn(self, turn: AssistantTurn, value: float) -> None:
-        """Gives a turn a reward of its own."""
-        self._tree.set_reward(turn.node, value)
+        """Gives a turn a reward of its own. Raises: RequestRefused if it is not a finite number."""
+        self._tree.set_reward(turn.node, _finite(value))
 
     def reward_numbered_turn(self, number: int, value: float) -> None:
         """`reward_turn` for the turn that was sampled as number 0, 1, ...; negative numbers count from the last one.
 
-        Raises: RequestRefused if there is no such turn.
+        Raises: RequestRefused if there is no such turn, or the reward is not a finite number.
         """
         if not -len(self._turn_nodes) <= number < len(self._turn_nodes):
             raise RequestRefused(f"there is no turn {number} to reward: the session has {len(self._turn_nodes)}")
-        self._tree.set_reward(self._turn_nodes[number], value)
+        self._tree.set_reward(self._turn_nodes[number], _finite(value))
 
     def raise_end(self) -> None:
         """Raises the EpisodeEnded that a request met, if one did, for callers whose harness has swallowed it."""
@@ -441,3 +443,10 @@ class AgentSession:
             num_prompt_tokens=len(history),
             stop=stop,
         )
+
+
+def _finite(reward: float) -> float:
+    """Raises: RequestRefused."""
+    if not math.isfinite(reward):
+        raise RequestRefused(f"the reward {reward} is not a finite number")
+    return reward

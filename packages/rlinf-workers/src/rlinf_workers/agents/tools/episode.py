@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,15 +40,30 @@ class EpisodeTools:
         episode: identifies the episode; the sandbox of `python` takes the seed of its random numbers from it.
         num_attempts: how often a call is tried while the service fails. Each attempt has a new session, which begins
             with the state after the last call that succeeded; if that cannot be recreated, there is no further attempt.
+        counts: counts the calls (`calls`), and those that failed by the policy's doing (`failed_calls`).
     """
 
-    def __init__(self, tools: Sequence[CheckedTool], episode: str, *, num_attempts: int = 2) -> None:
+    def __init__(
+        self,
+        tools: Sequence[CheckedTool],
+        episode: str,
+        *,
+        num_attempts: int = 2,
+        counts: Counter[str] | None = None,
+    ) -> None:
         self._places = [_Place(tool) for tool in tools]
         self._owners = {spec.name: place for place in self._places for spec in place.tool.specs}
         self._episode, self._num_attempts = episode, num_attempts
+        self._counts = Counter[str]() if counts is None else counts
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Calls a function. Raises nothing but asyncio.CancelledError."""
+        result = await self._call(name, arguments)
+        self._counts["calls"] += 1
+        self._counts["failed_calls"] += result.failure == "policy"
+        return result
+
+    async def _call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         if name not in self._owners:
             text = f"There is no tool {name!r}; {did_you_mean(name, self._owners)}"
             return ToolResult(text=text, failure="policy", detail=text)

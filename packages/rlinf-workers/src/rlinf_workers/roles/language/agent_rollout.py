@@ -20,6 +20,7 @@ from rlinf_workers.agents.noise import noise_of_episode
 from rlinf_workers.agents.process import AgentProcess
 from rlinf_workers.agents.records import Sampled, turns
 from rlinf_workers.agents.replay import script_of
+from rlinf_workers.agents.settings import LOOP
 from rlinf_workers.engines.base import Completions, SupportsPause, UnfinishedCompletion
 from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
 from rlinf_workers.errors import SettingsRefused, WorkersError
@@ -154,6 +155,12 @@ class AgentRollout(Rollout):
         self.record("agent/turns", sum(1 for _ in turns(trajectory)))
         self.record("agent/retries", report.num_retries)
         self.record("agent/outside_engine_s", report.idle_s)
+        counts = report.counts
+        self.record("agent/branches", counts.get("branches", 0) + counts.get("roots", 0))
+        self.record("agent/malformed_calls", counts.get("malformed_calls", 0))
+        if self._episode_settings.run == LOOP:
+            self.record("agent/calls", counts.get("calls", 0))
+            self.record("agent/failed_calls", counts.get("failed_calls", 0))
         self._causes[trajectory.cause] += 1
         if trajectory.is_discarded:
             self._failures.append(f"prompt {index}, episode {member}: {trajectory.cause}: {trajectory.detail}")

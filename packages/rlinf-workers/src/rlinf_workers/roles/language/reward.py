@@ -64,6 +64,9 @@ class RewardSettings:
     """Agent -> folder of its tokenizer, of those with another model."""
     max_judge_failures: float = 0.5
     """Largest share of a step's completions on which the reward itself may fail."""
+    cut_reward: float | None = None
+    """Reward of an episode that was cut off (turns, tokens, time) before its harness returned one; None: the rule
+    scores its last turn."""
 
 
 class Failures:
@@ -144,6 +147,8 @@ class Reward(Worker):
         close_reward(self._reward)
 
     def _score(self, groups: Sequence[SampleGroup]) -> list[ScoredGroup]:
+        if self._settings.cut_reward is not None:
+            groups = [_with_cut_rewards(group, self._settings.cut_reward) for group in groups]
         texts = [self._completions(group) for group in groups]
         if self._settings.random_in_training and self.step.phase == "train":
             coins = [self._coins(group, len(own)) for group, own in zip(groups, texts, strict=True)]
@@ -339,6 +344,14 @@ def _last_turn(samples: SampleGroup, episode: int) -> list[int]:
     rows = _rows_of(samples, episode)
     turns = samples.turns[rows]
     return samples.completion_ids[rows][(turns == turns.max()) & (turns >= 0)].tolist()
+
+
+def _with_cut_rewards(samples: SampleGroup, reward: float) -> SampleGroup:
+    """The group with this reward for episodes that were cut off without one."""
+    if samples.rewards is None:
+        return samples
+    is_cut = samples.rewards.isnan() & ~samples.is_discarded & torch.tensor([bool(cause) for cause in samples.causes])
+    return replace(samples, rewards=samples.rewards.masked_fill(is_cut, reward))
 
 
 def _scored_by_rule(samples: SampleGroup, num_texts: int) -> list[int]:

@@ -102,6 +102,7 @@ class WorkerSettings:
             seed=self.config.seed,
             num_shown=self.config.run.num_samples_logged,
             max_judge_failures=self.config.run.max_judge_failures,
+            cut_reward=0.0 if reward.kind == "episode" else None,
         )
 
     def _actor(self, model: ModelSettings, folder: Path) -> ActorSettings:
