@@ -30,6 +30,7 @@ from rlinf_workers.roles.language.rollout import GroupsUnderWay, Rollout, Rollou
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.spans import now_ns
 
+NO_TOKENS, NO_LOGPROBS = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
 MAX_SHOWN = 3
 """Failures of a step that an error shows."""
 
@@ -259,8 +260,8 @@ def _turn(ask: Ask) -> UnfinishedCompletion:
     return UnfinishedCompletion(
         prompt=Prompt(index=ask.request, token_ids=token_ids, reference_answer=""),
         member=0,
-        token_ids=torch.zeros(0, dtype=torch.int64),
-        logprobs=torch.zeros(0),
+        token_ids=NO_TOKENS,
+        logprobs=NO_LOGPROBS,
         segments=(),
         noise=NoiseKey(seed=ask.noise, step=0, index=0),
     )
