@@ -1,8 +1,12 @@
-"""Random runs whose steps overlap, checked and replayed: `python staleness_runs.py FOLDER NUMBER NUM_REPLAYED [SEED]`.
+"""Random runs whose steps overlap, checked and replayed.
+
+    python staleness_runs.py FOLDER NUMBER NUM_REPLAYED [SEED] [agents]
 
 Settings, lengths, pauses and what disturbs a run are drawn from the seed; rewards and their time are not, so no two
-runs are the same. staleness_checker.py checks the folder of each run when it has ended. The first NUM_REPLAYED runs are
-replayed, and both have to end with the same weights. A line of JSON for each run says what became of it.
+runs are the same. With `agents`, episodes of one to three turns take the place of completions; their agent draws what
+it says, how often and when. staleness_checker.py checks the folder of each run when it has ended. The first
+NUM_REPLAYED runs are replayed, and both have to end with the same weights. A line of JSON for each run says what became
+of it.
 """
 
 import json
@@ -49,6 +53,27 @@ def score(completion, answer):
     time.sleep(draw.choice([0.0, 0.0, 0.002, 0.01]))
     return draw.random()
 """
+AGENT = """
+import asyncio
+import random
+
+draw = random.SystemRandom()
+
+
+async def play(session, task):
+    messages = list(task.messages)
+    for _ in range(draw.randint(1, 3)):
+        (turn,) = await session.chat(messages)
+        session.reward_turn(turn, draw.random())
+        await asyncio.sleep(draw.choice([0.0, 0.0, 0.002, 0.02]))
+        messages += [turn.message(), {"role": "user", "content": draw.choice("0123456789")}]
+    return draw.random()
+"""
+AGENT_SETTINGS = {
+    "rollout.agent": "{run: random_agent:play, max_turns: 3, max_context_tokens: 64}",
+    "rollout.max_prompt_tokens": 8,
+    "reward": "{kind: episode}",
+}
 SETTINGS = {key: value for key, value in TINY_SORT.items() if not key.startswith("sft_warm_up")} | {
     "sft_warm_up": "null",
     "reward": "{kind: function, path: random_reward:score}",
@@ -85,11 +110,12 @@ class Draw:
     victim: float
     """Which process, in [0, 1): the driver or a worker."""
     on_new_weights: str
+    has_agents: bool
 
     def overrides(self) -> dict[str, Any]:
-        needs_refill = self.sampler == "as_finished" or self.on_new_weights != "finish"
+        needs_refill = self.sampler == "as_finished" or self.on_new_weights != "finish" or self.has_agents
         refill = {"rollout.engine_options": "{refill: true}"} if needs_refill else {}
-        return SETTINGS | refill | {
+        return SETTINGS | refill | (AGENT_SETTINGS if self.has_agents else {}) | {
             "algorithm.max_staleness": self.max_staleness,
             "rollout.sampler": self.sampler,
             "rollout.on_new_weights": self.on_new_weights,
@@ -105,7 +131,7 @@ class Draw:
         }  # fmt: skip
 
 
-def drawn(seed: int, number: int) -> Draw:
+def drawn(seed: int, number: int, *, has_agents: bool) -> Draw:
     draw = random.Random(f"{seed}, {number}")
     max_staleness, num_steps = number % 5, draw.randint(9, 13)
     return Draw(
@@ -124,24 +150,26 @@ def drawn(seed: int, number: int) -> Draw:
         delay_s=draw.uniform(0.0, 0.3),
         victim=draw.random(),
         on_new_weights=draw.choice(["finish", "keep", "recompute"]) if max_staleness else "finish",
+        has_agents=has_agents,
     )
 
 
-def main(folder: Path, num_runs: int, num_replayed: int, seed: int) -> int:
+def main(folder: Path, num_runs: int, num_replayed: int, seed: int, *, has_agents: bool = False) -> int:
     """Returns how many runs are wrong."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "random_reward.py").write_text(REWARD)
+    (folder / "random_agent.py").write_text(AGENT)
     num_wrong = 0
     with ThreadPoolExecutor(NUM_AT_ONCE) as pool:
-        for row in pool.map(partial(one_run, folder, num_replayed, seed), range(num_runs)):
+        for row in pool.map(partial(one_run, folder, num_replayed, seed, has_agents), range(num_runs)):
             print(json.dumps(row), flush=True)
             num_wrong += bool(row["mistakes"])
     return num_wrong
 
 
-def one_run(folder: Path, num_replayed: int, seed: int, number: int) -> dict[str, Any]:
+def one_run(folder: Path, num_replayed: int, seed: int, has_agents: bool, number: int) -> dict[str, Any]:
     """Does a run, checks it, and replays it if its number is below `num_replayed`."""
-    draw, output = drawn(seed, number), folder / f"run-{number}"
+    draw, output = drawn(seed, number, has_agents=has_agents), folder / f"run-{number}"
     row: dict[str, Any] = {"run": number} | asdict(draw)
     try:
         row["happened"] = disturbed_run(draw, output, folder)
@@ -229,5 +257,12 @@ def replayed(run: Path, folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    numbers = [int(text) for text in sys.argv[2:]]
-    sys.exit(min(main(Path(sys.argv[1]), numbers[0], numbers[1], numbers[2] if len(numbers) > 2 else 0), 1))
+    numbers = [int(text) for text in sys.argv[2:] if text != "agents"]
+    num_wrong = main(
+        Path(sys.argv[1]),
+        numbers[0],
+        numbers[1],
+        numbers[2] if len(numbers) > 2 else 0,
+        has_agents="agents" in sys.argv,
+    )
+    sys.exit(min(num_wrong, 1))

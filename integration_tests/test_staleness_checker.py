@@ -135,3 +135,9 @@ def test_a_broken_promise_is_noticed(run, mistake):
 def test_random_runs_keep_the_promises_and_are_replayed(tmp_path):
     """The third and the fourth have late groups; those that are killed or interrupted go on."""
     assert main(tmp_path, num_runs=4, num_replayed=4, seed=0) == 0
+
+
+@pytest.mark.slow
+def test_random_runs_of_agents_keep_the_promises_and_are_replayed(tmp_path):
+    """As above, with an agent that draws what it says and when."""
+    assert main(tmp_path, num_runs=4, num_replayed=4, seed=0, has_agents=True) == 0

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlinf_comm import pack, unpack
 from rlinf_workers.agents.settings import EpisodeSettings, NamedAgent
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import ProcessLost, SettingsRefused, WorkersError
 from rlinf_workers.models.language_model import load_model
 from rlinf_workers.roles.language.agent_rollout import AgentRollout
+from rlinf_workers.roles.language.late_groups import late_from_start
 from rlinf_workers.roles.language.rollout import RolloutSettings
 from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.worker import StepContext
@@ -259,3 +261,118 @@ def test_agents_that_are_parts_of_the_policy_train_or_not_and_are_replayed(run, 
     assert {index: group.digest() for index, group in again.items()} == {
         index: group.digest() for index, group in groups.items()
     }
+
+
+# -- late groups -------------------------------------------------------------------------------------------------------
+
+NUM_STEPS, NUM_PROMPTS = 4, 3
+
+
+@pytest.fixture
+def late_settings(settings):
+    sampling = SamplingSettings(group_size=2, max_new_tokens=12)
+    settings = replace(settings, train=sampling, evaluate=sampling, max_lateness=1)
+    settings = with_agent(settings, max_context_tokens=44, max_new_tokens=12)
+    return replace(settings, max_prompt_tokens=settings.agent.max_prompt_tokens)
+
+
+class ListOfItems(list):
+    """A writer that keeps what was put."""
+
+    def put_many(self, items):
+        self.extend(group for _, group in items)
+
+
+def from_start():
+    """The late group with which a run begins."""
+    late = replace(prompts()[0], index=NUM_PROMPTS, text="78")
+    return late_from_start(late, StepContext(step=0, phase="train", seed=STEP.seed, num_items=NUM_PROMPTS), 2)
+
+
+def late_steps(worker, reader, *, between=lambda worker: None, earlier=()):
+    """The groups of each step, and its decisions."""
+    worker.go_on_with([[from_start()]])
+    outcomes = []
+    for step in range(NUM_STEPS):
+        worker._host.step = replace(STEP, step=step)
+        worker.weights_received(step)
+        worker.decisions, written = [], ListOfItems()
+        worker.earlier = [(0, one) for one in earlier[step]] if earlier else None
+        worker.generate(reader([prompts()]), written)
+        assert [group.index for group in written] == list(range(NUM_PROMPTS))
+        assert len(worker.late_groups()) == 1
+        outcomes.append((written, worker.decisions))
+        between(worker)
+    return outcomes
+
+
+def begin_again(worker):
+    """Goes on from a checkpoint, without the agents."""
+    worker.go_on_with([unpack(pack(worker.late_groups()))])
+
+
+def content(group):
+    return tuple(tuple(row[:length]) for row, length in zip(group.completion_ids.tolist(), group.lengths, strict=True))
+
+
+def sampled_alone(worker, submitted):
+    """Content of the group of each prompt, run alone in the step in which it was submitted."""
+    groups = {}
+    for step, index in submitted:
+        worker._host.step = replace(STEP, step=step)
+        worker.weights_received(0)
+        prompt = from_start().prompt if index == NUM_PROMPTS else prompts()[index]
+        ((group,),) = list(worker.sample([prompt]))
+        groups[step, index] = content(group)
+    return groups
+
+
+@pytest.mark.parametrize("between", [lambda worker: None, begin_again], ids=["going on", "begun again"])
+def test_episodes_that_outlive_a_step_are_those_of_a_step_that_waits(make_worker, late_settings, reader, between):
+    """With equal weights, whose version counts steps. Agents that begin again are answered with the same turns."""
+    worker = make_worker(RecordedAgentRollout, late_settings)
+    steps = late_steps(worker, reader, between=between)
+    worker.close()
+    alone = make_worker(AgentRollout, replace(late_settings, max_lateness=0))
+    every = {(step, index) for step in range(NUM_STEPS) for index in range(NUM_PROMPTS)} | {(0, NUM_PROMPTS)}
+    expected = sampled_alone(alone, every)
+    alone.close()
+    left, num_mixed = [], 0
+    for step, (groups, decisions) in enumerate(steps):
+        for group, decision in zip(groups, [one for one in decisions if "group" in one], strict=True):
+            submitted = tuple(decision["submitted"])
+            left.append(submitted)
+            assert content(group) == expected[submitted] and step - submitted[0] in (0, 1)
+            versions = group.tokens_by_version()
+            assert {str(version): count for version, count in versions.items()} == decision["tokens"]
+            assert versions.keys() <= {submitted[0], step}
+            num_mixed += len(versions) > 1
+    assert len(set(left)) == len(left) == NUM_STEPS * NUM_PROMPTS
+    assert num_mixed, "no episode has outlived its step"
+
+
+def test_a_replay_of_late_episodes_is_the_run_to_the_bit(make_worker, late_settings, reader):
+    worker = make_worker(RecordedAgentRollout, late_settings)
+    steps = late_steps(worker, reader)
+    worker.close()
+    broken = make_worker(RecordedAgentRollout, with_agent(late_settings, run="workers_harnesses:play_and_fail"))
+    again = late_steps(broken, reader, between=begin_again, earlier=[decisions for _, decisions in steps])
+    broken.close()
+    for (groups, decisions), (same, decided) in zip(steps, again, strict=True):
+        assert [group.digest() for group in groups] == [group.digest() for group in same]
+        for kind in ("said", "group"):  # how the two interleave depends on how many messages come at once
+            assert [one for one in decisions if kind in one] == [one for one in decided if kind in one]
+
+
+def test_an_evaluation_does_not_see_late_episodes(make_worker, late_settings, reader):
+    evaluated = []
+
+    def evaluate(worker):
+        worker._host.step = replace(STEP, phase="evaluate")
+        groups = [group for whole in worker.sample(prompts()) for group in whole]
+        evaluated.append({group.index: content(group) for group in groups})
+
+    worker = make_worker(RecordedAgentRollout, late_settings)
+    late_steps(worker, reader, between=evaluate)
+    worker.close()
+    assert len(evaluated[0]) == NUM_PROMPTS and all(one == evaluated[0] for one in evaluated)

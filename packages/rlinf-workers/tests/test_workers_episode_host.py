@@ -25,7 +25,6 @@ from rlinf_workers.agents.link import (
     from_agents,
 )
 from rlinf_workers.agents.records import EpisodeEnded, Sampled, cut, turns
-from rlinf_workers.agents.replay import script_of
 from rlinf_workers.agents.settings import EpisodeSettings, NamedAgent
 
 HERE = Path(__file__).parent
@@ -87,14 +86,14 @@ class Rank:
             asyncio.get_running_loop().call_soon(self.host.answer, Answer(request=message.request, sampled=sampled))
 
 
-def episode(settings, replies=("12",), *, script=None, number=1):
+def episode(settings, replies=("12",), *, number=1):
     """The report of one episode, and the rank."""
 
     async def run():
         rank = Rank(replies)
         rank.host = AgentHost(settings, rank.send)
         await rank.host.start()
-        rank.host.begin(Begin(episode=number, task=TASK, noise=99, script=script))
+        rank.host.begin(Begin(episode=number, task=TASK, noise=99))
         try:
             return await asyncio.wait_for(rank.reports.get(), 60), rank
         finally:
@@ -173,16 +172,6 @@ def test_a_harness_without_a_reward_leaves_the_scoring_to_the_rule(folder):
 def test_a_harness_that_cannot_be_imported_is_refused_before_any_episode(folder):
     with pytest.raises(EpisodeEnded, match="no_such_module"):
         episode(settings(folder, run="no_such_module:run"))
-
-
-def test_a_replay_makes_the_same_requests_without_a_tool_or_a_harness(folder):
-    tools = ["workers_harnesses:echo"]
-    report, rank = episode(settings(folder, tools=tools), ["[echo:12]", "12"])
-    script = script_of(report.trajectory)
-    broken = settings(folder, tools=["workers_harnesses:broken"])
-    again, second = episode(broken, ["[echo:12]", "12"], script=script)
-    assert again.trajectory == report.trajectory
-    assert [(ask.token_ids, ask.noise) for ask in second.asks] == [(ask.token_ids, ask.noise) for ask in rank.asks]
 
 
 def test_the_noise_of_a_turn_follows_from_what_it_follows(folder):
@@ -269,15 +258,3 @@ def test_the_noise_of_an_agent_does_not_depend_on_when_others_speak(folder):
     other = Attempt(1, "s", 7)
     other.noise_of("solver").next([1, 2], None)
     assert other.noise_of("judge").next([1, 2], None) == late
-
-
-def test_a_replay_of_several_agents_asks_each_again_and_keeps_their_rewards(folder):
-    named = settings(folder, run="workers_harnesses:play_both", agents=TWO)
-    report, rank = episode(named, ["3", "4"])
-    again, second = episode(named, ["3", "4"], script=script_of(report.trajectory))
-    assert again.trajectory.rewards == {"judge": 0.5} and again.trajectory == report.trajectory
-
-    def requests_of(one):
-        return sorted((ask.agent, ask.token_ids, ask.noise) for ask in one.asks)
-
-    assert requests_of(second) == requests_of(rank)

@@ -18,7 +18,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -45,7 +44,6 @@ from rlinf_workers.agents.link import (
 from rlinf_workers.agents.loop import run_loop
 from rlinf_workers.agents.noise import TurnNoise, noise_of_agent, noise_of_attempt
 from rlinf_workers.agents.records import NOT_OF_POLICY, AgentTrajectory, EpisodeEnded, Sampled, cut
-from rlinf_workers.agents.replay import follow
 from rlinf_workers.agents.sessions import AgentSession, SessionLimits
 from rlinf_workers.agents.settings import LOOP, EpisodeSettings, NamedAgent
 from rlinf_workers.agents.templates import ChatTemplate, template_of_folder
@@ -161,7 +159,7 @@ class AgentHost:
         if self._harness is not None:
             from rlinf_workers.agents.server import ServerLimits, SessionServer  # needs aiohttp
 
-            self._server = SessionServer(limits=ServerLimits(max_sessions=self._settings.max_episodes))
+            self._server = SessionServer(limits=ServerLimits(max_sessions=2 * self._settings.max_episodes))
             await self._server.start()
             await self._harness.start()
 
@@ -243,11 +241,6 @@ class AgentHost:
             self._send(EpisodeReport(episode=begin.episode, trajectory=trajectory))
 
     async def _report(self, begin: Begin) -> None:
-        if begin.script is not None:
-            attempt = Attempt(begin.episode, begin.task.name, begin.noise)
-            trajectory = await follow(begin.script, partial(self._ask, attempt))
-            self._send(EpisodeReport(episode=begin.episode, trajectory=trajectory))
-            return
         idle_s = 0.0
         for number in range(1 + self._settings.num_retries):
             attempt = Attempt(begin.episode, f"{begin.task.name}-{number}", noise_of_attempt(begin.noise, number))

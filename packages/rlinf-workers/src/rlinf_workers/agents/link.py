@@ -46,9 +46,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     parent: int
     author: Author
     token_ids: list[int] = []
-    """Empty for the policy, which samples again."""
-    num_tokens: int = 0
-    """Of the policy: tokens that the episode kept."""
+    """Empty for the policy, which samples again, and for what a turn of it follows, which its request has."""
+    num_tokens: int
+    """Tokens that the episode kept."""
     noise: int = 0
     """Of the policy: with which they were sampled."""
     truncated: bool = False
@@ -61,7 +61,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded episode, which a replay follows without calling a tool or a harness."""
+    """A recorded episode without the tokens of its policy."""
 
     steps: list[Step]
     reward: float | None = None
@@ -78,8 +78,6 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     task: AgentTask
     noise: int
     """Seeds the noise of its turns."""
-    script: Script | None = None
-    """The recorded episode to follow."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -103,6 +103,11 @@ class EngineSpec(Spec):
         can."""
         return "it cannot suspend completions"
 
+    def episodes_problem(self, options: Mapping[str, Any]) -> str | None:
+        """Why it cannot sample the turns of episodes (`rollout.agent`), which come while others are sampled, and what
+        to do about it; None: it can."""
+        return "it takes no prompts while it generates"
+
     def probe_ways(self, options: Mapping[str, Any], *, on_gpu: bool) -> tuple[str, ...]:
         """How it computes a transformers model, as names of the architecture probe (`probe.WAYS`); empty for an engine
         with its own model code."""

@@ -290,18 +290,12 @@ class RolloutConfig(EngineConfig):
                 text=f"={agent.max_context_tokens} is less than rollout.max_prompt_tokens + rollout.max_new_tokens = "
                 f"{needed}, so that not even a first turn fits; use more",
             )
-        if (problem := self.engine_spec.late_groups_problem(self.engine_options)) is not None:
+        if (problem := self.engine_spec.episodes_problem(self.engine_options)) is not None:
             yield Conflict(
                 keys=("rollout.agent", "rollout.engine"),
                 text=f": episodes need an engine that takes turns while it generates, and rollout.engine={self.engine} "
                 f"does not: {problem}",
             )
-        for key, value in (("sampler", "in_order"), ("on_new_weights", "finish")):
-            if getattr(self, key) != value:
-                yield Conflict(
-                    keys=(f"rollout.{key}", "rollout.agent"),
-                    text=f"={getattr(self, key)} is for single completions; with rollout.agent use {value}",
-                )
 
     def _distribution_conflicts(self) -> Iterator[Conflict]:
         """Ratios and gradients use log-probabilities of the full distribution, so samples must come from it: on a small

@@ -160,9 +160,11 @@ def _difference(recorded: RecordedStep, new: RecordedStep) -> str:
 
 def _by_subject(decisions: Decisions) -> dict[str, Any]:
     """The decisions by what they are about. Groups are the same whichever rank has had them, and so are weights of
-    which every rank has a copy."""
+    which every rank has a copy. What agents say is left out, since a replay reads it from the record."""
     by_subject: dict[str, Any] = {}
     for rank, one in decisions:
+        if "said" in one:
+            continue
         for what, value in one.items():
             if what == "weights":
                 digests = by_subject.setdefault("weights", [])

@@ -65,6 +65,9 @@ class HuggingFaceSpec(EngineSpec):
             return None
         return "without continuous batching a batch is generated as a whole; set --rollout.engine_options.refill true"
 
+    def episodes_problem(self, options: Mapping[str, Any]) -> str | None:
+        return self.late_groups_problem(options)  # both need rows that can be refilled
+
     def probe_ways(self, options: Mapping[str, Any], *, on_gpu: bool) -> tuple[str, ...]:
         if self.fills_its_memory(options):
             return ("refill",)

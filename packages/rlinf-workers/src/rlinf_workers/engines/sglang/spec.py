@@ -98,6 +98,9 @@ class SGLangSpec(EngineSpec):
     def late_groups_problem(self, options: Mapping[str, Any]) -> str | None:
         return None  # abort hands back what it has of a completion
 
+    def episodes_problem(self, options: Mapping[str, Any]) -> str | None:
+        return None
+
     def filled_options(self, model: ModelShape, job: JobShape) -> dict[str, Any]:
         """Adds the tokens of the pool on CPU slots, if the recipe does not set them. All other defaults are set when
         the engine starts (arguments.py)."""

@@ -2,6 +2,10 @@
 
 An agent process beside the rank runs the episodes of a step (agents/host.py) and asks for their turns; the engine
 samples turns of all episodes together. A group is the episodes of a prompt.
+
+Episodes of late groups (`max_lateness`) go on in the agent process when a step ends, and turns that have not ended are
+suspended. Where an episode is not there any more, after a restart, its agent begins again, and is answered with the
+turns that were sampled before as long as it asks for the same ones.
 """
 
 from __future__ import annotations
@@ -11,24 +15,24 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-import msgspec
 import torch
-from msgspec import convert, to_builtins
 
-from rlinf_workers.agents.link import AgentTask, Answer, Ask, Begin, EpisodeReport, Script
+from rlinf_workers.agents.link import AgentTask, Answer, Ask, Begin, EpisodeReport
 from rlinf_workers.agents.noise import noise_of_episode
 from rlinf_workers.agents.process import AgentProcess
 from rlinf_workers.agents.records import Sampled, turns
-from rlinf_workers.agents.replay import script_of
+from rlinf_workers.agents.replay import RecordedAgents, SaidAgain, ask_decision, report_decision
 from rlinf_workers.agents.settings import LOOP
+from rlinf_workers.agents.turn_log import EpisodeKey
 from rlinf_workers.engines.base import Completions, SupportsPause, UnfinishedCompletion
 from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
 from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.models.language_model import load_tokenizer, stop_token_ids
 from rlinf_workers.roles.language.episodes import group_of
-from rlinf_workers.roles.language.rollout import GroupsUnderWay, Rollout, RolloutSettings
-from rlinf_workers.roles.records.language import Prompt, SampleGroup
-from rlinf_workers.spans import now_ns
+from rlinf_workers.roles.language.late_groups import LateGroup
+from rlinf_workers.roles.language.open_episodes import OpenEpisode, OpenEpisodes, PendingTurn, WholeGroup
+from rlinf_workers.roles.language.rollout import Rollout, RolloutSettings
+from rlinf_workers.roles.records.language import Prompt, SampleGroup, Segment
 
 NO_TOKENS, NO_LOGPROBS = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
 MAX_SHOWN = 3
@@ -48,11 +52,21 @@ class AgentRollout(Rollout):
         stop_ids = list(stop_token_ids(folder, load_tokenizer(folder)))
         self._episode_settings = settings.agent
         self._agents = AgentProcess(replace(settings.agent, stop_ids=stop_ids), self._engine.interrupt)
-        self._turns: dict[int, Ask] = {}
-        """Turns that the engine samples, by number of their request."""
-        self._asks: deque[Ask] = deque()
+        self._episodes: dict[int, OpenEpisode] = {}
+        """Of this stage that are in the agent process, by number."""
+        self._turns: dict[int, PendingTurn] = {}
+        """Turns that the engine samples, by number."""
+        self._asks: deque[PendingTurn] = deque()
         """Turns that wait for the engine."""
-        self._num_episodes = 0
+        self._late_in_process: dict[EpisodeKey, tuple[int, dict[int, int]]] = {}
+        """Episodes that outlived their stage -> their number, and the requests of the turns that they wait for."""
+        self._held: list[Ask | EpisodeReport] = []
+        """What they said in an evaluation."""
+        self._num_episodes = self._num_turns = 0
+        self._recorded_agents: RecordedAgents | None = None
+        """In a replay, in place of the agent process."""
+        self._first_step = 0
+        """Decode steps of the engine before the stage."""
         self._causes: Counter[str] = Counter()
         self._failures: list[str] = []
 
@@ -64,117 +78,258 @@ class AgentRollout(Rollout):
         Raises: WorkersError if too many episodes ended by what the policy cannot have caused.
         """
         sampling = self._settings.train if self.step.phase == "train" else self._settings.evaluate
-        groups = OpenEpisodes(sampling.group_size)
-        self._groups = groups
-        scripts = self._scripts()
-        waiting = deque(prompts)
-        turns = replace(sampling, group_size=1)
-        self._begin_episodes(waiting, groups, scripts)
+        step = self.step.step
+        groups = self._open([_new(prompt, step) for prompt in prompts], sampling.group_size)
+        self._begin_episodes(groups)
         while groups:
-            whole = self._take_messages(groups)
-            self._begin_episodes(waiting, groups, scripts)
-            self._submit_turns(turns)
-            if self._turns:
-                with self.asking():
-                    finished = self._engine.finished()
-                self._answer(finished)
+            whole = self._hear(groups)
+            self._begin_episodes(groups)
+            self._submit_turns(sampling)
+            for group in whole:
+                self._left(groups, group.index)
+                self._record(group, (step, group.index))
             if whole:
                 yield whole
+            self._generate()
+        self._suspend()
         self._check_discarded()
 
-    def _begin_episodes(
-        self, waiting: deque[Prompt], groups: OpenEpisodes, scripts: dict[tuple[int, int], Script]
-    ) -> None:
-        """Begins the episodes of as many groups as may run at once; at least one group."""
-        size, step = groups.group_size, self.step
+    def _sample_as_finished(self, prompts: Sequence[Prompt]) -> Iterator[list[tuple[int, SampleGroup]]]:
+        sampling, first = self._settings.train, self.step.num_items
+        late, submitted, departures = self._departures(prompts)
+        groups = self._open([*late, *(_new(prompt, self.step.step) for prompt in prompts)], sampling.group_size)
+        held: dict[int, SampleGroup] = {}
+        whole = self._samples(groups.whole())
+        self._begin_episodes(groups)
+        while True:
+            for group in whole:  # one by one: a replay hears of several at once
+                held[group.index] = group
+                leaving = departures.add([group.index])
+                for index, _ in leaving:
+                    self._left(groups, index)
+                if leaving:
+                    yield [
+                        (key, self._leaves(held.pop(index), key, submitted[index], is_late=index >= first))
+                        for index, key in leaving
+                    ]
+            if departures.all_left:
+                break
+            self._submit_turns(sampling)
+            self._generate()
+            whole = self._hear(groups)
+            self._begin_episodes(groups)
+        self._suspend()
+        self._late = groups.left_over(submitted)
+        self._late_in_process = {
+            episode.key: (number, {one.turn.noise: one.request for one in episode.pending.values() if one.request})
+            for number, episode in self._episodes.items()
+            if episode.report is None
+        }
+        self._episodes.clear()
+        self._groups = OpenEpisodes(1, keeps_histories=False)
+        self._check_discarded()
+
+    # -- a stage ---------------------------------------------------------------------------------------------------
+
+    def _open(self, groups: Iterable[LateGroup], group_size: int) -> OpenEpisodes:
+        """The groups of a stage; turns of late ones that are not finished go on first."""
+        recorded, is_late = self.recorded, self._settings.max_lateness > 0 and self.step.phase == "train"
+        self._recorded_agents = None
+        if recorded is not None:
+            decisions = (one for _, one in recorded)
+            self._recorded_agents = RecordedAgents(decisions, is_timed=self._takes.is_open or is_late)
+        self._first_step = self._pausing.num_steps
+        opened = OpenEpisodes(group_size, keeps_histories=self.records or is_late)
+        self._groups = opened
+        self._episodes.clear()
+        for group in groups:
+            opened.open(group)
+        return opened
+
+    def _begin_episodes(self, groups: OpenEpisodes) -> None:
+        """Begins the episodes of as many groups as may run at once, or goes on with them."""
         begins: list[Begin] = []
-        while waiting and (
-            not groups.num_episodes or groups.num_episodes + size <= self._episode_settings.max_episodes
-        ):
-            prompt = waiting.popleft()
-            task = _task(prompt, step.step, step.phase)
-            for member in range(size):
+        for prompt, episode in groups.begin(self._episode_settings.max_episodes):
+            number, requests = 0, {}
+            if self._recorded_agents is None and self.step.phase == "train":
+                number, requests = self._late_in_process.pop(episode.key, (0, {}))
+            for turn in episode.log.turns:
+                if not turn.has_ended:
+                    history = episode.log.history(turn.noise)
+                    self._queue(episode, turn.noise, history, requests.get(turn.noise))
+            if self._recorded_agents is None and not number:
                 self._num_episodes += 1
-                groups.open(prompt, member, self._num_episodes)
-                begins.append(
-                    Begin(
-                        episode=self._num_episodes,
-                        task=msgspec.structs.replace(task, member=member),
-                        noise=noise_of_episode(step.seed, step.step, prompt.index, member),
-                        script=scripts.get((prompt.index, member)),
-                    )
-                )
+                number = self._num_episodes
+                begins.append(self._begin(prompt, episode, number))
+            if number:
+                episode.number = number
+                self._episodes[number] = episode
         if begins:
             self._agents.begin(begins)
 
-    def _take_messages(self, groups: OpenEpisodes) -> list[SampleGroup]:
-        """Reads what the agents say, and waits for it if the engine has nothing to do. Returns the groups that are
-        whole."""
-        waits = not self._turns and not self._asks
+    def _begin(self, prompt: Prompt, episode: OpenEpisode, number: int) -> Begin:
+        return Begin(
+            episode=number,
+            task=_task(prompt, episode.key, self.step.phase),
+            noise=noise_of_episode(self.step.seed, *episode.key),
+        )
+
+    def _hear(self, groups: OpenEpisodes) -> list[SampleGroup]:
+        """Takes new weights where they are due, and what the agents say; waits for it if the engine has nothing to do.
+        Returns the groups that are whole, in the order in which they became it."""
+        whole = self._hear_again(groups) if self._recorded_agents is not None else self._hear_agents(groups)
+        self._answer(self._take_due_weights())
+        return self._samples(whole)
+
+    def _hear_agents(self, groups: OpenEpisodes) -> list[WholeGroup]:
+        held = [one for one in self._held if one.episode in self._episodes]
+        self._held = [one for one in self._held if one.episode not in self._episodes]
+        waits = not self._turns and not self._asks and not held and bool(groups.running)
         with self._host.waits.waiting("agents", processes=self._awaited, describe=lambda: self._agents.waits_for):
             messages = self._agents.take(waits=waits)
-        whole = []
-        for message in messages:
-            if isinstance(message, Ask):
-                self._asks.append(message)
-            elif (group := groups.add(message)) is not None:
-                prompt, reports = group
-                whole.append(self._group(prompt, reports))
+        whole: list[WholeGroup] = []
+        for message in [*held, *messages]:
+            episode = self._episodes.get(message.episode)
+            if episode is None:  # it outlived a stage of training, and this is an evaluation
+                self._held.append(message)
+            elif isinstance(message, Ask):
+                self._asked(episode, message, message.request)
+            else:
+                whole += self._ended(groups, episode, message)
         return whole
+
+    def _hear_again(self, groups: OpenEpisodes) -> list[WholeGroup]:
+        """As `_hear_agents`, from the record."""
+        assert self._recorded_agents is not None, "in a replay"
+        num_steps = self._num_steps if self._turns or self._asks else None
+        is_silent = True
+        whole: list[WholeGroup] = []
+        for one in self._recorded_agents.take(groups.logs, num_steps):
+            is_silent = False
+            episode = groups.running[one.episode]
+            if one.trajectory is None:
+                self._asked(episode, one, None)
+            else:
+                report = EpisodeReport(episode=0, trajectory=one.trajectory)
+                whole += self._ended(groups, episode, report)
+        if is_silent and num_steps is None and groups.running:
+            raise WorkersError(
+                f"the record does not say how {len(groups.running)} episodes of step {self.step.step} go on, such as "
+                f"episode {min(groups.running)} (step, prompt, member)"
+            )
+        return whole
+
+    def _asked(self, episode: OpenEpisode, ask: Ask | SaidAgain, request: int | None) -> None:
+        """An episode asks for a turn, which may have been asked for before it was begun again."""
+        turn = episode.log.get(ask.noise)
+        if turn is None:
+            turn = episode.log.add(ask.noise, ask.token_ids, ask.agent)
+            if self.records:
+                self.decide(ask_decision(episode.key, turn, self._num_steps))
+            self._queue(episode, ask.noise, list(ask.token_ids), request)
+        elif not turn.has_ended:
+            episode.pending[ask.noise].request = request
+        elif request is not None and turn.sampled is not None:
+            self._agents.answer([Answer(request=request, sampled=turn.sampled)])
+
+    def _ended(self, groups: OpenEpisodes, episode: OpenEpisode, report: EpisodeReport) -> list[WholeGroup]:
+        """An episode is over. Returns its group if it is whole now."""
+        if self.records:
+            self.decide(report_decision(episode.key, report, self._num_steps))
+        self._episodes.pop(episode.number, None)
+        return groups.end(episode.key, report)
+
+    def _queue(self, episode: OpenEpisode, noise: int, token_ids: list[int], request: int | None) -> None:
+        turn = episode.log.get(noise)
+        assert turn is not None, "in the log"
+        pending = PendingTurn(episode=episode, turn=turn, token_ids=token_ids, request=request)
+        episode.pending[noise] = pending
+        self._asks.append(pending)
 
     def _submit_turns(self, sampling: SamplingSettings) -> None:
         """Gives the engine as many turns as it has capacity for."""
-        assert isinstance(self._engine, SupportsPause), "the constructor refuses others"
-        num_turns = min(len(self._asks), self._engine.free_capacity(1))
-        asks = [self._asks.popleft() for _ in range(num_turns)]
-        if asks:
-            self._turns |= {ask.request: ask for ask in asks}
+        while self._asks and (num_turns := min(len(self._asks), self._engine.free_capacity(1))) > 0:
+            submitted = []
+            for _ in range(num_turns):
+                self._num_turns += 1
+                self._turns[self._num_turns] = pending = self._asks.popleft()
+                submitted.append(_unfinished(self._num_turns, pending))
             with self.asking():
-                self._engine.submit_unfinished([_turn(ask) for ask in asks], sampling)
+                self._pausing.submit_unfinished(submitted, replace(sampling, group_size=1))
+
+    def _generate(self) -> None:
+        """Computes until a turn ends or the agents say something; in a replay until they did."""
+        if not self._turns:
+            return
+        if self._recorded_agents is not None and isinstance(self._groups, OpenEpisodes):
+            next_said = self._recorded_agents.next_step(self._groups.logs, self._num_steps)
+            if next_said == self._num_steps:
+                return
+            stops = [] if next_said is None else [self._first_step + next_said]
+            stops += [] if self._takes.next_step is None else [self._takes.next_step]
+            if stops:
+                self._pausing.interrupt(min(stops))
+        with self.asking():
+            finished = self._engine.finished()
+        self._answer(finished)
+
+    @property
+    def _num_steps(self) -> int:
+        """Decode steps since the stage began."""
+        return self._pausing.num_steps - self._first_step
 
     def _answer(self, finished: Iterable[Completions]) -> None:
-        answers = [
-            Answer(request=one.index, sampled=_sampled(one, self._turns.pop(one.index).noise)) for one in finished
-        ]
+        answers: list[Answer] = []
+        for one in finished:
+            pending = self._turns.pop(one.index)
+            turn, episode = pending.turn, pending.episode
+            sampled = _sampled(one, turn.noise)
+            episode.log.end(turn.noise, sampled)
+            del episode.pending[turn.noise]
+            if pending.request is not None:
+                answers.append(Answer(request=pending.request, sampled=sampled))
         if answers:
             self._agents.answer(answers)
 
+    def _suspend(self) -> None:
+        """Takes back the turns that the engine has not finished; those of late groups go on later."""
+        if self._turns:
+            with self.asking():
+                unfinished = self._pausing.suspend()
+                self._answer(self._engine.finished())  # what has ended meanwhile
+            for one in unfinished:
+                turn = self._turns[one.prompt.index].turn
+                turn.sampled = _so_far(one, turn.noise) if len(one.token_ids) else None
+        self._turns.clear()
+        self._asks.clear()
+
     # -- groups ----------------------------------------------------------------------------------------------------
 
-    def _group(self, prompt: Prompt, reports: Sequence[EpisodeReport]) -> SampleGroup:
-        """The group of these episodes, in the order of their members; recorded."""
-        trajectories = [report.trajectory for report in reports]
-        agents = self._episode_settings.trained_agents
-        group = group_of(prompt, trajectories, policy_version=self.policy_version, agents=agents)
-        for member, report in enumerate(reports):
-            self._record_episode(prompt.index, member, report)
-        self._record(group, (self.step.step, group.index))
-        return group
+    def _samples(self, groups: Iterable[WholeGroup]) -> list[SampleGroup]:
+        agents, version = self._episode_settings.trained_agents, self.policy_version
+        return [
+            group_of(prompt, [report.trajectory for report in reports], policy_version=version, agents=agents)
+            for prompt, reports in groups
+        ]
 
-    def _record_episode(self, index: int, member: int, report: EpisodeReport) -> None:
-        trajectory = report.trajectory
-        self.record("agent/turns", sum(1 for _ in turns(trajectory)))
-        self.record("agent/retries", report.num_retries)
-        self.record("agent/outside_engine_s", report.idle_s)
-        counts = report.counts
-        self.record("agent/branches", counts.get("branches", 0) + counts.get("roots", 0))
-        self.record("agent/malformed_calls", counts.get("malformed_calls", 0))
-        if self._episode_settings.run == LOOP:
-            self.record("agent/calls", counts.get("calls", 0))
-            self.record("agent/failed_calls", counts.get("failed_calls", 0))
-        self._causes[trajectory.cause] += 1
-        if trajectory.is_discarded:
-            self._failures.append(f"prompt {index}, episode {member}: {trajectory.cause}: {trajectory.detail}")
-        if self.records:
-            self.decide({"episode": [index, member], "script": to_builtins(script_of(trajectory))})
-
-    def _scripts(self) -> dict[tuple[int, int], Script]:
-        """The recorded episodes of the stage that is replayed."""
-        return {
-            (one["episode"][0], one["episode"][1]): convert(one["script"], Script)
-            for _, one in self.recorded or ()
-            if "episode" in one
-        }
+    def _left(self, groups: OpenEpisodes, index: int) -> None:
+        """A whole group leaves; measures its episodes."""
+        for episode in groups.leave(index):
+            assert episode.report is not None, "the group is whole"
+            trajectory = episode.report.trajectory
+            self.record("agent/turns", sum(1 for _ in turns(trajectory)))
+            self.record("agent/retries", episode.report.num_retries)
+            self.record("agent/outside_engine_s", episode.report.idle_s)
+            counts = episode.report.counts
+            self.record("agent/branches", counts.get("branches", 0) + counts.get("roots", 0))
+            self.record("agent/malformed_calls", counts.get("malformed_calls", 0))
+            if self._episode_settings.run == LOOP:
+                self.record("agent/calls", counts.get("calls", 0))
+                self.record("agent/failed_calls", counts.get("failed_calls", 0))
+            self._causes[trajectory.cause] += 1
+            if trajectory.is_discarded:
+                which = f"prompt {episode.key[1]}, episode {episode.member}"
+                self._failures.append(f"{which}: {trajectory.cause}: {trajectory.detail}")
 
     def _check_discarded(self) -> None:
         causes, failures = self._causes, self._failures
@@ -189,6 +344,17 @@ class AgentRollout(Rollout):
 
     # -- the rest of a worker --------------------------------------------------------------------------------------
 
+    def go_on_with(self, shares: Sequence[Sequence[LateGroup]]) -> None:
+        super().go_on_with(shares)
+        self._forget_late()
+
+    def _forget_late(self) -> None:
+        """Ends the episodes that outlived their stage; they begin again."""
+        if self._late_in_process:
+            self._agents.abandon()
+        self._late_in_process.clear()
+        self._held.clear()
+
     def _awaited(self) -> Sequence[int]:
         return [self._agents.pid]
 
@@ -197,6 +363,11 @@ class AgentRollout(Rollout):
 
     def abandon(self) -> None:
         self._agents.abandon()
+        if self._turns and not self._groups:  # of episodes that have ended
+            self._pausing.suspend()
+        self._late_in_process.clear()
+        self._held.clear()
+        self._episodes.clear()
         self._turns.clear()
         self._asks.clear()
         self._causes.clear()
@@ -208,43 +379,18 @@ class AgentRollout(Rollout):
         super().close()
 
 
-class OpenEpisodes(GroupsUnderWay[dict[int, EpisodeReport]]):
-    """Groups whose episodes have not all ended."""
-
-    def __init__(self, group_size: int) -> None:
-        super().__init__(group_size)
-        self._members: dict[int, tuple[int, int]] = {}
-        """Number of an open episode -> index of its prompt, and which of its episodes it is."""
-
-    @property
-    def num_episodes(self) -> int:
-        """Episodes that have not ended."""
-        return len(self._members)
-
-    def open(self, prompt: Prompt, member: int, episode: int) -> None:
-        """Registers an episode that begins."""
-        self._open.setdefault(prompt.index, (prompt, {}))
-        self._members[episode] = prompt.index, member
-        self._began_ns.setdefault(prompt.index, now_ns())
-
-    def add(self, report: EpisodeReport) -> tuple[Prompt, list[EpisodeReport]] | None:
-        """Returns the group that is whole with this episode: its prompt, and its episodes in the order of members."""
-        index, member = self._members.pop(report.episode)
-        prompt, reports = self._open[index]
-        reports[member] = report
-        if len(reports) < self.group_size:
-            return None
-        del self._open[index]
-        return prompt, [reports[number] for number in range(self.group_size)]
+def _new(prompt: Prompt, step: int) -> LateGroup:
+    """A group of which there is nothing yet."""
+    return LateGroup(prompt=prompt, step=step, submitted_index=prompt.index, finished=(), unfinished=())
 
 
-def _task(prompt: Prompt, step: int, phase: str) -> AgentTask:
-    """That of the first member."""
+def _task(prompt: Prompt, episode: EpisodeKey, phase: str) -> AgentTask:
+    step, index, member = episode
     text = prompt.text or ""
     messages = json.loads(prompt.messages_json) if prompt.messages_json else [{"role": "user", "content": text}]
     return AgentTask(
-        index=prompt.index,
-        member=0,
+        index=index,
+        member=member,
         step=step,
         phase=phase,
         messages=messages,
@@ -254,16 +400,29 @@ def _task(prompt: Prompt, step: int, phase: str) -> AgentTask:
     )
 
 
-def _turn(ask: Ask) -> UnfinishedCompletion:
-    """A turn that has no token yet, with noise of its own."""
-    token_ids = torch.tensor(ask.token_ids)
+def _unfinished(number: int, pending: PendingTurn) -> UnfinishedCompletion:
+    """A turn for the engine, with the tokens that it has already, and noise of its own."""
+    sampled = pending.turn.sampled
     return UnfinishedCompletion(
-        prompt=Prompt(index=ask.request, token_ids=token_ids, reference_answer=""),
+        prompt=Prompt(index=number, token_ids=torch.tensor(pending.token_ids), reference_answer=""),
         member=0,
-        token_ids=NO_TOKENS,
-        logprobs=NO_LOGPROBS,
-        segments=(),
-        noise=NoiseKey(seed=ask.noise, step=0, index=0),
+        token_ids=torch.tensor(sampled.token_ids) if sampled else NO_TOKENS,
+        logprobs=torch.tensor(sampled.logprobs) if sampled else NO_LOGPROBS,
+        segments=tuple(
+            Segment(num_tokens=count, policy_version=version)
+            for count, version in (sampled.versions if sampled else ())
+        ),
+        noise=NoiseKey(seed=pending.turn.noise, step=0, index=0),
+    )
+
+
+def _so_far(one: UnfinishedCompletion, noise: int) -> Sampled:
+    """What there is of a suspended turn."""
+    return Sampled(
+        token_ids=one.token_ids.tolist(),
+        logprobs=one.logprobs.tolist(),
+        versions=[(segment.num_tokens, segment.policy_version) for segment in one.segments],
+        noise=noise,
     )
 
 

@@ -36,6 +36,8 @@ class LateGroup:
     """Completions that have ended."""
     unfinished: tuple[UnfinishedCompletion, ...]
     """Those that go on."""
+    episodes: bytes = b""
+    """Of an agent, in place of completions (`agents.turn_log.pack_episodes`); empty: none has begun."""
 
     def numbered(self, index: int) -> LateGroup:
         """The same group as prompt `index` of a step."""

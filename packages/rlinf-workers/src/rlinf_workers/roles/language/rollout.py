@@ -139,13 +139,7 @@ class Rollout(ServingWorker):
         it takes over."""
         engine, sampling, first = self._engine, self._settings.train, self.step.num_items
         assert isinstance(engine, SupportsPause), "the config refuses other engines"
-        late = [one.numbered(index) for index, one in enumerate(self._late, start=first)]
-        submitted = {prompt.index: (self.step.step, prompt.index) for prompt in prompts}
-        submitted |= {one.prompt.index: (one.step, one.submitted_index) for one in late}
-        last = self.step.step - self._settings.max_lateness
-        departures = Departures(
-            [prompt.index for prompt in prompts], {index: step - last for index, (step, _) in submitted.items()}
-        )
+        late, submitted, departures = self._departures(prompts)
         groups = OpenGroups(sampling.group_size)
         self._groups = groups
         groups.open([one.prompt for one in late])
@@ -174,6 +168,18 @@ class Rollout(ServingWorker):
         self._late = groups.left_over(unfinished, held.values(), submitted)
         self._late += [late_from_start(prompt, self.step, sampling.group_size) for prompt in waiting]
         self._groups = OpenGroups(1)
+
+    def _departures(self, prompts: Sequence[Prompt]) -> tuple[list[LateGroup], dict[int, tuple[int, int]], Departures]:
+        """Late groups, numbered after the prompts of the step; step and index with which each group was submitted; and
+        which groups leave."""
+        late = [one.numbered(index) for index, one in enumerate(self._late, start=self.step.num_items)]
+        submitted = {prompt.index: (self.step.step, prompt.index) for prompt in prompts}
+        submitted |= {one.prompt.index: (one.step, one.submitted_index) for one in late}
+        last = self.step.step - self._settings.max_lateness
+        departures = Departures(
+            [prompt.index for prompt in prompts], {index: step - last for index, (step, _) in submitted.items()}
+        )
+        return late, submitted, departures
 
     def _leaves(self, group: SampleGroup, key: int, submitted: tuple[int, int], *, is_late: bool) -> SampleGroup:
         """The group as prompt `key` of this step, recorded.
