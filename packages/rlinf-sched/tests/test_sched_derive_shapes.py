@@ -15,6 +15,7 @@ PUBLIC_PARAMETERS = {  # the sum over the tensors of the published checkpoints
     "Qwen2.5-3B": 3_085_938_688,
     "Qwen2.5-7B": 7_615_616_512,
     "Qwen2.5-32B": 32_763_876_352,
+    "Qwen3-8B": 8_190_735_360,
     "Qwen3-30B-A3B": 30_532_122_624,
 }
 

@@ -5,11 +5,12 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import workers_harnesses
-from workers_sessions import characters
+from workers_sessions import LIMITS, Script, characters, plain_template
 
 from rlinf_workers.agents.harness import Harness
 from rlinf_workers.agents.host import AgentHost, Attempt, longest_wait, yield_to_engine
@@ -25,6 +26,7 @@ from rlinf_workers.agents.link import (
     from_agents,
 )
 from rlinf_workers.agents.records import EpisodeEnded, Sampled, cut, turns
+from rlinf_workers.agents.sessions import AgentSession
 from rlinf_workers.agents.settings import EpisodeSettings, NamedAgent
 
 HERE = Path(__file__).parent
@@ -66,7 +68,7 @@ class Rank:
 
     def __init__(self, replies):
         self.replies, self.asks, self.reports = list(replies), [], asyncio.Queue()
-        self.host = None
+        self.host: Any = None
         self._num_turns = {}
 
     def send(self, message):
@@ -149,8 +151,10 @@ def test_a_harness_that_hangs_ends_with_its_agent_process(folder):
     async def run():
         harness = Harness("workers_harnesses:hangs")
         await harness.start()
-        connection = harness._connection
-        waiting = asyncio.ensure_future(harness.run("s", "http://x", "key", {}, None))
+        template, connection = plain_template(), harness._connection
+        session = AgentSession("s", template, Script(template, []), LIMITS)
+        assert connection is not None
+        waiting = asyncio.ensure_future(harness.run("s", "http://x", "key", {}, session))
         await asyncio.sleep(0.2)
         connection._writer.close()  # as the kernel does for a process that was killed
         await asyncio.wait_for(connection._process.wait(), 30)

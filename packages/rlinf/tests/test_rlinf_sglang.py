@@ -295,6 +295,10 @@ def test_a_cut_that_heads_do_not_allow_is_refused_by_the_plan():
         ("math-grpo-1.5b", "DeepSeek-R1-Distill-Qwen-1.5B", 64, 512, 64),
         ("math-grpo-7b", "DeepSeek-R1-Distill-Qwen-7B", 64, 512, 32),
         ("math-grpo-qwen3-30b-a3b", "Qwen3-30B-A3B", 128, 1536, 32),
+        ("search-r1-ppo", "Qwen2.5-7B", 8, 512, 8),
+        ("search-r1-grpo", "Qwen2.5-3B", 8, 512, 8),
+        ("retool-grpo", "Qwen2.5-32B", 32, 512, 8),
+        ("mini-swe-grpo", "Qwen3-8B", 8, 16, 4),
     ],
 )
 def test_a_recipe_plans_for_its_cluster(

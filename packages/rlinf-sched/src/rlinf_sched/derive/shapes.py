@@ -343,6 +343,18 @@ MODELS: Mapping[str, ModelShape] = {
         _distilled("1.5B", 1536, 8960, 12, 2, vocab_size=151936),
         _distilled("7B", 3584, 18944, 28, 4, vocab_size=152064),
         _public(
+            "Qwen3-8B",
+            "Qwen/Qwen3-8B",
+            "qwen3",
+            hidden_size=4096,
+            intermediate_size=12288,
+            num_hidden_layers=36,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            head_dim=128,
+            vocab_size=151936,
+        ),
+        _public(
             "Qwen3-30B-A3B",
             "Qwen/Qwen3-30B-A3B",
             "qwen3_moe",

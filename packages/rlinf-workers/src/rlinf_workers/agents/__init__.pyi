@@ -1,5 +1,6 @@
 from .link import AgentTask as AgentTask
 from .records import (
+    NOT_OF_POLICY as NOT_OF_POLICY,
     AgentTrajectory as AgentTrajectory,
     EpisodeEnded as EpisodeEnded,
     Sampled as Sampled,

@@ -124,8 +124,8 @@ class AgentConfig(Section):
     )
     tools: list[str | dict[str, Any]] = Field(
         default=[],
-        description="What the loop's policy may call: python, search, mcp, package.module:function, or a mapping with "
-        "`tool` and its options.",
+        description="What the loop's policy may call: python, shell, search, mcp, package.module:function, or a "
+        "mapping with `tool` and its options.",
     )
     environment: Annotated[dict[str, Any] | None, BeforeValidator(_environment_by_name)] = Field(
         default=None,

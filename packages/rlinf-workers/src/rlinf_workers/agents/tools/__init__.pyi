@@ -19,5 +19,7 @@ from .environments import (
     make_environments as make_environments,
 )
 from .episode import EpisodeTools as EpisodeTools, start_tools as start_tools
+from .python import PythonOptions as PythonOptions
 from .registry import TOOLS as TOOLS, check_tools as check_tools, make_tools as make_tools
 from .search import SearchOptions as SearchOptions, SearchTool as SearchTool
+from .shell import ShellTool as ShellTool

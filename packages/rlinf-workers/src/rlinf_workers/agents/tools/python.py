@@ -174,9 +174,16 @@ class PythonToolSession:
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Raises: ToolUnavailable."""
+        return await self.call_cell(arguments["code"])
+
+    async def call_cell(self, code: str, time_limit_s: float | None = None) -> ToolResult:
+        """Runs code. Raises: ToolUnavailable.
+
+        Args:
+            time_limit_s: None: that of the tool.
+        """
         async with self._lock:
-            code = arguments["code"]
-            run = await self._run(code, self._tool.options.time_limit_s)
+            run = await self._run(code, self._tool.options.time_limit_s if time_limit_s is None else time_limit_s)
         if run.ending == "closed":
             raise ToolUnavailable("the session was closed during the call")
         if run.ending == "done":

@@ -16,6 +16,7 @@ TOOLS: Plugins[Spec] = Plugins(
     "tool",
     {
         "python": "rlinf_workers.agents.tools.python:SPEC",
+        "shell": "rlinf_workers.agents.tools.shell:SPEC",
         "search": "rlinf_workers.agents.tools.search:SPEC",
         "mcp": "rlinf_workers.agents.tools.mcp:SPEC",
     },
