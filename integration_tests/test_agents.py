@@ -1,5 +1,6 @@
 """Jobs whose rollout runs agents: the same numbers under every plan, after a lost agent process, and in a replay."""
 
+import json
 import os
 import signal
 import threading
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import rlinf, rows, steps_done, train_here, weights
+from command_line import flags, rlinf, rows, steps_done, train_here, weights
 
 CHANCE = """
 import random
@@ -22,6 +23,14 @@ async def play(session, task):
     session.reward_turn(first, draw.random())
     await session.chat([{"role": "user", "content": "!" + draw.choice(SIGNS) + draw.choice(SIGNS) + "="}])
     return draw.random()
+
+
+async def graded(session, task):
+    (turn,) = await session.chat(task.messages)
+    if task.text.startswith("2"):
+        raise ConnectionError("the grader is down")
+    await session.chat([*task.messages, turn.message(), {"role": "user", "content": "1"}])
+    return float(task.answer)
 """
 KEYS = {
     "model.architecture.hidden_size": 32,
@@ -118,3 +127,34 @@ def test_a_lost_agent_process_costs_a_worker_and_no_number(tmp_path):
     assert killed, "the run ended before its agent process was found"
     assert without_times(rows(run)) == without_times(rows(expected)) and weights(run) == weights(expected)
     assert "agent process" in (run / "manifest.json").read_text()
+
+
+def test_an_evaluation_runs_the_episodes_of_the_run_and_counts_their_causes(tmp_path):
+    keys = KEYS | {
+        "mode": "collocated",
+        "run.num_steps": 1,
+        "rollout.agent": "{run: chance:graded, num_retries: 0, max_discarded: 1.0, max_context_tokens: 56}",
+        "reward": "{kind: episode}",
+    }
+    run = train_here("tool-calculator", tmp_path / "run", keys)
+    problems = {"111*111=": "1", "211*111=": "1", "311*111=": "0", "411*111=": "1"}
+    rows_of_file = [json.dumps({"question": text, "answer": answer}) for text, answer in problems.items()]
+    (tmp_path / "products.jsonl").write_text("\n".join(rows_of_file))
+    settings = {
+        "model": run,
+        "benchmarks.products.reward": "exact",
+        "k": 2,
+        "temperature": 1.0,
+        "max_batch_sequences": 4,
+    }
+    line = ["eval", f"products={tmp_path / 'products.jsonl'}", *flags(settings | {"cluster.num_devices": 1})]
+    result = rlinf(*line, "--output", tmp_path / "eval")
+    assert result.returncode == 0, result.stderr
+    assert "harness_lost 25.0%" in result.stdout
+    scores = json.loads((tmp_path / "eval" / "result.json").read_text())["benchmarks"]["products"]
+    assert scores["causes"] == {"harness_lost": 2} and scores["outcomes"] == {"right": 4, "wrong": 2, "discarded": 2}
+    assert scores["scores"]["avg@2"]["value"] == pytest.approx(2 / 3) and scores["mean_turns"] == pytest.approx(1.5)
+    samples = [json.loads(row) for row in (tmp_path / "eval" / "samples.jsonl").read_text().splitlines()]
+    whole = next(row for row in samples if row["prompt"] == "111*111=")
+    assert [one["author"] for one in whole["segments"] if one["author"] != "template"] == ["policy", "user", "policy"]
+    assert all("the grader is down" in row["detail"] for row in samples if row["outcome"] == "discarded")

@@ -20,6 +20,7 @@ from rlinf.config.common import (
     Strings,
     venv_conflicts,
 )
+from rlinf.config.reasoning import AgentConfig, agent_by_name
 from rlinf.config.rewards import MAX_JUDGE_FAILURES
 from rlinf.config.tasks import chat_conflicts, template_conflicts
 
@@ -135,6 +136,11 @@ class EvalConfig(EngineConfig):
     chat_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Arguments of the chat template, for example {enable_thinking: false}."
     )
+    agent: Annotated[AgentConfig | None, BeforeValidator(agent_by_name)] = Field(
+        default=None,
+        description="Episodes of an agent in place of completions, as rollout.agent in training; unset: the agent of "
+        "the run that trained the model, if it had one; null: completions. max_new_tokens is then the limit of a turn.",
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="float32", description="Type of weights and computation."
     )
@@ -165,6 +171,12 @@ class EvalConfig(EngineConfig):
         yield from super().conflicts()
         yield from self.length_conflicts((self.max_prompt_tokens or 1) + self.max_new_tokens, "a sequence")
         yield from venv_conflicts(self.venvs, ("rollout", "reward"))
+        if self.agent is not None and (problem := self.engine_spec.episodes_problem(self.engine_options)) is not None:
+            yield Conflict(
+                keys=("agent", "engine"),
+                text=f": episodes need an engine that takes turns while it generates, and engine={self.engine} does "
+                f"not: {problem}",
+            )
         if self.num_samples is not None and max(self.k) > self.num_samples:
             yield Conflict(
                 keys=("k", "num_samples"),

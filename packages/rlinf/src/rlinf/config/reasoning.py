@@ -197,7 +197,7 @@ class AgentConfig(Section):
             )
 
 
-def _agent_by_name(value: Any) -> Any:
+def agent_by_name(value: Any) -> Any:
     """`agent: my_module:run` means `agent: {run: my_module:run}`."""
     return {"run": value} if isinstance(value, str) else value
 
@@ -236,7 +236,7 @@ class RolloutConfig(EngineConfig):
         "and recompute need algorithm.max_staleness 1 or more, and are repeatable with run.record alone "
         "(docs/staleness.md).",
     )
-    agent: Annotated[AgentConfig | None, BeforeValidator(_agent_by_name)] = Field(
+    agent: Annotated[AgentConfig | None, BeforeValidator(agent_by_name)] = Field(
         default=None,
         description="Episodes of many turns, with tools or a custom harness; null: one completion answers a prompt.",
     )

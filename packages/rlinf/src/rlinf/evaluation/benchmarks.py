@@ -79,6 +79,15 @@ def _published(name: str, benchmark: BenchmarkConfig) -> PublishedSet | None:
 
 def _prompt_limit(config: EvalConfig, model: EvaluatedModel) -> int:
     """Returns the maximum prompt length in tokens."""
+    if config.agent is not None:
+        left = config.agent.max_context_tokens - config.max_new_tokens
+        if left < 1:
+            raise UserError(
+                f"agent.max_context_tokens={config.agent.max_context_tokens} leaves no room for a prompt beside a turn "
+                f"of max_new_tokens={config.max_new_tokens}",
+                hint="use more, or shorter turns",
+            )
+        return min(left, config.max_prompt_tokens or left)
     if model.max_positions is None:
         return config.max_prompt_tokens or sys.maxsize
     left = model.max_positions - config.max_new_tokens

@@ -22,6 +22,7 @@ from rlinf.config.downloads import snapshot_folders
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.inputs import is_adapter
 from rlinf.config.load import to_yaml
+from rlinf.config.reasoning import AgentConfig
 from rlinf.console.activities import running, starting
 from rlinf.console.eval_progress import EvalProgress
 from rlinf.errors import UserError
@@ -29,7 +30,7 @@ from rlinf.evaluation.benchmarks import Benchmark, Benchmarks, prepare_benchmark
 from rlinf.evaluation.folder import EvalFolder
 from rlinf.evaluation.model import EvaluatedModel, load_model
 from rlinf.evaluation.run_prompt import prompted_as_in_run
-from rlinf.evaluation.scores import RIGHT, BenchmarkScores, score_benchmark
+from rlinf.evaluation.scores import DISCARDED, RIGHT, WRONG, BenchmarkScores, score_benchmark
 from rlinf.jobs.generation import check_engine, check_installed, engine_options, sampling_settings
 from rlinf.jobs.models import check_architecture, engine_ways
 from rlinf.machine import machine_of
@@ -41,9 +42,10 @@ from rlinf.tasks.prompts import PromptEncoder
 from rlinf_sched import Cluster, ProfileError, plan_for_mode
 from rlinf_sched.derive import JobShape, Lengths, ModelShape
 from rlinf_workers import Executor, Flow, StepContext, WorkersError
+from rlinf_workers.agents import EpisodeSettings, NamedAgent
 from rlinf_workers.launchers import Interpreter
 from rlinf_workers.models import ModelSettings
-from rlinf_workers.roles import Reward, RewardSettings, Rollout, RolloutSettings, ScoredGroup
+from rlinf_workers.roles import AgentRollout, Reward, RewardSettings, Rollout, RolloutSettings, ScoredGroup
 
 HANDOVERS = 4
 """Minimum number of batches per device and benchmark, for visible progress and load balancing."""
@@ -155,12 +157,16 @@ class EvalRun:
 
         def on_items(_: str, groups: Sequence[ScoredGroup]) -> None:
             for group in groups:
-                folder.write_samples(_rows(benchmark.name, by_number[group.samples.index], group, encoder))
-                progress.problem(sum(outcome == RIGHT for outcome in group.outcomes))
+                folder.write_samples(
+                    _rows(benchmark.name, by_number[group.samples.index], group, encoder, self.model.tokenizer)
+                )
+                progress.problem(sum(_outcome(group, sample) == RIGHT for sample in range(len(group.completions))))
 
-        max_tokens, sends_row = self.benchmarks.max_prompt_tokens, ":" in benchmark.reward.rule
+        is_agent = config.agent is not None
+        max_tokens, sends_row = self.benchmarks.max_prompt_tokens, is_agent or ":" in benchmark.reward.rule
         prompts = [
-            encoder.prompt(problem.number, problem, max_tokens=max_tokens, sends_row=sends_row) for problem in problems
+            encoder.prompt(problem.number, problem, max_tokens=max_tokens, sends_row=sends_row, sends_messages=is_agent)
+            for problem in problems
         ]
         seed = benchmark_seed(config.seed, benchmark.name)
         with progress.doing(running(f"evaluating on {benchmark.title}", executor)):
@@ -180,17 +186,20 @@ class EvalRun:
             max_new_tokens=config.max_new_tokens,
             stop=config.stop or (),
         )
+        agent = None if config.agent is None else self._episodes(config.agent)
         rollout = RolloutSettings(
             model=ModelSettings(folder=folder, has_weights=True, dtype=config.dtype, seed=config.seed),
             train=sampling,
             evaluate=sampling,
-            max_prompt_tokens=self.benchmarks.max_prompt_tokens,
+            max_prompt_tokens=self.benchmarks.max_prompt_tokens if agent is None else agent.max_prompt_tokens,
             max_batch_sequences=config.max_batch_sequences,
+            engine=config.engine,
             engine_options=self._engine_options(),
+            agent=agent,
         )
         reward = _reward_group(benchmark)
         flow = Flow(f"evaluate-{benchmark.name}")
-        flow.worker("rollout", Rollout, rollout)
+        flow.worker("rollout", Rollout if agent is None else AgentRollout, rollout)
         settings = RewardSettings(
             rule=benchmark.reward, tokenizer_folder=folder, max_judge_failures=config.max_judge_failures
         )
@@ -200,12 +209,22 @@ class EvalRun:
         flow.stage("reward", Reward.score, reads="samples", writes="scored", worker=reward, needs_device=False)
         return flow
 
+    def _episodes(self, agent: AgentConfig) -> EpisodeSettings:
+        return EpisodeSettings(
+            **agent.model_dump(exclude={"agents"}),
+            agents={name: NamedAgent(trains=one.trains) for name, one in agent.agents.items()},
+            max_new_tokens=self.config.max_new_tokens,
+            tokenizer_folder=str(self.model.folder),
+            chat_options=self.config.chat_options if self.benchmarks.encoder.is_chat else {},
+        )
+
     def _engine_options(self) -> dict[str, Any]:
         """Returns the engine options of all benchmarks, which share the rollout's processes."""
         config, device = self.config, self.cluster.devices[0]
+        num_tokens = num_sequence_tokens(config, self.benchmarks) - self.benchmarks.max_prompt_tokens
         lengths = Lengths(
-            mean_tokens=config.max_new_tokens,
-            limit_tokens=config.max_new_tokens,
+            mean_tokens=num_tokens,
+            limit_tokens=num_tokens,
             prompt_tokens=self.benchmarks.max_prompt_tokens,
             group_size=config.samples_per_problem,
         )
@@ -261,7 +280,7 @@ def prepare(config: EvalConfig) -> EvalRun:
     notes = [*written, *notes]
     with as_in_workers(config.cluster):
         benchmarks = prepare_benchmarks(config, model)
-    num_tokens = benchmarks.max_prompt_tokens + config.max_new_tokens
+    num_tokens = num_sequence_tokens(config, benchmarks)
     ways = engine_ways(config, on_gpu=cluster.devices[0].kind == "cuda")
     check_architecture(model.folder, ways, num_tokens=num_tokens, key="model")
     if config.prompt_format == "auto":
@@ -269,6 +288,12 @@ def prepare(config: EvalConfig) -> EvalRun:
     notes += model.notes
     notes += [note for benchmark in benchmarks.sets for note in benchmark.notes]
     return EvalRun(config=config, model=model, benchmarks=benchmarks, cluster=cluster, notes=notes, venvs=venvs)
+
+
+def num_sequence_tokens(config: EvalConfig, benchmarks: Benchmarks) -> int:
+    """Tokens of the longest sequence: a prompt with its completion, or a conversation."""
+    single = benchmarks.max_prompt_tokens + config.max_new_tokens
+    return single if config.agent is None else config.agent.max_context_tokens
 
 
 def _reward_group(benchmark: Benchmark) -> str:
@@ -283,17 +308,19 @@ def benchmark_seed(seed: int, name: str) -> int:
     return seed | (zlib.crc32(name.encode()) << SEED_BITS)
 
 
-def _rows(benchmark: str, problem: TaskProblem, group: ScoredGroup, encoder: PromptEncoder) -> list[dict[str, Any]]:
+def _rows(
+    benchmark: str, problem: TaskProblem, group: ScoredGroup, encoder: PromptEncoder, tokenizer: Any
+) -> list[dict[str, Any]]:
     """Returns the samples of one problem as rows of samples.jsonl."""
     samples = group.samples
     assert samples.truncated is not None, "the engine says which completions did not end"
-    lengths, truncated = samples.loss_mask.sum(-1).int().tolist(), samples.truncated.tolist()
-    prompt, was_cut = (
-        encoder.text(problem.content),
-        len(encoder.encode(problem.content)) > len(samples.prompt.token_ids),
-    )
-    return [
-        {
+    lengths = samples.by_episode(samples.loss_mask.sum(-1)).int().tolist()
+    truncated = (samples.by_episode(samples.truncated.int()) > 0).tolist()
+    prompt = encoder.text(problem.content)
+    was_cut = samples.trajectories is None and len(encoder.encode(problem.content)) > len(samples.prompt.token_ids)
+    rows = []
+    for i, completion in enumerate(group.completions):
+        row = {
             "benchmark": benchmark,
             "problem": problem.number,
             "sample": i,
@@ -301,13 +328,45 @@ def _rows(benchmark: str, problem: TaskProblem, group: ScoredGroup, encoder: Pro
             "prompt": prompt,
             "completion": completion,
             "reference_answer": problem.answer,
-            "answer": group.answers[i],
-            "outcome": group.outcomes[i],
+            "answer": group.answers[i] if group.answers else None,
+            "outcome": _outcome(group, i),
             "reward": float(group.rewards[i]),
             "num_prompt_tokens": len(samples.prompt.token_ids),
             "prompt_was_cut": was_cut,
             "num_completion_tokens": lengths[i],
             "truncated": truncated[i],
         }
-        for i, completion in enumerate(group.completions)
-    ]
+        if samples.trajectories is not None:
+            row |= _episode(group, i, tokenizer)
+        rows.append(row)
+    return rows
+
+
+def _outcome(group: ScoredGroup, sample: int) -> str:
+    """The outcome of the check; of an episode whose agent has given the reward, right from 1 on."""
+    if group.samples.causes and group.samples.is_discarded[sample]:
+        return DISCARDED
+    if group.outcomes and group.outcomes[sample]:
+        return group.outcomes[sample]
+    return RIGHT if float(group.rewards[sample]) >= 1 else WRONG
+
+
+def _episode(group: ScoredGroup, episode: int, tokenizer: Any) -> dict[str, Any]:
+    """What a row has of an episode: turns, cause, and who wrote what in its last branch."""
+    samples = group.samples
+    assert samples.trajectories is not None, "rows of episodes"
+    of_episode = samples.trajectories == episode
+    last = int(of_episode.nonzero()[-1])
+    turns = None if samples.turns is None else samples.turns[of_episode]
+    segments, begin, token_ids = [], 0, samples.completion_ids[last].tolist()
+    for one in samples.segments[last]:
+        end = begin + one.num_tokens
+        segments.append({"author": one.author, "text": tokenizer.decode(token_ids[begin:end])})
+        begin = end
+    return {
+        "num_turns": 0 if turns is None else int(turns.max()) + 1,
+        "cause": samples.causes[episode],
+        "detail": samples.details[episode],
+        "segments": segments,
+        **({"reward": None} if bool(group.rewards[episode].isnan()) else {}),
+    }

@@ -6,6 +6,7 @@ So settings that the command line does not set come from the run's config, and d
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
 from rlinf.config.evaluation import BenchmarkConfig, EvalConfig
@@ -50,7 +51,8 @@ def prompted_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalC
         if benchmark.prompt_template is None and _is_choice(name, benchmark) == (run.reward.kind == CHOICE):
             benchmarks[name] = benchmark.model_copy(update={"prompt_template": template})
     stop = run.rollout.stop if config.stop is None else config.stop
-    settings = config.model_copy(update={**taken, "benchmarks": benchmarks, "stop": stop})
+    agent, agent_notes = _agent_of(config, run, folder)
+    settings = config.model_copy(update={**taken, "benchmarks": benchmarks, "stop": stop, **agent})
 
     values = {key: (getattr(settings, key), value) for key, value in trained.items() if asks_chat}
     values["prompt_format"] = "chat" if asks_chat else "plain", trained["prompt_format"]
@@ -59,6 +61,7 @@ def prompted_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalC
         own = benchmark.prompt_template or (published.template if published else template)
         values[f"benchmarks.{name}.prompt_template"] = own, template
     return settings, [
+        *agent_notes,
         f"asked as in the run {folder}: prompt_format={trained['prompt_format']}, template {template!r}",
         *(
             f"{key}={value!r}, but the run trained with {other!r}: the score is that of another prompt"
@@ -66,6 +69,24 @@ def prompted_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalC
             if value != other
         ),
     ]
+
+
+def _agent_of(config: EvalConfig, run: ReasoningConfig, folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Returns the settings of the run's episodes that the command line does not set, and a note about them."""
+    rollout = run.rollout
+    if rollout.agent is None:
+        return {}, []
+    if "agent" in config.model_fields_set and config.agent is None:
+        return {}, [f"agent=null: completions, but the run {folder} trained episodes"]
+    offered: dict[str, Any] = {"agent": rollout.agent, "max_new_tokens": rollout.max_new_tokens}
+    if config.engine == rollout.engine:
+        offered["engine_options"] = rollout.engine_options
+    taken = {key: value for key, value in offered.items() if key not in config.model_fields_set}
+    settings = config.model_copy(update=taken)
+    if problem := settings.engine_spec.episodes_problem(settings.engine_options):
+        raise UserError(f"engine={settings.engine} cannot run the episodes of {folder}: {problem}")
+    assert settings.agent is not None, "the run's, or one's own"
+    return taken, [f"episodes of the agent {settings.agent.run}, turns of up to {settings.max_new_tokens} tokens"]
 
 
 def _prompt_of(run: ReasoningConfig, tokenizer: Any) -> tuple[str, dict[str, Any]]:

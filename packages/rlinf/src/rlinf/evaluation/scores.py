@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from rlinf.errors import UserError
 from rlinf.evaluation.benchmarks import Benchmark
 from rlinf_algos import Estimate, avg_at_k, maj_at_k, mean_over_problems, pass_at_k
 
-RIGHT, UNPARSEABLE = "right", "unparseable"
+RIGHT, WRONG, UNPARSEABLE = "right", "wrong", "unparseable"
+DISCARDED = "discarded"
+"""Of an episode that ended by what the policy cannot have caused; no score counts it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +31,10 @@ class BenchmarkScores:
     """Outcome of the check -> number of samples; truncated ones are counted by their outcome, too."""
     num_truncated: int
     mean_completion_tokens: float
+    causes: dict[str, int] = field(default_factory=dict)
+    """Why episodes ended otherwise than by their own decision -> number of episodes."""
+    mean_turns: float | None = None
+    """None: completions."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns the benchmark's part of result.json."""
@@ -47,6 +54,7 @@ class BenchmarkScores:
             "outcomes": self.outcomes,
             "num_truncated": self.num_truncated,
             "mean_completion_tokens": self.mean_completion_tokens,
+            **({} if self.mean_turns is None else {"causes": self.causes, "mean_turns": self.mean_turns}),
             "notes": list(benchmark.notes),
         }
 
@@ -59,16 +67,15 @@ def score_benchmark(
     for row in rows:
         by_problem[row["problem"]].append(row)
     assert all(len(samples) == num_samples for samples in by_problem.values()), "every problem has all its samples"
-    is_right = torch.tensor([[row["outcome"] == RIGHT for row in samples] for samples in by_problem.values()])
-    num_right = is_right.sum(-1)
-    votes = [
-        ([row["answer"] for row in samples], [row["outcome"] == RIGHT for row in samples])
-        for samples in by_problem.values()
-    ]
-    of_problems = {f"avg@{num_samples}": avg_at_k(is_right)}
-    of_problems |= {f"pass@{size}": pass_at_k(num_right, num_samples, size) for size in k}
-    for size in k:
-        of_problems[f"maj@{size}"] = torch.tensor([maj_at_k(*vote, size) for vote in votes], dtype=torch.float64)
+    counted = [[row for row in samples if row["outcome"] != DISCARDED] for samples in by_problem.values()]
+    scored = [_problem_scores(samples, k, num_samples) for samples in counted if samples]
+    if not scored:
+        raise UserError(f"{benchmark.title}: all episodes were discarded", hint="samples.jsonl has their causes")
+    names = dict.fromkeys(name for one in scored for name in one)
+    of_problems = {
+        name: torch.tensor([one[name] for one in scored if name in one], dtype=torch.float64) for name in names
+    }
+    turns = [row["num_turns"] for row in rows if "num_turns" in row]
     return BenchmarkScores(
         benchmark=benchmark,
         num_samples=num_samples,
@@ -76,7 +83,21 @@ def score_benchmark(
         outcomes=dict(Counter(row["outcome"] for row in rows).most_common()),
         num_truncated=sum(row["truncated"] for row in rows),
         mean_completion_tokens=sum(row["num_completion_tokens"] for row in rows) / len(rows),
+        causes=dict(Counter(row["cause"] for row in rows if row.get("cause")).most_common()),
+        mean_turns=sum(turns) / len(turns) if turns else None,
     )
+
+
+def _problem_scores(samples: Sequence[Mapping[str, Any]], k: Sequence[int], num_samples: int) -> dict[str, float]:
+    """The scores of a problem from its samples that count; without those of more samples than there are."""
+    is_right = [row["outcome"] == RIGHT for row in samples]
+    num_right, votes = torch.tensor([sum(is_right)]), ([row["answer"] for row in samples], is_right)
+    sizes = [size for size in k if size <= len(samples)]
+    return {
+        f"avg@{num_samples}": float(avg_at_k(torch.tensor([is_right]))[0]),
+        **{f"pass@{size}": float(pass_at_k(num_right, len(samples), size)[0]) for size in sizes},
+        **{f"maj@{size}": float(maj_at_k(*votes, size)) for size in sizes},
+    }
 
 
 def score_table(scores: Sequence[BenchmarkScores]) -> list[tuple[str, ...]]:
@@ -99,9 +120,20 @@ def score_table(scores: Sequence[BenchmarkScores]) -> list[tuple[str, ...]]:
                 f"{one.outcomes.get(UNPARSEABLE, 0) / num_rows:.1%}",
                 str(num_rows - checked),
                 f"{one.mean_completion_tokens:.0f}",
+                *_episode_cells(one, num_rows),
             )
         )
+    if all(one.mean_turns is not None for one in scores):
+        table[0] = (*table[0], "turns", "causes")
     return table
+
+
+def _episode_cells(scores: BenchmarkScores, num_rows: int) -> tuple[str, ...]:
+    """Mean number of turns, and the causes of the episodes that had one."""
+    if scores.mean_turns is None:
+        return ()
+    causes = ", ".join(f"{cause} {count / num_rows:.1%}" for cause, count in scores.causes.items())
+    return f"{scores.mean_turns:.1f}", causes or "-"
 
 
 def show(estimate: Estimate) -> str:
