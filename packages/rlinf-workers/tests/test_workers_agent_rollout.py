@@ -1,5 +1,6 @@
 """AgentRollout: groups of episodes, with a real engine and a real agent process."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,16 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from rlinf_comm import pack, unpack
 from rlinf_workers.agents.settings import EpisodeSettings, NamedAgent
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import ProcessLost, SettingsRefused, WorkersError
-from rlinf_workers.models.language_model import load_model
+from rlinf_workers.models.language_model import build_model, load_model, load_tokenizer
 from rlinf_workers.roles.language.agent_rollout import AgentRollout
 from rlinf_workers.roles.language.late_groups import late_from_start
 from rlinf_workers.roles.language.rollout import RolloutSettings
 from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.worker import StepContext
 
 SAMPLING = SamplingSettings(group_size=2, max_new_tokens=5)
@@ -376,3 +379,76 @@ def test_an_evaluation_does_not_see_late_episodes(make_worker, late_settings, re
     late_steps(worker, reader, between=evaluate)
     worker.close()
     assert len(evaluated[0]) == NUM_PROMPTS and all(one == evaluated[0] for one in evaluated)
+
+
+@pytest.fixture
+def partner(tmp_path):
+    """A folder with other weights, and other ids for the same characters: most are no ids of the policy."""
+    model = tiny_model(tmp_path)
+    file, words = tmp_path / "tokenizer.json", json.loads((tmp_path / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    special = {token["id"] for token in words["added_tokens"]}
+    words["model"]["vocab"] = {word: n if n in special else n + len(vocabulary) for word, n in vocabulary.items()}
+    file.write_text(json.dumps(words))
+    config = AutoConfig.from_pretrained(tmp_path)
+    config.vocab_size = 2 * len(vocabulary)
+    config.save_pretrained(tmp_path)
+    build_model(replace(model, has_weights=False, seed=17), torch.device("cpu")).save_pretrained(tmp_path)
+    return model
+
+
+def with_partner(settings, partner):
+    agents = {"solver": NamedAgent(), "judge": NamedAgent(trains=False, folder=partner.folder)}
+    return with_agent(settings, run="workers_harnesses:play_both", agents=agents)
+
+
+def test_a_partner_samples_with_weights_and_words_of_its_own(make_worker, settings, model, partner):
+    """Against one forward pass of its model over each history."""
+    worker = make_worker(AgentRollout, with_partner(settings, partner))
+    worker._host.step = STEP
+    worker.weights_received(7)
+    queue, served = worker._partners[partner.folder], []
+    finished = queue.finished
+    queue.finished = lambda: served.extend(ended := finished()) or ended
+    groups = [group for whole in worker.sample(prompts()) for group in whole]
+    worker.close()
+    assert len(served) == len(TEXTS) * SAMPLING.group_size and {one.turn.agent for one, _ in served} == {"judge"}
+    loaded, size = load_model(partner), len(load_tokenizer(model.folder))
+    for pending, sampled in served:
+        history = torch.tensor([*pending.token_ids, *sampled.token_ids])
+        with torch.no_grad():
+            logprobs = loaded.model(history[None]).logits[0].log_softmax(-1)
+        start = len(pending.token_ids)
+        own = logprobs[start - 1 : -1].gather(1, history[start:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(sampled.logprobs), own, atol=2e-5, rtol=0)
+        assert sampled.versions == [(len(sampled.token_ids), -1)] and min(pending.token_ids) >= size
+    for group in groups:
+        assert group.tokens_by_version().keys() == {7} and group.policy_version == 7
+        assert group.loss_mask.any(1).tolist() == (group.row_agents == 0).tolist()
+        assert group.completion_ids[group.row_agents == 0].max() < size
+
+
+def test_a_partner_is_replayed_and_comes_back_from_the_host_unchanged(run, settings, partner):
+    groups, worker = run(with_partner(settings, partner))
+    digests = {index: group.digest() for index, group in groups.items()}
+    again, _ = run(with_partner(settings, partner), [(0, decision) for decision in worker.decisions])
+    assert {index: group.digest() for index, group in again.items()} == digests
+    worker.offload()
+    worker.onload()
+    worker.discard()
+    worker.onload()
+    once_more = {group.index: group.digest() for whole in worker.sample(prompts()) for group in whole}
+    assert once_more == digests
+
+
+def test_a_step_that_is_abandoned_leaves_a_partner_without_turns(make_worker, settings, partner):
+    worker = make_worker(AgentRollout, with_partner(settings, partner))
+    worker._host.step = STEP
+    worker.weights_received(7)
+    first = worker.sample(prompts())
+    next(first)
+    first.close()
+    worker.abandon()
+    groups = [group for whole in worker.sample(prompts()) for group in whole]
+    assert sorted(group.index for group in groups) == [0, 1, 2]
+    worker.close()

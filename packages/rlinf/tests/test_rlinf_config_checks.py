@@ -448,6 +448,17 @@ def test_ranks_follow_from_the_devices_with_the_shards(tmp_path, backend: str, n
             "rollout.agent.agents: none of hinter, guesser trains; set trains: true for at least one",
         ),
         ("--rollout.agent.agents.a/b={}", "rollout.agent.agents.a/b"),
+        (
+            "--rollout.agent.agents.guesser.path=/m",
+            "--rollout.agent.agents.guesser.path=/m: one policy is trained, model.path, by all agents without a path; "
+            "set trains: false, or leave the path out",
+        ),
+        (
+            "--rollout.agent.agents.guesser.path=/m --rollout.agent.agents.guesser.trains=false "
+            "--rollout.engine=sglang --rollout.engine_options={}",
+            "--rollout.agent.agents.guesser.path=/m: a partner needs an engine of its own beside the policy's, and "
+            "rollout.engine=sglang cannot share a device with another; use huggingface",
+        ),
     ],
 )
 def test_agents_that_cannot_play_are_refused(line: str, expected: str) -> None:

@@ -16,7 +16,14 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
 from rlinf.jobs.reasoning.flow import job_shape
-from rlinf.jobs.reasoning.memory import ReasoningMemory, loads_of, rank_memory, reference_shape, shape_of
+from rlinf.jobs.reasoning.memory import (
+    ReasoningMemory,
+    loads_of,
+    partner_shapes,
+    rank_memory,
+    reference_shape,
+    shape_of,
+)
 from rlinf.machine import Machine
 from rlinf.planning.memory import Load
 from rlinf_algos import token_logprobs
@@ -630,3 +637,23 @@ def test_beyond_a_size_more_tokens_need_no_more_logits() -> None:
     assert most[0] - small[0] > 4 * 2 * logits and most[1] - small[1] > 4 * 1.9 * logits
     assert above[0] < most[0] and above[1] < most[1]
     assert far[0] - above[0] < logits and far[1] - above[1] < logits
+
+
+def test_a_partner_has_an_engine_of_its_own_beside_that_of_the_policy() -> None:
+    """Its weights and cache come on top; the caches share what one would take."""
+    team = ["--rollout.agent.agents.guesser.trains=false", "--rollout.agent.agents.guesser.path=Qwen/Qwen2.5-0.5B"]
+    alone, both = (load_config("guess-team", parse_overrides(lines)) for lines in ([], team))
+    assert isinstance(alone, ReasoningConfig) and isinstance(both, ReasoningConfig)
+    policy = shape_of(alone, 30)
+    (partner,) = partner_shapes(both).values()
+    assert policy is not None and partner is not None
+    has = 20 * 2**30
+    jobs_of = [job_shape(config, device_bytes=has) for config in (alone, both)]
+    assert jobs_of[0].engine_options.get("cache_share") is None
+    assert jobs_of[1].engine_options == {"refill": True, "cache_share": 0.4}
+    one, two = (rank_memory(c, policy, job, {})["rollout"] for c, job in zip((alone, both), jobs_of, strict=True))
+    assert two.weights == 4 * (policy.num_parameters + partner.num_parameters)
+    engine = alone.rollout.engine_spec
+    apart = [engine.memory(shape, jobs_of[1]) for shape in (policy, partner)]
+    assert two.kv_pool == sum(memory.kv_pool for memory in apart)
+    assert two.activations == max(memory.activations for memory in apart) > one.activations

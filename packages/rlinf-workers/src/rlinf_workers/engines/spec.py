@@ -81,6 +81,10 @@ class EngineSpec(Spec):
         """Why its cache is too small for the longest sequence; None: it is large enough, or grows as needed."""
         return None
 
+    def options_beside(self, options: Mapping[str, Any], num_engines: int, *, on_gpu: bool) -> Mapping[str, Any] | None:
+        """Options of each of several engines with models of their own in one rank; None: it cannot be one of them."""
+        return None
+
     def smaller(self, options: Mapping[str, Any], job: JobShape) -> Iterator[tuple[str, Sequence[Any]]]:
         """Suggested settings if a recipe does not fit, mild ones first: (option, values)."""
         return iter(())

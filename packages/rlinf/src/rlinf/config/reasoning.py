@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -109,6 +110,11 @@ class NamedAgentConfig(Section):
     trains: bool = Field(
         default=True, description="Whether its turns are trained, with a baseline of its own; false: it only plays."
     )
+    path: ModelPath | None = Field(
+        default=None,
+        description="Folder, or name on the Hub, of a partner's model, whose weights never change; needs trains: "
+        "false. null: the agent is a part of the policy.",
+    )
 
 
 class AgentConfig(Section):
@@ -195,6 +201,19 @@ class AgentConfig(Section):
                 keys=("rollout.agent.agents",),
                 text=f": none of {', '.join(self.agents)} trains; set trains: true for at least one",
             )
+        for name, agent in self.agents.items():
+            if agent.trains and agent.path is not None:
+                at = f"rollout.agent.agents.{name}."
+                yield Conflict(
+                    keys=(f"{at}path", f"{at}trains"),
+                    text=f"={agent.path}: one policy is trained, model.path, by all agents without a path; set trains: "
+                    "false, or leave the path out",
+                )
+
+    @property
+    def partner_paths(self) -> dict[str, Path]:
+        """Agent -> the model of a partner."""
+        return {name: agent.path for name, agent in self.agents.items() if agent.path is not None}
 
 
 def agent_by_name(value: Any) -> Any:
@@ -281,6 +300,18 @@ class RolloutConfig(EngineConfig):
         """Agents by name that train; 0: there is one, without a name."""
         return 0 if self.agent is None else sum(one.trains for one in self.agent.agents.values())
 
+    @property
+    def partner_paths(self) -> dict[str, Path]:
+        """Agent -> the model of a partner."""
+        return {} if self.agent is None else self.agent.partner_paths
+
+    def options_beside_partners(self, *, on_gpu: bool) -> Mapping[str, Any] | None:
+        """`engine_options` of each engine of a rank; None: it cannot have several."""
+        num_models = len(set(self.partner_paths.values()))
+        if not num_models:
+            return self.engine_options
+        return self.engine_spec.options_beside(self.engine_options, 1 + num_models, on_gpu=on_gpu)
+
     def _agent_conflicts(self, agent: AgentConfig) -> Iterator[Conflict]:
         """Episodes need an engine that takes turns while it generates, and room for two of them."""
         needed = self.max_prompt_tokens + self.max_new_tokens
@@ -296,6 +327,24 @@ class RolloutConfig(EngineConfig):
                 text=f": episodes need an engine that takes turns while it generates, and rollout.engine={self.engine} "
                 f"does not: {problem}",
             )
+        if agent.partner_paths:
+            yield from self._partner_conflicts(*next(iter(agent.partner_paths.items())))
+
+    def _partner_conflicts(self, name: str, path: Path) -> Iterator[Conflict]:
+        """A partner needs an engine beside the policy's, and turns that end with their step."""
+        key = f"rollout.agent.agents.{name}.path"
+        if self.options_beside_partners(on_gpu=True) is None:
+            yield Conflict(
+                keys=(key, "rollout.engine"),
+                text=f"={path}: a partner needs an engine of its own beside the policy's, and rollout.engine="
+                f"{self.engine} cannot share a device with another; use huggingface",
+            )
+        for other, value in (("sampler", "in_order"), ("on_new_weights", "finish")):
+            if getattr(self, other) != value:
+                yield Conflict(
+                    keys=(f"rollout.{other}", key),
+                    text=f"={getattr(self, other)}: turns of a partner ({key}={path}) end with their step; use {value}",
+                )
 
     def _distribution_conflicts(self) -> Iterator[Conflict]:
         """Ratios and gradients use log-probabilities of the full distribution, so samples must come from it: on a small

@@ -47,6 +47,14 @@ class HuggingFaceSpec(EngineSpec):
     def fills_its_memory(self, options: Mapping[str, Any]) -> bool:
         return options.get("refill") is True
 
+    def options_beside(self, options: Mapping[str, Any], num_engines: int, *, on_gpu: bool) -> Mapping[str, Any] | None:
+        if not self.fills_its_memory(options):
+            return options
+        from rlinf_workers.engines.huggingface.rows import CACHE_SHARE
+
+        share = options.get("cache_share") or CACHE_SHARE["cuda" if on_gpu else "cpu"]
+        return {**options, "cache_share": share / num_engines}
+
     def smaller(self, options: Mapping[str, Any], job: JobShape) -> Iterator[tuple[str, Sequence[Any]]]:
         if self.fills_its_memory(options):  # completions wait
             most = float(options.get("cache_share", 1.0))

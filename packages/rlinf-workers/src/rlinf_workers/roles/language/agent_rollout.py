@@ -1,7 +1,8 @@
 """AgentRollout: episodes of many turns in place of completions.
 
 An agent process beside the rank runs the episodes of a step (agents/host.py) and asks for their turns; the engine
-samples turns of all episodes together. A group is the episodes of a prompt.
+samples turns of all episodes together. A group is the episodes of a prompt. A partner, an agent with weights of its own
+that never change, has an engine of its own beside the policy's.
 
 Episodes of late groups (`max_lateness`) go on in the agent process when a step ends, and turns that have not ended are
 suspended. Where an episode is not there any more, after a restart, its agent begins again, and is answered with the
@@ -11,30 +12,29 @@ turns that were sampled before as long as it asks for the same ones.
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-
-import torch
 
 from rlinf_workers.agents.link import AgentTask, Answer, Ask, Begin, EpisodeReport
 from rlinf_workers.agents.noise import noise_of_episode
 from rlinf_workers.agents.process import AgentProcess
-from rlinf_workers.agents.records import Sampled, turns
+from rlinf_workers.agents.records import turns
 from rlinf_workers.agents.replay import RecordedAgents, SaidAgain, ask_decision, report_decision
 from rlinf_workers.agents.settings import LOOP
 from rlinf_workers.agents.turn_log import EpisodeKey
-from rlinf_workers.engines.base import Completions, SupportsPause, UnfinishedCompletion
-from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
+from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.models.language_model import load_tokenizer, stop_token_ids
 from rlinf_workers.roles.language.episodes import group_of
 from rlinf_workers.roles.language.late_groups import LateGroup
 from rlinf_workers.roles.language.open_episodes import OpenEpisode, OpenEpisodes, PendingTurn, WholeGroup
 from rlinf_workers.roles.language.rollout import Rollout, RolloutSettings
-from rlinf_workers.roles.records.language import Prompt, SampleGroup, Segment
+from rlinf_workers.roles.language.turn_queue import EndedTurn, TurnQueue
+from rlinf_workers.roles.records.language import Prompt, SampleGroup
 
-NO_TOKENS, NO_LOGPROBS = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+POLICY = ""
+"""In place of a folder: the job's own model."""
 MAX_SHOWN = 3
 """Failures of a step that an error shows."""
 
@@ -46,23 +46,27 @@ class AgentRollout(Rollout):
         super().__init__(settings)
         if settings.agent is None:
             raise SettingsRefused("AgentRollout needs the settings of its episodes (RolloutSettings.agent)")
-        if not isinstance(self._engine, SupportsPause):
-            raise SettingsRefused(f"{settings.engine} takes no prompts while it generates, which episodes need")
-        folder = settings.model.folder
-        stop_ids = list(stop_token_ids(folder, load_tokenizer(folder)))
+        agents = settings.agent.agents
+        self._folders = {name: agent.folder or POLICY for name, agent in agents.items()}
+        """Agent -> the folder of its model."""
+        self._policy = TurnQueue(self._engine, settings.engine)
+        self._partners: dict[str, TurnQueue] = {}
+        """Folder of a model that never changes -> the turns of its engine."""
+        for folder in dict.fromkeys(agent.folder for agent in agents.values() if agent.folder is not None):
+            partner = self._make_engine(replace(settings.model, folder=folder, has_weights=True))
+            self._partners[folder] = TurnQueue(partner, settings.engine)
+        self._queues = {POLICY: self._policy, **self._partners}
         self._episode_settings = settings.agent
-        self._agents = AgentProcess(replace(settings.agent, stop_ids=stop_ids), self._engine.interrupt)
+        named = {name: replace(agent, stop_ids=_stop_ids(agent.folder)) for name, agent in agents.items()}
+        process_settings = replace(settings.agent, stop_ids=_stop_ids(settings.model.folder), agents=named)
+        self._agents = AgentProcess(process_settings, self._interrupt)
         self._episodes: dict[int, OpenEpisode] = {}
         """Of this stage that are in the agent process, by number."""
-        self._turns: dict[int, PendingTurn] = {}
-        """Turns that the engine samples, by number."""
-        self._asks: deque[PendingTurn] = deque()
-        """Turns that wait for the engine."""
         self._late_in_process: dict[EpisodeKey, tuple[int, dict[int, int]]] = {}
         """Episodes that outlived their stage -> their number, and the requests of the turns that they wait for."""
         self._held: list[Ask | EpisodeReport] = []
         """What they said in an evaluation."""
-        self._num_episodes = self._num_turns = 0
+        self._num_episodes = 0
         self._recorded_agents: RecordedAgents | None = None
         """In a replay, in place of the agent process."""
         self._first_step = 0
@@ -178,13 +182,13 @@ class AgentRollout(Rollout):
         """Takes new weights where they are due, and what the agents say; waits for it if the engine has nothing to do.
         Returns the groups that are whole, in the order in which they became it."""
         whole = self._hear_again(groups) if self._recorded_agents is not None else self._hear_agents(groups)
-        self._answer(self._take_due_weights())
+        self._answer(self._policy.ended(self._take_due_weights()))
         return self._samples(whole)
 
     def _hear_agents(self, groups: OpenEpisodes) -> list[WholeGroup]:
         held = [one for one in self._held if one.episode in self._episodes]
         self._held = [one for one in self._held if one.episode not in self._episodes]
-        waits = not self._turns and not self._asks and not held and bool(groups.running)
+        waits = not self._has_turns and not held and bool(groups.running)
         with self._host.waits.waiting("agents", processes=self._awaited, describe=lambda: self._agents.waits_for):
             messages = self._agents.take(waits=waits)
         whole: list[WholeGroup] = []
@@ -201,7 +205,7 @@ class AgentRollout(Rollout):
     def _hear_again(self, groups: OpenEpisodes) -> list[WholeGroup]:
         """As `_hear_agents`, from the record."""
         assert self._recorded_agents is not None, "in a replay"
-        num_steps = self._num_steps if self._turns or self._asks else None
+        num_steps = self._num_steps if self._has_turns else None
         is_silent = True
         whole: list[WholeGroup] = []
         for one in self._recorded_agents.take(groups.logs, num_steps):
@@ -244,22 +248,30 @@ class AgentRollout(Rollout):
         assert turn is not None, "in the log"
         pending = PendingTurn(episode=episode, turn=turn, token_ids=token_ids, request=request)
         episode.pending[noise] = pending
-        self._asks.append(pending)
+        self._queues[self._folders.get(turn.agent, POLICY)].add(pending)
+
+    @property
+    def _has_turns(self) -> bool:
+        """Whether a turn waits or runs."""
+        return not all(queue.is_empty for queue in self._queues.values())
 
     def _submit_turns(self, sampling: SamplingSettings) -> None:
-        """Gives the engine as many turns as it has capacity for."""
-        while self._asks and (num_turns := min(len(self._asks), self._engine.free_capacity(1))) > 0:
-            submitted = []
-            for _ in range(num_turns):
-                self._num_turns += 1
-                self._turns[self._num_turns] = pending = self._asks.popleft()
-                submitted.append(_unfinished(self._num_turns, pending))
-            with self.asking():
-                self._pausing.submit_unfinished(submitted, replace(sampling, group_size=1))
+        """Gives each engine as many turns as it has capacity for."""
+        with self.asking():
+            for queue in self._queues.values():
+                queue.submit(sampling)
+
+    def _interrupt(self) -> None:
+        """Has the engine that samples return for messages of the agents; any thread."""
+        for queue in self._queues.values():
+            queue.interrupt()
 
     def _generate(self) -> None:
-        """Computes until a turn ends or the agents say something; in a replay until they did."""
-        if not self._turns:
+        """Computes until a turn of each engine ends or the agents say something; in a replay until they did."""
+        for queue in self._partners.values():
+            if queue.is_running:
+                self._answer(queue.finished())
+        if not self._policy.is_running:
             return
         if self._recorded_agents is not None and isinstance(self._groups, OpenEpisodes):
             next_said = self._recorded_agents.next_step(self._groups.logs, self._num_steps)
@@ -270,20 +282,18 @@ class AgentRollout(Rollout):
             if stops:
                 self._pausing.interrupt(min(stops))
         with self.asking():
-            finished = self._engine.finished()
-        self._answer(finished)
+            ended = self._policy.finished()
+        self._answer(ended)
 
     @property
     def _num_steps(self) -> int:
         """Decode steps since the stage began."""
         return self._pausing.num_steps - self._first_step
 
-    def _answer(self, finished: Iterable[Completions]) -> None:
+    def _answer(self, ended: Iterable[EndedTurn]) -> None:
         answers: list[Answer] = []
-        for one in finished:
-            pending = self._turns.pop(one.index)
+        for pending, sampled in ended:
             turn, episode = pending.turn, pending.episode
-            sampled = _sampled(one, turn.noise)
             episode.log.end(turn.noise, sampled)
             del episode.pending[turn.noise]
             if pending.request is not None:
@@ -293,15 +303,10 @@ class AgentRollout(Rollout):
 
     def _suspend(self) -> None:
         """Takes back the turns that the engine has not finished; those of late groups go on later."""
-        if self._turns:
+        for queue in self._queues.values():
             with self.asking():
-                unfinished = self._pausing.suspend()
-                self._answer(self._engine.finished())  # what has ended meanwhile
-            for one in unfinished:
-                turn = self._turns[one.prompt.index].turn
-                turn.sampled = _so_far(one, turn.noise) if len(one.token_ids) else None
-        self._turns.clear()
-        self._asks.clear()
+                ended = queue.suspend()
+            self._answer(ended)
 
     # -- groups ----------------------------------------------------------------------------------------------------
 
@@ -361,21 +366,39 @@ class AgentRollout(Rollout):
     def serving_processes(self) -> Sequence[int]:
         return (*super().serving_processes(), self._agents.pid)
 
+    def onload(self) -> None:
+        super().onload()
+        for queue in self._partners.values():
+            queue.engine.onload()
+
+    def offload(self) -> None:
+        super().offload()
+        for queue in self._partners.values():
+            queue.engine.offload()
+
+    def discard(self) -> None:
+        super().discard()
+        for queue in self._partners.values():
+            queue.engine.offload()
+
     def abandon(self) -> None:
         self._agents.abandon()
-        if self._turns and not self._groups:  # of episodes that have ended
+        for queue in self._partners.values():
+            queue.suspend()
+        if self._policy.is_running and not self._groups:  # of episodes that have ended
             self._pausing.suspend()
+        self._policy.clear()
         self._late_in_process.clear()
         self._held.clear()
         self._episodes.clear()
-        self._turns.clear()
-        self._asks.clear()
         self._causes.clear()
         self._failures.clear()
         super().abandon()
 
     def close(self) -> None:
         self._agents.close()
+        for queue in self._partners.values():
+            queue.engine.close()
         super().close()
 
 
@@ -400,39 +423,6 @@ def _task(prompt: Prompt, episode: EpisodeKey, phase: str) -> AgentTask:
     )
 
 
-def _unfinished(number: int, pending: PendingTurn) -> UnfinishedCompletion:
-    """A turn for the engine, with the tokens that it has already, and noise of its own."""
-    sampled = pending.turn.sampled
-    return UnfinishedCompletion(
-        prompt=Prompt(index=number, token_ids=torch.tensor(pending.token_ids), reference_answer=""),
-        member=0,
-        token_ids=torch.tensor(sampled.token_ids) if sampled else NO_TOKENS,
-        logprobs=torch.tensor(sampled.logprobs) if sampled else NO_LOGPROBS,
-        segments=tuple(
-            Segment(num_tokens=count, policy_version=version)
-            for count, version in (sampled.versions if sampled else ())
-        ),
-        noise=NoiseKey(seed=pending.turn.noise, step=0, index=0),
-    )
-
-
-def _so_far(one: UnfinishedCompletion, noise: int) -> Sampled:
-    """What there is of a suspended turn."""
-    return Sampled(
-        token_ids=one.token_ids.tolist(),
-        logprobs=one.logprobs.tolist(),
-        versions=[(segment.num_tokens, segment.policy_version) for segment in one.segments],
-        noise=noise,
-    )
-
-
-def _sampled(one: Completions, noise: int) -> Sampled:
-    num_tokens = int(one.loss_mask[0].sum())
-    segments = one.segments[0] if one.segments else ()
-    return Sampled(
-        token_ids=one.token_ids[0, :num_tokens].tolist(),
-        logprobs=one.logprobs[0, :num_tokens].tolist(),
-        versions=[(s.num_tokens, s.policy_version) for s in segments] or [(num_tokens, one.policy_version)],
-        truncated=bool(one.truncated[0]),
-        noise=noise,
-    )
+def _stop_ids(folder: str | None) -> list[int]:
+    """Tokens at which an engine with this model ends a turn; none without a folder."""
+    return [] if folder is None else list(stop_token_ids(folder, load_tokenizer(folder)))

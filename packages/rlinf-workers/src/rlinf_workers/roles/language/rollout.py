@@ -70,16 +70,7 @@ class Rollout(ServingWorker):
 
     def __init__(self, settings: RolloutSettings) -> None:
         self._settings = settings
-        engine = ENGINES.get(settings.engine)
-        takes_devices = "devices" in inspect.signature(engine).parameters
-        self._engine: GenerationEngine = engine(
-            settings.model,
-            self.device,
-            max_prompt_tokens=settings.max_prompt_tokens,
-            max_batch_sequences=settings.max_batch_sequences,
-            **({"devices": self.identity.devices} if takes_devices else {}),
-            **settings.engine_options,
-        )
+        self._engine = self._make_engine(settings.model)
         self._served = self._engine
         self._groups: GroupsUnderWay[Any] = OpenGroups(1)
         self._late: list[LateGroup] = []
@@ -89,6 +80,19 @@ class Rollout(ServingWorker):
             raise SettingsRefused(
                 f"{settings.engine} cannot pause, so on_new_weights={settings.on_new_weights} is not possible"
             )
+
+    def _make_engine(self, model: ModelSettings) -> GenerationEngine:
+        settings = self._settings
+        engine = ENGINES.get(settings.engine)
+        takes_devices = "devices" in inspect.signature(engine).parameters
+        return engine(
+            model,
+            self.device,
+            max_prompt_tokens=settings.max_prompt_tokens,
+            max_batch_sequences=settings.max_batch_sequences,
+            **({"devices": self.identity.devices} if takes_devices else {}),
+            **settings.engine_options,
+        )
 
     def generate(self, prompts: Reader[Prompt], samples: Writer[SampleGroup]) -> None:
         """Stage: samples a group for each prompt and sends it when all its completions have ended."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlinf.config.devices import device_kind
@@ -130,16 +131,32 @@ def settings_without_effect(job: ReasoningJob) -> Sequence[str]:
 
 
 def positions(job: ReasoningJob) -> None:
-    """The sequences are not longer than the model supports."""
-    rollout, folder = job.config.rollout, job.config.model.path
+    """The sequences are not longer than the models that generate them support."""
+    rollout = job.config.rollout
     num_tokens = rollout.max_sequence_tokens
-    limit = None if folder is None else max_positions(folder)
-    if limit is not None and num_tokens > limit:
-        raise UserError(
-            f"{rollout.max_sequence_key} = {num_tokens}, but model.path={folder} was made "
-            f"for {limit} positions (max_position_embeddings of its config.json)",
-            hint=f"use --rollout.max_new_tokens {max(1, limit - rollout.max_prompt_tokens)}, for example",
-        )
+    for key, folder in {"model.path": job.config.model.path, **_partners(job)}.items():
+        limit = None if folder is None else max_positions(folder)
+        if limit is not None and num_tokens > limit:
+            raise UserError(
+                f"{rollout.max_sequence_key} = {num_tokens}, but {key}={folder} was made "
+                f"for {limit} positions (max_position_embeddings of its config.json)",
+                hint=f"use --rollout.max_new_tokens {max(1, limit - rollout.max_prompt_tokens)}, for example",
+            )
+
+
+def partners(job: ReasoningJob) -> Sequence[str]:
+    """The files of the agents with a model of their own are complete, and their completions can end."""
+    notes: list[str] = []
+    for key, path in _partners(job).items():
+        check_model_folder(path, key=key)
+        refuse_damaged_model(path, key=key)
+        notes += [*code_notes(path), *check_end_tokens(path, load_checkpoint_tokenizer(path, key))]
+    return notes
+
+
+def _partners(job: ReasoningJob) -> dict[str, Path]:
+    """Key -> folder of each agent with a model of its own."""
+    return {f"rollout.agent.agents.{name}.path": path for name, path in job.config.rollout.partner_paths.items()}
 
 
 def generated_prompts(job: ReasoningJob) -> None:
@@ -160,10 +177,12 @@ def generated_prompts(job: ReasoningJob) -> None:
 def architectures(job: ReasoningJob) -> None:
     """Rollout, actor and reference compute the same outputs as transformers."""
     config, folder = job.config, job.config.model.path
-    if folder is None:
-        return
     num_tokens = config.rollout.max_sequence_tokens
     on_gpu = device_kind(config.cluster, job.machine) == "cuda"
+    for key, path in _partners(job).items():
+        check_architecture(path, engine_ways(config.rollout, on_gpu=on_gpu), num_tokens=num_tokens, key=key)
+    if folder is None:
+        return
     trained = trainer_ways(config.actor, packs=config.actor.max_tokens_per_micro_batch is not None)
     check_architecture(folder, (*engine_ways(config.rollout, on_gpu=on_gpu), *trained), num_tokens=num_tokens)
     if config.reference.path is not None and config.has_reference_worker:
@@ -202,15 +221,16 @@ def agent(job: ReasoningJob) -> None:
     for option, text in () if agent.environment is None else check_environment(agent.environment):
         where = "rollout.agent.environment" + (f".{option}" if option else "")
         raise UserError(f"{where}{text}" if option else f"{where}: {text}")
-    if config.model.path is None:
-        return
-    try:
-        template_of_folder(config.model.path, config.chat_options)
-    except TemplateRefused as error:
-        raise UserError(
-            f"rollout.agent: model.path={config.model.path}: {error}",
-            hint="docs/agents.md says which templates are known; a model without a template reads plain texts",
-        ) from error
+    for key, path in {"model.path": config.model.path, **_partners(job)}.items():
+        if path is None:
+            continue
+        try:
+            template_of_folder(path, config.chat_options)
+        except TemplateRefused as error:
+            raise UserError(
+                f"rollout.agent: {key}={path}: {error}",
+                hint="docs/agents.md says which templates are known; a model without a template reads plain texts",
+            ) from error
 
 
 CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (
@@ -223,6 +243,7 @@ CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (
     routers,
     adapter,
     teacher,
+    partners,
     prompts,
     sources,
     settings_without_effect,

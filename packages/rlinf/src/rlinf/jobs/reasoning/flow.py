@@ -150,7 +150,7 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int
         sft_warm_up_sequences=config.sft_warm_up.batch_size // config.actor.resolved_shards
         if config.sft_warm_up
         else 0,
-        engine_options=rollout.engine_options,
+        engine_options=rollout.options_beside_partners(on_gpu=on_gpu) or rollout.engine_options,
         tensor_parallel=rollout.tensor_parallel_size,
         device_bytes=device_bytes,
     )

@@ -8,8 +8,9 @@ settings would fit, before any process starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
+from functools import partial, reduce
+from pathlib import Path
 from typing import Any
 
 from rlinf.config.reasoning import ReasoningConfig
@@ -98,6 +99,22 @@ def reference_shape(config: ReasoningConfig, shape: ModelShape) -> ModelShape | 
         return None
 
 
+def partner_shapes(config: ReasoningConfig) -> dict[Path, ModelShape | None]:
+    """The shapes of the models that agents have of their own; None where we cannot count the parts.
+
+    Raises: UserError for a path that is neither a folder nor a public model.
+    """
+    shapes: dict[Path, ModelShape | None] = {}
+    for name, path in config.rollout.partner_paths.items():
+        try:
+            shapes[path] = named_shape(path)
+        except ProfileError as error:
+            if not path.exists():
+                raise UserError(f"rollout.agent.agents.{name}.path: {error}") from error
+            shapes[path] = None
+    return shapes
+
+
 # -- what the ranks hold -----------------------------------------------------------------------------------------------
 
 
@@ -106,11 +123,20 @@ def rank_memory(
 ) -> dict[str, RankMemory]:
     """Worker group -> what one of its ranks holds. Raises: as `reference_shape`."""
     trainer, reference = config.actor.trainer_spec, reference_shape(config, shape)
+    engine = config.rollout.engine_spec
+    partners = [engine.memory(one, job) for one in partner_shapes(config).values() if one is not None]
     memory = {
-        "rollout": config.rollout.engine_spec.memory(shape, job),
+        "rollout": reduce(_engines_together, partners, engine.memory(shape, job)),
         "actor": trainer.rank_memory(shape, job, num_ranks.get("actor", 1)),
     }
     return memory if reference is None else {**memory, "reference": forward_memory(reference, trainer.computed(job))}
+
+
+def _engines_together(one: RankMemory, other: RankMemory) -> RankMemory:
+    """The memory of two engines of a rank: both hold weights and caches, and one computes at a time."""
+    alternating = ("activations", "activations_of_item", "step", "sync")
+    both = {field.name: (getattr(one, field.name), getattr(other, field.name)) for field in fields(RankMemory)}
+    return RankMemory(**{name: max(pair) if name in alternating else sum(pair) for name, pair in both.items()})
 
 
 def loads_of(
@@ -216,6 +242,7 @@ class ReasoningMemory(PlanMemory):
             return False
         loads = self._loads(plan)
         is_counted = {load.group for load in loads} >= {stage.stage for stage in plan.stages if stage.devices}
+        is_counted &= None not in partner_shapes(self.config).values()
         return is_counted and all(place.missing_bytes <= 0 for place in self._places_at_once(loads))
 
     def place_beside(self, plan: Plan, other: Plan, groups: Collection[str]) -> MemoryPool | None:

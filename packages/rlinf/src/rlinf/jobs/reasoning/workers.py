@@ -72,17 +72,24 @@ class WorkerSettings:
             max_prompt_tokens=self.max_prompt_tokens if agent is None else agent.max_prompt_tokens,
             max_batch_sequences=None if fills_its_memory else self.job_shape.max_sequences,
             engine=rollout.engine,
-            engine_options=engine_options(rollout, self.shape, self.job_shape),
+            engine_options=self._engine_options(),
             on_new_weights=rollout.on_new_weights,
             max_lateness=self.config.max_lateness,
             agent=agent,
         )
 
+    def _engine_options(self) -> dict[str, Any]:
+        options = engine_options(self.config.rollout, self.shape, self.job_shape)
+        return options | dict(self.job_shape.engine_options) if self.config.rollout.partner_paths else options
+
     def _agent(self, model: ModelSettings) -> EpisodeSettings | None:
         agent = self.config.rollout.agent
         if agent is None:
             return None
-        named = {name: NamedAgent(trains=one.trains) for name, one in agent.agents.items()}
+        named = {
+            name: NamedAgent(trains=one.trains, folder=None if one.path is None else str(one.path))
+            for name, one in agent.agents.items()
+        }
         return EpisodeSettings(
             **agent.model_dump(exclude={"agents"}),
             agents=named,
@@ -99,6 +106,7 @@ class WorkerSettings:
             random_in_training=reward.kind == "random",
             judges=self.judges_answers,
             tokenizer_folder=model.folder,
+            tokenizers_of_agents={name: str(path) for name, path in self.config.rollout.partner_paths.items()},
             seed=self.config.seed,
             num_shown=self.config.run.num_samples_logged,
             max_judge_failures=self.config.run.max_judge_failures,
