@@ -9,6 +9,7 @@
     python -m benchmarks.learning.run reach-pi0-ppo --name reach-pi0-ppo-flow-noise --policy.options.noise flow-noise
     python -m benchmarks.learning.run reach-openvla-ppo --name reach-openvla-ppo-random-rewards \\
         --env.options.reward_mode random
+    python -m benchmarks.learning.run tool-calculator --seeds 1 2 --add
 
 Arguments that this script does not know are overrides of the recipe.
 """
@@ -25,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import report
+from benchmarks.harness import RESULTS_FOLDER, report
 
 from rlinf.run_folder import read_rows
 
@@ -35,16 +36,25 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--name", help="of the result; the recipe's by default")
+    parser.add_argument("--add", action="store_true", help="keep runs of other seeds that the result has already")
     args, overrides = parser.parse_known_args()
+    name, settings = f"learning-{args.name or args.recipe}", {"recipe": args.recipe, "overrides": overrides}
+    earlier = _earlier_runs(name, settings, args.seeds) if args.add else []
     with tempfile.TemporaryDirectory() as scratch:
         runs = [_run(args.recipe, seed, overrides, Path(scratch) / str(seed)) for seed in args.seeds]
-    report(
-        f"learning-{args.name or args.recipe}",
-        settings={"recipe": args.recipe, "overrides": overrides},
-        samples_s={},
-        comparisons=[],
-        findings={"runs": runs},
-    )
+    runs = sorted([*earlier, *runs], key=lambda run: run["seed"])
+    report(name, settings=settings, samples_s={}, comparisons=[], findings={"runs": runs})
+
+
+def _earlier_runs(name: str, settings: dict[str, Any], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """The runs of a result, without those of the seeds. Raises: SystemExit if they had other settings."""
+    path = RESULTS_FOLDER / f"{name}.json"
+    if not path.exists():
+        return []
+    result = json.loads(path.read_text())
+    if result["settings"] != settings:
+        sys.exit(f"{path} has runs with {result['settings']}, so runs with {settings} cannot be added to it")
+    return [run for run in result["findings"]["runs"] if run["seed"] not in seeds]
 
 
 def _run(recipe: str, seed: int, overrides: list[str], folder: Path) -> dict[str, Any]:

@@ -253,17 +253,16 @@ def template_conflicts(template: str, field: str, key: str, field_key: str) -> I
         )
 
 
-class OperatorsTask(_EpisodesTask):
-    """Find operators by running programs: `3?7?4=0025`, the call `[python:3*7+4]`, its result, `*+`."""
+class DigitTask(_EpisodesTask):
+    """Find a digit by running programs: `83*?%97=41`, the call `[python:83*4%97==41]`, its result `True`, `4`."""
 
-    SIZE = "num_numbers"
+    SIZE = ""
 
-    kind: Literal["operators"]
-    num_numbers: int = Field(default=3, ge=2, le=4, description="Numbers between which operators are missing.")
+    kind: Literal["digit"]
 
     @property
     def num_tokens(self) -> tuple[int, int]:
-        return 2 * self.num_numbers + 4, len("[python:]") + 2 * self.num_numbers - 1
+        return len("83*?%97=41"), len("[python:83*4%97==41]")
 
 
 class RoadsTask(_EpisodesTask):
@@ -279,7 +278,7 @@ class RoadsTask(_EpisodesTask):
 
 
 class GridTask(_EpisodesTask):
-    """Cross a grid move by move: `a2>d4=`, then l, r, u or d in each turn (agent: rlinf.tasks.games:play_grid)."""
+    """Cross a grid move by move: `d4<a2=`, to d4 from a2, then l, r, u or d (agent: rlinf.tasks.games:play_grid)."""
 
     SIZE = ""
 
@@ -302,5 +301,5 @@ class TeamTask(_EpisodesTask):
         return 4, 2
 
 
-GeneratedTaskConfig = SortTask | AddTask | CalculateTask | OperatorsTask | RoadsTask | GridTask | TeamTask
+GeneratedTaskConfig = SortTask | AddTask | CalculateTask | DigitTask | RoadsTask | GridTask | TeamTask
 TaskConfig = Annotated[GeneratedTaskConfig | FilesTask, Field(discriminator="kind")]

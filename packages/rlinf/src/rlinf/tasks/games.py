@@ -1,7 +1,8 @@
-"""Small generated tasks of several turns, for models with one token a character: a calculator, operators to find, two
+"""Small generated tasks of several turns, for models with one token a character: a calculator, a digit to find, two
 look-ups, a grid to cross, two players who must agree.
 
-A call is `[NAME:ARGUMENT]` at the end of a turn, its result `{RESULT}`; see rlinf_workers.agents.
+A call is `[NAME:ARGUMENT]` at the end of a turn, its result `{RESULT}`; see rlinf_workers.agents. The solutions, which
+an SFT warm-up imitates, show what the policy can do. Most of them are wrong, so rewards have to tell which to keep.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import json
 import random
 from functools import cache
-from itertools import product
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -21,11 +21,17 @@ from rlinf_workers.agents.tools import SearchOptions, SearchTool, ToolFailed
 # -- calculate ---------------------------------------------------------------------------------------------------------
 
 
+SHARE_OF_CALLS = 0.28
+"""Of the solutions of `multiply`; the others guess a number."""
+
+
 def multiply(generator: random.Random, num_digits: int) -> TaskProblem:
     """Returns a problem such as `347*582=` -> `201954`, which is solved with a call of `calc`."""
     a, b = generator.randrange(10**num_digits), generator.randrange(10**num_digits)
     product_text, answer = f"{a:0{num_digits}d}*{b:0{num_digits}d}", str(a * b)
     solution = (("policy", f"[calc:{product_text}]"), ("tool", f"{{{answer}}}"), ("policy", answer))
+    if generator.random() >= SHARE_OF_CALLS:
+        solution = (("policy", str(generator.randrange(10 ** (2 * num_digits)))),)
     return TaskProblem(prompt=f"{product_text}=", answer=answer, solutions=(solution,))
 
 
@@ -41,55 +47,40 @@ async def calc(product: str) -> str:
     return str(int(a) * int(b))
 
 
-# -- operators ---------------------------------------------------------------------------------------------------------
+# -- a digit -----------------------------------------------------------------------------------------------------------
 
-OPERATORS = "+-*"
-MAX_WRONG = 2
-"""Wrong programs in a solution, before the right one."""
+DIGITS = range(2, 6)
+PRIME = 97
+SHARE_OF_SEARCHES = 0.07
+"""Of the solutions of `find_digit` that go on after a wrong program; the others give up after the first."""
 
 
-def find_operators(generator: random.Random, num_numbers: int) -> TaskProblem:
-    """Returns a problem such as `3?7?4=025` -> `*+`, which is solved by running programs until one is right."""
-    numbers = [generator.randrange(1, 10) for _ in range(num_numbers)]
-    values = {"".join(signs): _value(numbers, signs) for signs in product(OPERATORS, repeat=num_numbers - 1)}
-    answer = generator.choice(list(values))
-    prompt = "?".join(map(str, numbers)) + f"={values[answer]:04d}"
-    wrong = [signs for signs, value in values.items() if value != values[answer]]
-    tried = generator.sample(wrong, min(len(wrong), generator.randrange(MAX_WRONG + 1)))
+def find_digit(generator: random.Random) -> TaskProblem:
+    """Returns a problem such as `83*?%97=41` -> `4`, which is solved by running programs with one digit after the
+    other until the result is True."""
+    values: dict[int, int] = {}
+    factor, answer = 0, 0
+    while values.get(answer, 0) < 10:  # all prompts have the same length
+        factor, answer = generator.randrange(10, PRIME), generator.choice(DIGITS)
+        values = {digit: factor * digit % PRIME for digit in DIGITS}
+    prompt = f"{factor}*?%{PRIME}={values[answer]}"
+    tried = [*range(DIGITS[0], answer + 1)] if generator.random() < SHARE_OF_SEARCHES else [DIGITS[0]]
     turns = [
         turn
-        for signs in (*tried, answer)
-        for turn in (("policy", f"[python:{_program(numbers, signs)}]"), ("tool", f"{{{values[signs]}}}"))
+        for digit in tried
+        for turn in (
+            ("policy", f"[python:{factor}*{digit}%{PRIME}=={values[answer]}]"),
+            ("tool", f"{{{digit == answer}\n}}"),
+        )
     ]
-    return TaskProblem(prompt=prompt, answer=answer, solutions=((*turns, ("policy", answer)),))
-
-
-def operators_are_right(completion: str, answer: str, prompt: str) -> bool:
-    """Whether the operators give the value that the prompt asks for; the reward of `find_operators`."""
-    left, _, value = prompt.partition("=")
-    numbers = list(map(int, left.split("?")))
-    is_valid = len(completion) == len(numbers) - 1 and all(sign in OPERATORS for sign in completion)
-    return is_valid and _value(numbers, completion) == int(value)
-
-
-def _program(numbers: list[int], signs: Any) -> str:
-    return str(numbers[0]) + "".join(f"{sign}{number}" for sign, number in zip(signs, numbers[1:], strict=True))
-
-
-def _value(numbers: list[int], signs: Any) -> int:
-    """The value of the expression, products first."""
-    terms = [numbers[0]]
-    for sign, number in zip(signs, numbers[1:], strict=True):
-        if sign == "*":
-            terms[-1] *= number
-        else:
-            terms.append(number if sign == "+" else -number)
-    return sum(terms)
+    return TaskProblem(prompt=prompt, answer=str(answer), solutions=((*turns, ("policy", str(tried[-1]))),))
 
 
 # -- two look-ups ------------------------------------------------------------------------------------------------------
 
 NUM_PLACES = 300
+SHARE_OF_SECOND_SEARCHES = 0.25
+"""Of the solutions of `two_roads`; the others answer with what the first search found."""
 CONSONANTS, VOWELS = "bdfgklmnprt", "aeiou"
 
 
@@ -106,11 +97,10 @@ def two_roads(generator: random.Random) -> TaskProblem:
     """Returns a problem such as `kav>>` -> `fil`: the place that two roads lead to, which two searches find."""
     start = generator.choice(list(roads()))
     between = roads()[start]
-    looked_up = [
-        turn for place in (start, between) for turn in (("policy", f"[find:{place}]"), ("tool", f"{{{_found(place)}}}"))
-    ]
-    answer = roads()[between]
-    return TaskProblem(prompt=f"{start}>>", answer=answer, solutions=((*looked_up, ("policy", answer)),))
+    places = (start, between) if generator.random() < SHARE_OF_SECOND_SEARCHES else (start,)
+    looked_up = [turn for place in places for turn in (("policy", f"[find:{place}]"), ("tool", f"{{{_found(place)}}}"))]
+    solution = (*looked_up, ("policy", roads()[places[-1]]))
+    return TaskProblem(prompt=f"{start}>>", answer=roads()[between], solutions=(solution,))
 
 
 def _found(place: str) -> str:
@@ -134,44 +124,45 @@ class RoadSearch(SearchTool):
 
 # -- cross a grid ------------------------------------------------------------------------------------------------------
 
-COLUMNS, ROWS = "abcde", "12345"
+COLUMNS, ROWS = "abcdef", "123456"
 MOVES = {"l": (-1, 0), "r": (1, 0), "d": (0, -1), "u": (0, 1)}
 MAX_MOVES = 10
-SHARE_OF_GOOD = 0.3
-"""Of the moves of an example; the others are random."""
+MIN_DISTANCE = 5
+"""Moves from the start of a problem to its goal, at least."""
+SHARE_OF_GOOD = 0.5
+"""Of the moves of solutions; the others are random. With 0.2 the model of the recipe learned nothing in 200 steps, and
+a policy whose moves do not depend on what it sees learns next to nothing from rewards."""
 
 
 def cross_grid(generator: random.Random) -> TaskProblem:
-    """Returns a problem such as `a2>d4=`: moves l, r, u, d lead from the first field to the second. Most moves
-    of an example are random."""
+    """Returns a problem such as `d4<a2=`: moves l, r, u, d lead to the first field from the second, each of which is a
+    turn that sees where it is. A solution is a single move from any field."""
     fields = [column + row for column in COLUMNS for row in ROWS]
-    start, goal = generator.sample(fields, 2)
-    turns, here = [], start
-    while here != goal and len(turns) < 2 * MAX_MOVES:
-        good = [move for move in MOVES if _distance(_moved(here, move), goal) < _distance(here, goal)]
-        move = generator.choice(good if generator.random() < SHARE_OF_GOOD else list(MOVES))
-        here = _moved(here, move)
-        turns += [("policy", move), ("user", f"{here}=")]
-    turns = turns[:-1] if here == goal else turns
-    return TaskProblem(prompt=f"{start}>{goal}=", answer=goal, solutions=(tuple(turns),))
+    start = goal = fields[0]
+    while _distance(start, goal) < MIN_DISTANCE:
+        start, goal = generator.sample(fields, 2)
+    here = generator.choice([field for field in fields if field != goal])
+    good = [move for move in MOVES if _distance(_moved(here, move), goal) < _distance(here, goal)]
+    move = generator.choice(good if generator.random() < SHARE_OF_GOOD else list(MOVES))
+    solution = (("task", _view(here, goal)), ("policy", move))
+    return TaskProblem(prompt=_view(start, goal), answer=goal, solutions=(solution,))
 
 
 async def play_grid(session: Any, task: Any) -> float:
-    """An agent: makes the policy's moves and tells it where it is. A move is rewarded with the share of the way that it
-    leads on, so an episode that reaches the goal in time has a reward of 1."""
-    here, goal = task.text.rstrip("=").split(">")
-    way = _distance(here, goal)
-    messages = list(task.messages)
+    """An agent: shows the policy where it is, without the moves before, and makes its move. Returns 1 for the goal in
+    time, else 0."""
+    goal, here = task.text.rstrip("=").split("<")
     for _ in range(MAX_MOVES):
-        session.next_state = f"{here}>{goal}"
-        (turn,) = await session.chat(messages)
-        there = _moved(here, turn.text)
-        session.reward_turn(turn, (_distance(here, goal) - _distance(there, goal)) / way)
-        here = there
+        session.next_state = here
+        (turn,) = await session.chat([{"role": "user", "content": _view(here, goal)}])
+        here = _moved(here, turn.text)
         if here == goal:
-            break
-        messages += [turn.message(), {"role": "user", "content": f"{here}="}]
-    return 0.0  # beside the rewards of turns
+            return 1.0
+    return 0.0
+
+
+def _view(here: str, goal: str) -> str:
+    return f"{goal}<{here}="
 
 
 def _moved(here: str, move: str) -> str:
