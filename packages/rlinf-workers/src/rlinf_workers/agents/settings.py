@@ -65,6 +65,11 @@ class EpisodeSettings:
         return tuple(name for name, agent in self.agents.items() if agent.trains)
 
     @property
+    def partner_folders(self) -> dict[str, str]:
+        """Agent -> the folder of a partner's model."""
+        return {name: agent.folder for name, agent in self.agents.items() if agent.folder is not None}
+
+    @property
     def max_prompt_tokens(self) -> int:
         """Tokens that a turn may follow: a whole turn still has room after them."""
         return self.max_context_tokens - self.max_new_tokens

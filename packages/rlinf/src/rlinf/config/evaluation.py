@@ -177,6 +177,8 @@ class EvalConfig(EngineConfig):
                 text=f": episodes need an engine that takes turns while it generates, and engine={self.engine} does "
                 f"not: {problem}",
             )
+        if self.agent is not None:
+            yield from self.agent.partner_conflicts(self)
         if self.num_samples is not None and max(self.k) > self.num_samples:
             yield Conflict(
                 keys=("k", "num_samples"),

@@ -215,6 +215,23 @@ class AgentConfig(Section):
         """Agent -> the model of a partner."""
         return {name: agent.path for name, agent in self.agents.items() if agent.path is not None}
 
+    def options_of_engines(self, engine: EngineConfig, *, on_gpu: bool) -> Mapping[str, Any] | None:
+        """`engine_options` of each engine of a rank, which has one for each model; None: it cannot have several."""
+        num_engines = 1 + len(set(self.partner_paths.values()))
+        if num_engines == 1:
+            return engine.engine_options
+        return engine.engine_spec.options_beside(engine.engine_options, num_engines, on_gpu=on_gpu)
+
+    def partner_conflicts(self, engine: EngineConfig) -> Iterator[Conflict]:
+        """Partners need an engine beside the policy's."""
+        if self.options_of_engines(engine, on_gpu=True) is None:
+            name, path = next(iter(self.partner_paths.items()))
+            yield Conflict(
+                keys=(f"{engine.AT}agent.agents.{name}.path", f"{engine.AT}engine"),
+                text=f"={path}: a partner needs an engine of its own beside the policy's, and {engine.AT}engine="
+                f"{engine.engine} cannot share a device with another; use huggingface",
+            )
+
 
 def agent_by_name(value: Any) -> Any:
     """`agent: my_module:run` means `agent: {run: my_module:run}`."""
@@ -307,10 +324,7 @@ class RolloutConfig(EngineConfig):
 
     def options_beside_partners(self, *, on_gpu: bool) -> Mapping[str, Any] | None:
         """`engine_options` of each engine of a rank; None: it cannot have several."""
-        num_models = len(set(self.partner_paths.values()))
-        if not num_models:
-            return self.engine_options
-        return self.engine_spec.options_beside(self.engine_options, 1 + num_models, on_gpu=on_gpu)
+        return self.engine_options if self.agent is None else self.agent.options_of_engines(self, on_gpu=on_gpu)
 
     def _agent_conflicts(self, agent: AgentConfig) -> Iterator[Conflict]:
         """Episodes need an engine that takes turns while it generates, and room for two of them."""
@@ -327,18 +341,12 @@ class RolloutConfig(EngineConfig):
                 text=f": episodes need an engine that takes turns while it generates, and rollout.engine={self.engine} "
                 f"does not: {problem}",
             )
-        if agent.partner_paths:
-            yield from self._partner_conflicts(*next(iter(agent.partner_paths.items())))
+        yield from agent.partner_conflicts(self)
+        for name, path in agent.partner_paths.items():
+            yield from self._conflicts_of_steps(f"rollout.agent.agents.{name}.path", path)
 
-    def _partner_conflicts(self, name: str, path: Path) -> Iterator[Conflict]:
-        """A partner needs an engine beside the policy's, and turns that end with their step."""
-        key = f"rollout.agent.agents.{name}.path"
-        if self.options_beside_partners(on_gpu=True) is None:
-            yield Conflict(
-                keys=(key, "rollout.engine"),
-                text=f"={path}: a partner needs an engine of its own beside the policy's, and rollout.engine="
-                f"{self.engine} cannot share a device with another; use huggingface",
-            )
+    def _conflicts_of_steps(self, key: str, path: Path) -> Iterator[Conflict]:
+        """Turns of a partner end with their step."""
         for other, value in (("sampler", "in_order"), ("on_new_weights", "finish")):
             if getattr(self, other) != value:
                 yield Conflict(

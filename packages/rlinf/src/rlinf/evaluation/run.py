@@ -33,6 +33,7 @@ from rlinf.evaluation.run_prompt import prompted_as_in_run
 from rlinf.evaluation.scores import DISCARDED, RIGHT, WRONG, BenchmarkScores, score_benchmark
 from rlinf.jobs.generation import check_engine, check_installed, engine_options, sampling_settings
 from rlinf.jobs.models import check_architecture, engine_ways
+from rlinf.jobs.named_agents import check_partners, named_agents
 from rlinf.machine import machine_of
 from rlinf.processes.env_vars import as_in_workers
 from rlinf.processes.executor import check_plugins, make_executor, run_failed
@@ -42,7 +43,7 @@ from rlinf.tasks.prompts import PromptEncoder
 from rlinf_sched import Cluster, ProfileError, plan_for_mode
 from rlinf_sched.derive import JobShape, Lengths, ModelShape
 from rlinf_workers import Executor, Flow, StepContext, WorkersError
-from rlinf_workers.agents import EpisodeSettings, NamedAgent
+from rlinf_workers.agents import EpisodeSettings
 from rlinf_workers.launchers import Interpreter
 from rlinf_workers.models import ModelSettings
 from rlinf_workers.roles import AgentRollout, Reward, RewardSettings, Rollout, RolloutSettings, ScoredGroup
@@ -201,7 +202,10 @@ class EvalRun:
         flow = Flow(f"evaluate-{benchmark.name}")
         flow.worker("rollout", Rollout if agent is None else AgentRollout, rollout)
         settings = RewardSettings(
-            rule=benchmark.reward, tokenizer_folder=folder, max_judge_failures=config.max_judge_failures
+            rule=benchmark.reward,
+            tokenizer_folder=folder,
+            tokenizers_of_agents={} if agent is None else agent.partner_folders,
+            max_judge_failures=config.max_judge_failures,
         )
         flow.worker(reward, Reward, settings)
         span = config.devices_per_rank
@@ -212,7 +216,7 @@ class EvalRun:
     def _episodes(self, agent: AgentConfig) -> EpisodeSettings:
         return EpisodeSettings(
             **agent.model_dump(exclude={"agents"}),
-            agents={name: NamedAgent(trains=one.trains) for name, one in agent.agents.items()},
+            agents=named_agents(agent),
             max_new_tokens=self.config.max_new_tokens,
             tokenizer_folder=str(self.model.folder),
             chat_options=self.config.chat_options if self.benchmarks.encoder.is_chat else {},
@@ -221,6 +225,9 @@ class EvalRun:
     def _engine_options(self) -> dict[str, Any]:
         """Returns the engine options of all benchmarks, which share the rollout's processes."""
         config, device = self.config, self.cluster.devices[0]
+        on_gpu, options = device.kind == "cuda", config.engine_options
+        if config.agent is not None:
+            options = config.agent.options_of_engines(config, on_gpu=on_gpu) or options
         num_tokens = num_sequence_tokens(config, self.benchmarks) - self.benchmarks.max_prompt_tokens
         lengths = Lengths(
             mean_tokens=num_tokens,
@@ -233,8 +240,8 @@ class EvalRun:
             num_groups=max(len(one.problems) for one in self.benchmarks.sets),
             dtype_bytes=4 if config.dtype == "float32" else 2,
             max_sequences=config.max_batch_sequences,
-            on_gpu=device.kind == "cuda",
-            engine_options=config.engine_options,
+            on_gpu=on_gpu,
+            engine_options=options,
             tensor_parallel=config.tensor_parallel_size,
             device_bytes=device.memory_bytes,
         )
@@ -283,6 +290,8 @@ def prepare(config: EvalConfig) -> EvalRun:
     num_tokens = num_sequence_tokens(config, benchmarks)
     ways = engine_ways(config, on_gpu=cluster.devices[0].kind == "cuda")
     check_architecture(model.folder, ways, num_tokens=num_tokens, key="model")
+    if config.agent is not None:
+        notes += check_partners(config.agent, config.chat_options, ways, "")
     if config.prompt_format == "auto":
         notes.append(f"prompt_format=auto: {benchmarks.encoder.describe()}")
     notes += model.notes

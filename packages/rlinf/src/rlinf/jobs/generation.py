@@ -86,6 +86,6 @@ def engine_options(settings: EngineConfig, shape: ModelShape | None, job: JobSha
 
     Args:
         shape: the model's; None where we cannot count its parts, and the engine decides by itself.
-        job: what is asked of a rank.
+        job: what is asked of a rank, with the options of an engine.
     """
-    return dict(settings.engine_options) if shape is None else settings.engine_spec.filled_options(shape, job)
+    return dict(job.engine_options) if shape is None else settings.engine_spec.filled_options(shape, job)

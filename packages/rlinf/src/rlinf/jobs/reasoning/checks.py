@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlinf.config.devices import device_kind
@@ -17,12 +16,12 @@ from rlinf.errors import UserError
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.generation import check_engine, check_installed
 from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, engine_ways, trainer_ways
+from rlinf.jobs.named_agents import check_partners, check_template
 from rlinf.jobs.reasoning.memory import cut_refusal
 from rlinf.jobs.rewards import check_reward
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
-from rlinf_workers.agents import TemplateRefused, template_of_folder
 from rlinf_workers.agents.tools import check_environment, check_tools
 from rlinf_workers.models import has_balanced_routers
 
@@ -131,32 +130,25 @@ def settings_without_effect(job: ReasoningJob) -> Sequence[str]:
 
 
 def positions(job: ReasoningJob) -> None:
-    """The sequences are not longer than the models that generate them support."""
-    rollout = job.config.rollout
+    """The sequences are not longer than the model supports."""
+    rollout, folder = job.config.rollout, job.config.model.path
     num_tokens = rollout.max_sequence_tokens
-    for key, folder in {"model.path": job.config.model.path, **_partners(job)}.items():
-        limit = None if folder is None else max_positions(folder)
-        if limit is not None and num_tokens > limit:
-            raise UserError(
-                f"{rollout.max_sequence_key} = {num_tokens}, but {key}={folder} was made "
-                f"for {limit} positions (max_position_embeddings of its config.json)",
-                hint=f"use --rollout.max_new_tokens {max(1, limit - rollout.max_prompt_tokens)}, for example",
-            )
+    limit = None if folder is None else max_positions(folder)
+    if limit is not None and num_tokens > limit:
+        raise UserError(
+            f"{rollout.max_sequence_key} = {num_tokens}, but model.path={folder} was made "
+            f"for {limit} positions (max_position_embeddings of its config.json)",
+            hint=f"use --rollout.max_new_tokens {max(1, limit - rollout.max_prompt_tokens)}, for example",
+        )
 
 
 def partners(job: ReasoningJob) -> Sequence[str]:
-    """The files of the agents with a model of their own are complete, and their completions can end."""
-    notes: list[str] = []
-    for key, path in _partners(job).items():
-        check_model_folder(path, key=key)
-        refuse_damaged_model(path, key=key)
-        notes += [*code_notes(path), *check_end_tokens(path, load_checkpoint_tokenizer(path, key))]
-    return notes
-
-
-def _partners(job: ReasoningJob) -> dict[str, Path]:
-    """Key -> folder of each agent with a model of its own."""
-    return {f"rollout.agent.agents.{name}.path": path for name, path in job.config.rollout.partner_paths.items()}
+    """The models of an agent's partners can be loaded and continued."""
+    rollout = job.config.rollout
+    if rollout.agent is None:
+        return ()
+    ways = engine_ways(rollout, on_gpu=device_kind(job.config.cluster, job.machine) == "cuda")
+    return check_partners(rollout.agent, job.config.chat_options, ways, "rollout.")
 
 
 def generated_prompts(job: ReasoningJob) -> None:
@@ -177,12 +169,10 @@ def generated_prompts(job: ReasoningJob) -> None:
 def architectures(job: ReasoningJob) -> None:
     """Rollout, actor and reference compute the same outputs as transformers."""
     config, folder = job.config, job.config.model.path
-    num_tokens = config.rollout.max_sequence_tokens
-    on_gpu = device_kind(config.cluster, job.machine) == "cuda"
-    for key, path in _partners(job).items():
-        check_architecture(path, engine_ways(config.rollout, on_gpu=on_gpu), num_tokens=num_tokens, key=key)
     if folder is None:
         return
+    num_tokens = config.rollout.max_sequence_tokens
+    on_gpu = device_kind(config.cluster, job.machine) == "cuda"
     trained = trainer_ways(config.actor, packs=config.actor.max_tokens_per_micro_batch is not None)
     check_architecture(folder, (*engine_ways(config.rollout, on_gpu=on_gpu), *trained), num_tokens=num_tokens)
     if config.reference.path is not None and config.has_reference_worker:
@@ -221,16 +211,8 @@ def agent(job: ReasoningJob) -> None:
     for option, text in () if agent.environment is None else check_environment(agent.environment):
         where = "rollout.agent.environment" + (f".{option}" if option else "")
         raise UserError(f"{where}{text}" if option else f"{where}: {text}")
-    for key, path in {"model.path": config.model.path, **_partners(job)}.items():
-        if path is None:
-            continue
-        try:
-            template_of_folder(path, config.chat_options)
-        except TemplateRefused as error:
-            raise UserError(
-                f"rollout.agent: {key}={path}: {error}",
-                hint="docs/agents.md says which templates are known; a model without a template reads plain texts",
-            ) from error
+    if config.model.path is not None:
+        check_template(config.model.path, config.chat_options, "rollout.agent: model.path")
 
 
 CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (

@@ -9,10 +9,11 @@ from typing import Any
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.jobs.generation import engine_options, sampling_settings
+from rlinf.jobs.named_agents import named_agents
 from rlinf.jobs.rewards import reward_spec
 from rlinf.jobs.training import optimizer_settings, with_base
 from rlinf_sched.derive import JobShape, ModelShape
-from rlinf_workers.agents import EpisodeSettings, NamedAgent
+from rlinf_workers.agents import EpisodeSettings
 from rlinf_workers.models import LoraSettings, ModelSettings
 from rlinf_workers.roles import ActorSettings, RewardSettings, RolloutSettings
 from rlinf_workers.trainers import BackendSettings, OptimizerSettings
@@ -72,27 +73,19 @@ class WorkerSettings:
             max_prompt_tokens=self.max_prompt_tokens if agent is None else agent.max_prompt_tokens,
             max_batch_sequences=None if fills_its_memory else self.job_shape.max_sequences,
             engine=rollout.engine,
-            engine_options=self._engine_options(),
+            engine_options=engine_options(rollout, self.shape, self.job_shape),
             on_new_weights=rollout.on_new_weights,
             max_lateness=self.config.max_lateness,
             agent=agent,
         )
 
-    def _engine_options(self) -> dict[str, Any]:
-        options = engine_options(self.config.rollout, self.shape, self.job_shape)
-        return options | dict(self.job_shape.engine_options) if self.config.rollout.partner_paths else options
-
     def _agent(self, model: ModelSettings) -> EpisodeSettings | None:
         agent = self.config.rollout.agent
         if agent is None:
             return None
-        named = {
-            name: NamedAgent(trains=one.trains, folder=None if one.path is None else str(one.path))
-            for name, one in agent.agents.items()
-        }
         return EpisodeSettings(
             **agent.model_dump(exclude={"agents"}),
-            agents=named,
+            agents=named_agents(agent),
             max_new_tokens=self.config.rollout.max_new_tokens,
             tokenizer_folder=model.folder,
             chat_options=self.config.chat_options,
