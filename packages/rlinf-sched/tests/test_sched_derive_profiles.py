@@ -24,7 +24,7 @@ from rlinf_sched.derive import (
     workload,
 )
 from rlinf_sched.derive.datasheets import SYNC_BYTES_PER_S
-from rlinf_sched.derive.generation import act_profile, decode_step_s, generate_profile
+from rlinf_sched.derive.generation import act_profile, continuous_points, decode_step_s, generate_profile, read_s
 from rlinf_sched.derive.simulators import (
     cpu_simulator_profile,
     gpu_simulator_profile,
@@ -385,3 +385,42 @@ def test_a_sync_of_30b_takes_what_public_systems_take() -> None:
 def test_an_unknown_workload_gets_the_nearest() -> None:
     with pytest.raises(ProblemError, match=r"did you mean 'grpo-qwen2.5-7b-64'"):
         workload("grpo-qwen2.5-7b-46")
+
+
+# -- episodes of several turns -----------------------------------------------------------------------------------------
+
+
+def turned(**more):
+    return Lengths(mean_tokens=400, limit_tokens=2000, prompt_tokens=100, group_size=8, **more)
+
+
+def test_a_turn_reads_the_whole_conversation_unless_the_engine_keeps_it():
+    """Four turns of 100 tokens after a prompt of 100: the later three read 200, 300 and 400 tokens; the share of a turn
+    in the middle of an answer is its half on average."""
+    assert turned().read_tokens == turned(num_turns=4).read_tokens == 100
+    assert turned(num_turns=4, reads_cache=False).read_tokens == 100 + 8 * 3 * (100 + 200)
+    assert turned(num_turns=4, sampled_share=0.25).read_tokens == 100 + 8 * 300
+
+
+@pytest.mark.parametrize("most", [1, 16])
+def test_waits_for_tools_are_added_to_an_episode_and_leave_the_engine_to_others(most):
+    """By hand: with waits as long as the time in the engine, half of the episodes are in it at a time."""
+
+    def seconds(lengths):
+        return continuous_points(QWEN_7B, H100, lengths, most=most, num_devices=1)[-1].seconds
+
+    without = seconds(turned())
+    prefill_s = most * read_s(QWEN_7B, H100, turned())
+    longest = turned().longest_of_group_tokens
+    outside_s = without - prefill_s
+    lengths = turned(outside_s=outside_s * 400 / longest)
+    running = 8 * 400 / longest * most / 2
+    step_s = decode_step_s(QWEN_7B, H100, num_sequences=running, context_tokens=lengths.mean_context_tokens)
+    assert seconds(lengths) == pytest.approx(outside_s + longest * step_s + prefill_s)
+    assert seconds(turned(sampled_share=0.5)) < without
+
+
+@pytest.mark.parametrize("wrong", [{"num_turns": 0.5}, {"outside_s": -1.0}, {"sampled_share": 0.0}])
+def test_turns_that_cannot_be_are_refused(wrong):
+    with pytest.raises(ProfileError, match=next(iter(wrong))):
+        turned(**wrong)

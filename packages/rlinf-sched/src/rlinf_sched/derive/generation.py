@@ -5,6 +5,7 @@ whichever takes longer. An item of generation is a prompt's group: it stays unti
 fewer and fewer of its sequences run; their mean number over that time is used.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 from rlinf_sched.derive.datasheets import Gpu
@@ -148,22 +149,46 @@ def continuous_points(
     dtype_bytes: int = BYTES_PER_PARAMETER,
 ) -> tuple[TimePoint, ...]:
     """The time of groups in an engine with continuous batching, of which it runs at most `most` at once."""
-    longest = lengths.longest_of_group_tokens
-    running = lengths.group_size * lengths.mean_tokens / longest
-    prefill_flops = lengths.prompt_tokens * model.forward_flops(lengths.prompt_tokens / 2)
-    prefill_s = prefill_flops / (num_devices * flops_per_s(model, gpu, dtype_bytes))
-    points = []
-    for n in powers_up_to(most):
+    running = lengths.group_size * lengths.mean_tokens / lengths.longest_of_group_tokens
+    prefill_s = read_s(model, gpu, lengths, dtype_bytes) / num_devices
+
+    def inside_s(num_sequences: float) -> float:
         step_s = decode_step_s(
             model,
             gpu,
-            num_sequences=n * running,
+            num_sequences=num_sequences,
             context_tokens=lengths.mean_context_tokens,
             num_devices=num_devices,
             dtype_bytes=dtype_bytes,
         )
-        points.append(TimePoint(num_items=n, seconds=longest * step_s + n * prefill_s))
+        return lengths.longest_sampled_tokens * step_s
+
+    points = []
+    for n in powers_up_to(most):
+        seconds = n * prefill_s + with_waits(lambda share, n=n: inside_s(n * running * share), lengths)
+        points.append(TimePoint(num_items=n, seconds=seconds))
     return tuple(points)
+
+
+def read_s(model: ModelShape, gpu: Gpu, lengths: Lengths, dtype_bytes: int = BYTES_PER_PARAMETER) -> float:
+    """Device-seconds to read the prompt of a group, and what its episodes read after it."""
+    later = lengths.read_tokens - lengths.prompt_tokens
+    flops = lengths.prompt_tokens * model.forward_flops(lengths.prompt_tokens / 2)
+    flops += later * model.forward_flops(lengths.mean_context_tokens)
+    return flops / flops_per_s(model, gpu, dtype_bytes)
+
+
+def with_waits(inside_s: Callable[[float], float], lengths: Lengths) -> float:
+    """Seconds of a group in an engine and in tools: a wait is added to its episode, and leaves the engine to others.
+
+    Args:
+        inside_s: maps the share of the running episodes that are in the engine at a time to the seconds in it.
+    """
+    outside_s = lengths.longest_outside_s
+    if not outside_s:
+        return inside_s(1.0)
+    whole_s = inside_s(1.0)
+    return inside_s(whole_s / (whole_s + outside_s)) + outside_s
 
 
 def act_profile(

@@ -34,6 +34,15 @@ class Lengths:
     """Mean tokens of a prompt; a problem of mathematics has 100 to 400."""
     group_size: int = 1
     sigma: float = LENGTH_SIGMA
+    num_turns: float = 1.0
+    """Mean turns of an answer that is an episode: a conversation with tools."""
+    sampled_share: float = 1.0
+    """Share of an answer's tokens that are sampled; the others come from tools, and are read."""
+    reads_cache: bool = True
+    """Whether the engine keeps a conversation's keys and values from turn to turn; otherwise each turn computes it
+    anew."""
+    outside_s: float = 0.0
+    """Mean seconds of an episode outside the engine, in tools."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.mean_tokens <= self.limit_tokens:
@@ -41,6 +50,11 @@ class Lengths:
         if self.group_size < 1 or self.prompt_tokens < 0:
             raise ProfileError(
                 f"group_size={self.group_size}, prompt_tokens={self.prompt_tokens}: use at least 1 and 0"
+            )
+        if self.num_turns < 1 or self.outside_s < 0 or not 0 < self.sampled_share <= 1:
+            raise ProfileError(
+                f"num_turns={self.num_turns}, outside_s={self.outside_s}, sampled_share={self.sampled_share}: use at "
+                "least 1 and 0, and a share above 0 and up to 1"
             )
         if not 0 <= self.sigma <= 5:
             raise ProfileError(f"sigma={self.sigma} must be from 0 to 5")
@@ -58,6 +72,23 @@ class Lengths:
     def longest_of_group_tokens(self) -> float:
         """Expected longest answer of a group: how long the group stays in the engine."""
         return float(self._quantiles(self.group_size).mean())
+
+    @property
+    def longest_sampled_tokens(self) -> float:
+        """Those of them that are sampled, one after the other."""
+        return self.sampled_share * self.longest_of_group_tokens
+
+    @property
+    def longest_outside_s(self) -> float:
+        """Expected seconds outside the engine of the longest episode of a group: longer ones have more turns."""
+        return self.outside_s * self.longest_of_group_tokens / self.mean_tokens
+
+    @property
+    def read_tokens(self) -> float:
+        """Tokens of a group that an engine reads: its prompt once, what tools wrote, and where it keeps no cache every
+        conversation so far at each later turn."""
+        again = 0.0 if self.reads_cache else (self.num_turns - 1) * (self.prompt_tokens + self.mean_tokens / 2)
+        return self.prompt_tokens + self.group_size * (again + (1 - self.sampled_share) * self.mean_tokens)
 
     @property
     def group_tokens(self) -> float:

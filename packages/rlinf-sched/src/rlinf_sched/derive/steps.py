@@ -8,7 +8,13 @@ with steps on a GPU).
 import math
 
 from rlinf_sched.derive.datasheets import Gpu
-from rlinf_sched.derive.generation import BANDWIDTH_UTILISATION, CAPTURED_LAYER_S, flops_per_s
+from rlinf_sched.derive.generation import (
+    BANDWIDTH_UTILISATION,
+    CAPTURED_LAYER_S,
+    flops_per_s,
+    read_s,
+    with_waits,
+)
 from rlinf_sched.derive.memory import JobShape, RankMemory, forward_memory, kv_bytes
 from rlinf_sched.derive.parallel import exchange_s
 from rlinf_sched.derive.shapes import ModelShape
@@ -56,17 +62,21 @@ def batch_profile(model: ModelShape, gpu: Gpu, job: JobShape, memory: RankMemory
     most = max(1, min(job.num_groups, job.max_sequences // lengths.group_size))
     job = job.served
     rate = flops_per_s(model, gpu, job.dtype_bytes)
-    points = []
-    for n in powers_up_to(most):
-        rows = n * lengths.group_size
+    prefill_s = read_s(model, gpu, lengths, job.dtype_bytes)
+
+    def inside_s(rows: float) -> float:
         read = job.dtype_bytes * model.num_parameters + rows * lengths.mean_context_tokens * kv_bytes(model, job)
         busy_s = max(
             read / (BANDWIDTH_UTILISATION * gpu.memory_bytes_per_s),
             rows * model.forward_flops(lengths.mean_context_tokens) / rate,
         )
-        token_s = busy_s + model.num_layers * CAPTURED_LAYER_S
-        prefill_s = n * lengths.prompt_tokens * model.forward_flops(lengths.prompt_tokens / 2) / rate
-        points.append(TimePoint(num_items=n, seconds=lengths.longest_of_group_tokens * token_s + prefill_s))
+        return lengths.longest_sampled_tokens * (busy_s + model.num_layers * CAPTURED_LAYER_S)
+
+    points = []
+    for n in powers_up_to(most):
+        rows = n * lengths.group_size
+        seconds = n * prefill_s + with_waits(lambda share, rows=rows: inside_s(rows * share), lengths)
+        points.append(TimePoint(num_items=n, seconds=seconds))
     instance = InstanceProfile(
         points=tuple(points), max_items=most, state_bytes=memory.state, item_work_bytes=memory.work(1)
     )

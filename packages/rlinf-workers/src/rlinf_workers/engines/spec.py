@@ -112,6 +112,10 @@ class EngineSpec(Spec):
         to do about it; None: it can."""
         return "it takes no prompts while it generates"
 
+    def keeps_prefixes(self, options: Mapping[str, Any]) -> bool:
+        """Whether a turn finds the keys and values of the conversation that it continues in the cache."""
+        return False
+
     def probe_ways(self, options: Mapping[str, Any], *, on_gpu: bool) -> tuple[str, ...]:
         """How it computes a transformers model, as names of the architecture probe (`probe.WAYS`); empty for an engine
         with its own model code."""

@@ -165,11 +165,36 @@ class AgentConfig(Section):
     max_discarded: float = Field(
         default=0.2, ge=0, le=1, description="Share of a step's episodes that may be discarded before the run stops."
     )
+    expected_turns: float | None = Field(
+        default=None,
+        ge=1,
+        description="Turns of an episode that rlinf plan expects; null: half of max_turns, at least 1.",
+    )
+    expected_tool_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Seconds in tools or the harness that rlinf plan expects after each turn but the last.",
+    )
     python: str | None = Field(
         default=None, description="Python interpreter of a custom harness, in a venv of its own; null: RLinf's."
     )
 
+    @property
+    def episode_options(self) -> dict[str, Any]:
+        """Its keys that `EpisodeSettings` has under the same names."""
+        return self.model_dump(exclude={"agents", "expected_turns", "expected_tool_s"})
+
+    @property
+    def planned_turns(self) -> float:
+        """Turns of an episode for the planner."""
+        return max(1.0, self.max_turns / 2) if self.expected_turns is None else self.expected_turns
+
     def conflicts(self) -> Iterator[Conflict]:
+        if self.expected_turns is not None and self.expected_turns > self.max_turns:
+            yield Conflict(
+                keys=("rollout.agent.expected_turns", "rollout.agent.max_turns"),
+                text=f"={self.expected_turns:g} is more than rollout.agent.max_turns={self.max_turns}",
+            )
         if self.run != "loop" and ":" not in self.run:
             yield Conflict(
                 keys=("rollout.agent.run",),

@@ -215,7 +215,7 @@ class EvalRun:
 
     def _episodes(self, agent: AgentConfig) -> EpisodeSettings:
         return EpisodeSettings(
-            **agent.model_dump(exclude={"agents"}),
+            **agent.episode_options,
             agents=named_agents(agent),
             max_new_tokens=self.config.max_new_tokens,
             tokenizer_folder=str(self.model.folder),

@@ -101,6 +101,9 @@ class SGLangSpec(EngineSpec):
     def episodes_problem(self, options: Mapping[str, Any]) -> str | None:
         return None
 
+    def keeps_prefixes(self, options: Mapping[str, Any]) -> bool:
+        return options.get("disable_radix_cache") is not True
+
     def filled_options(self, model: ModelShape, job: JobShape) -> dict[str, Any]:
         """Adds the tokens of the pool on CPU slots, if the recipe does not set them. All other defaults are set when
         the engine starts (arguments.py)."""

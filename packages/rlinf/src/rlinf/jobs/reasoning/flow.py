@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -122,6 +123,27 @@ def actor_granularities(config: ReasoningConfig) -> tuple[int, ...]:
     return (*range(unit, num_sampled_prompts(config), unit), 0)
 
 
+def expected_lengths(config: ReasoningConfig) -> Lengths:
+    """Tokens of completions or episodes, as far as they can be expected before any was sampled."""
+    rollout, agent = config.rollout, config.rollout.agent
+    lengths = Lengths(
+        mean_tokens=max(1.0, rollout.max_completion_tokens * MEAN_SHARE_OF_LIMIT),
+        limit_tokens=rollout.max_completion_tokens,
+        prompt_tokens=rollout.max_prompt_tokens,
+        group_size=config.algorithm.group_size,
+    )
+    if agent is None:
+        return lengths
+    sampled_tokens = agent.planned_turns * max(1.0, rollout.max_new_tokens * MEAN_SHARE_OF_LIMIT)
+    return replace(
+        lengths,
+        num_turns=agent.planned_turns,
+        sampled_share=min(1.0, sampled_tokens / lengths.mean_tokens),
+        reads_cache=rollout.engine_spec.keeps_prefixes(rollout.engine_options),
+        outside_s=(agent.planned_turns - 1) * agent.expected_tool_s,
+    )
+
+
 def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int = 0) -> JobShape:
     """What a step of the recipe asks of its ranks; `actor.num_shards` is settled.
 
@@ -133,12 +155,7 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int
         on_gpu=on_gpu,
         adapter=adapter_of(config.actor.lora),
         trainer_options=config.actor.backend_options,
-        lengths=Lengths(
-            mean_tokens=max(1.0, rollout.max_completion_tokens * MEAN_SHARE_OF_LIMIT),
-            limit_tokens=rollout.max_completion_tokens,
-            prompt_tokens=rollout.max_prompt_tokens,
-            group_size=config.algorithm.group_size,
-        ),
+        lengths=expected_lengths(config),
         num_groups=rollout.num_prompts,
         dtype_bytes=DTYPE_BYTES[config.model.dtype],
         served_bytes=DTYPE_BYTES[config.served_dtype],

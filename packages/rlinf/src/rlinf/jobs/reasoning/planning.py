@@ -14,7 +14,7 @@ from functools import partial
 from rlinf.config.devices import resolve_for_devices
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
-from rlinf.jobs.reasoning.flow import job_shape, training_flow
+from rlinf.jobs.reasoning.flow import expected_lengths, job_shape, training_flow
 from rlinf.jobs.reasoning.memory import (
     check_fits,
     cut_refusal,
@@ -68,6 +68,21 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
         )
     except SchedError as error:
         raise UserError(str(error)) from error
+
+
+def turn_notes(config: ReasoningConfig) -> list[str]:
+    """What a plan takes for granted of the turns of episodes."""
+    agent = config.rollout.agent
+    if agent is None:
+        return []
+    lengths = expected_lengths(config)
+    chosen = f"half of max_turns={agent.max_turns}" if agent.expected_turns is None else "rollout.agent.expected_turns"
+    how = "read from the cache" if lengths.reads_cache else "computed again at each turn"
+    return [
+        f"episodes have {lengths.num_turns:g} turns ({chosen}), and {lengths.outside_s:g} s outside the engine "
+        f"(rollout.agent.expected_tool_s={agent.expected_tool_s:g} after each turn but the last); of "
+        f"{lengths.mean_tokens:.0f} tokens {lengths.sampled_share:.0%} are sampled; conversations are {how}"
+    ]
 
 
 def _check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices: int, nodes: Sequence[int]) -> None:

@@ -84,7 +84,7 @@ class WorkerSettings:
         if agent is None:
             return None
         return EpisodeSettings(
-            **agent.model_dump(exclude={"agents"}),
+            **agent.episode_options,
             agents=named_agents(agent),
             max_new_tokens=self.config.rollout.max_new_tokens,
             tokenizer_folder=model.folder,
