@@ -5,7 +5,7 @@ import pytest
 from rlinf_sched import Cluster, FlowGraph, ItemCosts, Stage, plan_for_mode, simulate
 from rlinf_workers.execution.executor import FlowRun
 from rlinf_workers.item_costs import engine_times, seconds_as_they_came, spread_of
-from rlinf_workers.profiling import Profiler
+from rlinf_workers.profiling import OUTSIDE_ENGINE, Profiler
 from rlinf_workers.spans import COMPUTE_SPAN, Span
 
 GRAPH = FlowGraph(
@@ -35,6 +35,13 @@ def test_an_item_alone_advances_twice_as_fast_as_one_of_two():
     times = engine_times([span(5, 6, [5]), span(6, 7, [5])])
     assert times is not None and times.most == 2
     assert times.seconds == pytest.approx((1.0, 3.0))
+
+
+def test_what_an_item_waits_for_outside_the_engine_takes_as_long_alone():
+    """Half of the time of the mean item: alone, the other half is twice as fast."""
+    times = engine_times([span(5, 6, [5]), span(6, 7, [5])], waits_s=0.75)
+    assert times is not None and times.waiting_share == 0.5
+    assert times.seconds == pytest.approx((1.0, 1.0 + 1 / 0.75))
 
 
 def test_nothing_advances_between_two_spans():
@@ -78,6 +85,33 @@ def test_the_planner_simulates_the_step_that_the_engine_made():
     rollout = problem.profiles.stages["rollout"]
     assert rollout.batching == "continuous" and rollout.costs.samples == pytest.approx((0.4, 0.8, 1.2, 1.6))
     assert simulate(problem, plan).step_s == pytest.approx(6.25, abs=1e-3)
+
+
+def test_waits_outside_the_engine_are_the_part_of_an_item_that_fewer_items_do_not_shorten():
+    """Episodes of 0.5, 1 and 1.5 times the mean in an engine where n of them take 0.6 + 0.2 n s: after 0.6, 1.1 and
+    1.5 s they are whole. The law of fewer items follows from one size."""
+    spans = [span(0, 0.6, [0]), span(0.6, 1.1, [0]), span(1.1, 1.5, [0])]
+    spans += [span(start, start + 0.1, name="actor", num_items=1) for start in (0.6, 1.1, 1.5)]
+    cluster = Cluster.cpu_slots(2)
+    plan = plan_for_mode(GRAPH, cluster, "disaggregated", granularity={"rollout": 1, "actor": 1})
+    profiler = Profiler(GRAPH, cluster, 3)
+    mean_stay_s = (0.6 + 1.1 + 1.5) / 3
+    profiler.observe(
+        FlowRun(
+            metrics={OUTSIDE_ENGINE: mean_stay_s / 2},
+            collected={},
+            shown_rows=[],
+            spans=spans,
+            start_s=0.0,
+            duration_s=1.6,
+        ),
+        plan,
+    )
+    profiler.observe_memory(Running(), plan)  # pyright: ignore[reportArgumentType]
+    problem = profiler.measured().problem
+    rollout = problem.profiles.stages["rollout"].instances[0]
+    assert [rollout.seconds(n) for n in (1, 2, 3)] == pytest.approx([0.8, 1.0, 1.2])
+    assert simulate(problem, plan).step_s == pytest.approx(1.6, abs=2e-3)
 
 
 class Running:

@@ -18,6 +18,9 @@ import numpy as np
 from rlinf_sched import ItemCosts
 from rlinf_workers.spans import Span
 
+MAX_WAITING = 0.95
+"""Of an item's time: something of it always depends on the engine."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineTimes:
@@ -27,17 +30,20 @@ class EngineTimes:
     """Maximum number of items running at once."""
     seconds: tuple[float, ...]
     """For each item, in the order of leaving: the time it would have taken with `most` items running all along."""
+    waiting_share: float = 0.0
+    """Share of that time that the items spent outside the engine, in tools; it does not depend on how many run."""
 
     @property
     def mean_s(self) -> float:
         return sum(self.seconds) / len(self.seconds)
 
 
-def engine_times(spans: Sequence[Span]) -> EngineTimes | None:
+def engine_times(spans: Sequence[Span], *, waits_s: float = 0.0) -> EngineTimes | None:
     """None unless some item began before the span in which it left, that is, while others were running.
 
     Args:
         spans: the computing spans of one stage on one rank; between two spans nothing advances.
+        waits_s: mean time that an item spent outside the engine.
     """
     if not any(began < span.start_ns for span in spans for began in span.began_ns):
         return None
@@ -51,11 +57,15 @@ def engine_times(spans: Sequence[Span]) -> EngineTimes | None:
     changes = sorted([(entered, 1) for entered, _ in stays] + [(left, -1) for _, left in stays])
     counts = list(accumulate(change for _, change in changes))
     most = max(counts)
+    mean_stay_s = sum(left - entered for entered, left in stays) / len(stays)
+    waiting = min(MAX_WAITING, waits_s / mean_stay_s) if mean_stay_s > 0 else 0.0
     advanced, progress = [0.0], {changes[0][0]: 0.0}
     for (before_s, _), (now_s, _), inside in zip(changes, changes[1:], counts, strict=False):
-        advanced.append(advanced[-1] + (now_s - before_s) * most / max(inside, 1))
+        item_s = waiting + (1 - waiting) * max(inside, 1) / most  # 1 with `most` items
+        advanced.append(advanced[-1] + (now_s - before_s) / item_s)
         progress[now_s] = advanced[-1]
-    return EngineTimes(most=most, seconds=tuple(progress[left] - progress[entered] for entered, left in stays))
+    seconds = tuple(progress[left] - progress[entered] for entered, left in stays)
+    return EngineTimes(most=most, seconds=seconds, waiting_share=waiting)
 
 
 def seconds_as_they_came(of_ranks: Iterable[Sequence[Span]]) -> list[float]:

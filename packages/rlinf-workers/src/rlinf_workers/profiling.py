@@ -37,6 +37,8 @@ from rlinf_workers.group import WorkerGroup
 from rlinf_workers.item_costs import EngineTimes, engine_times, seconds_as_they_came, spread_of
 from rlinf_workers.spans import COMPUTE_SPAN, LEASE, SYNC_SPAN, Span
 
+OUTSIDE_ENGINE = "agent/group_outside_engine_s"
+"""Metric of groups of episodes: the longest time that one of them was in tools and the harness."""
 NUM_SIZES = 3
 """Number of granularities to measure: an even share of the step, half of it and a quarter."""
 
@@ -131,7 +133,8 @@ class Profiler:
             else:
                 busiest = max(of_ranks.values(), key=lambda mine: _seconds(mine) - _collective_seconds(mine))
                 sample = self._sample(name, busiest, num_ranks)
-                engines = [times for mine in of_ranks.values() if (times := engine_times(mine))]
+                waits_s = run.metrics.get(OUTSIDE_ENGINE, 0.0)
+                engines = [times for mine in of_ranks.values() if (times := engine_times(mine, waits_s=waits_s))]
                 if engines:
                     sample = self._engine_sample(name, engines, sample, num_ranks)
                 elif name in behind_engine:
@@ -199,7 +202,8 @@ class Profiler:
         room = max(engine.most if len(engine.seconds) > engine.most else 0 for engine in engines)
         self._engine_rooms[name, num_ranks] = max(room, self._engine_rooms.get((name, num_ranks), 0))
         slowest = max(engines, key=lambda engine: engine.mean_s)
-        return replace(whole, num_items=slowest.most, seconds=slowest.mean_s)
+        fixed_s = slowest.waiting_share * slowest.mean_s
+        return replace(whole, num_items=slowest.most, seconds=slowest.mean_s, fixed_s=fixed_s)
 
     def _cycle_sample(self, name: str, chain: Mapping[str, Sequence[Span]], plan: Plan) -> StageSample:
         """All work of the stage counts to its chunks, plus the transfer to the next process for each. Stages that share

@@ -73,6 +73,8 @@ TRAINING = (
             compressed or branched it, mean of an episode.
         agent/outside_engine_s | s | Time of an episode in which no turn of it was being sampled: its tools and its
             harness, mean.
+        agent/group_outside_engine_s | s | The longest such time in a group, mean: what a faster engine does not
+            shorten.
         agent/discarded/<cause> | share | Episodes that ended by what the policy cannot have caused, so that nothing is
             learned from them: service (the session server or the reward), tool_service, harness_lost, engine_lost.
         agent/ended/<cause> | share | Episodes that ended by what the policy can have caused, and are scored: turns,

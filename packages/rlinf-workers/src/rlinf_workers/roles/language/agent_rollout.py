@@ -87,6 +87,10 @@ class AgentRollout(Rollout):
         self._begin_episodes(groups)
         while groups:
             whole = self._hear(groups)
+            while further_prompts and (room := groups.room(self._episode_settings.max_episodes)):
+                if not (further := further_prompts(room)):
+                    break
+                groups.open_all([_new(prompt, step) for prompt in further])
             self._begin_episodes(groups)
             self._submit_turns(sampling)
             for group in whole:
@@ -146,8 +150,7 @@ class AgentRollout(Rollout):
         opened = OpenEpisodes(group_size, keeps_histories=self.records or is_late)
         self._groups = opened
         self._episodes.clear()
-        for group in groups:
-            opened.open(group)
+        opened.open_all(groups)
         return opened
 
     def _begin_episodes(self, groups: OpenEpisodes) -> None:
@@ -319,7 +322,10 @@ class AgentRollout(Rollout):
 
     def _left(self, groups: OpenEpisodes, index: int) -> None:
         """A whole group leaves; measures its episodes."""
-        for episode in groups.leave(index):
+        episodes = groups.leave(index)
+        waits_s = [one.report.idle_s for one in episodes if one.report is not None]
+        self.record("agent/group_outside_engine_s", max(waits_s))
+        for episode in episodes:
             assert episode.report is not None, "the group is whole"
             trajectory = episode.report.trajectory
             self.record("agent/turns", sum(1 for _ in turns(trajectory)))

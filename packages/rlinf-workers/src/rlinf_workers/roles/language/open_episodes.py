@@ -82,6 +82,15 @@ class OpenEpisodes(GroupsUnderWay[Episodes]):
         """Episodes that have begun and not ended."""
         return self._running
 
+    def room(self, max_episodes: int) -> int:
+        """Further groups whose episodes may run at once with those that run; 0 while others wait to begin."""
+        return 0 if self._waiting else max(0, max_episodes - len(self._running)) // self.group_size
+
+    def open_all(self, groups: Iterable[LateGroup]) -> None:
+        """Takes groups up, in this order."""
+        for group in groups:
+            self.open(group)
+
     def open(self, group: LateGroup) -> None:
         """Takes a group up, with what there is of it."""
         there = {one.member: one for one in unpack_episodes(group.episodes)}
