@@ -1,7 +1,8 @@
-"""The tool `search`: BM25 (as Lucene scores it, k1 1.5, b 0.75) over a local corpus, by the package bm25s.
+"""The tool `search` over a local corpus: BM25 (as Lucene scores it, k1 1.5, b 0.75), by the package bm25s, or by
+embeddings (embeddings.py).
 
 bm25s was chosen since it needs numpy alone and is maintained; rank-bm25 has had no release since 2022, and tantivy is a
-whole search engine. There are no embeddings: a tool that searches with them is a custom one.
+whole search engine.
 Words are runs of letters and digits in lower case; each Chinese, Japanese or Korean character is a word. Equal scores
 are ordered as the documents are, so results do not depend on anything but the corpus and the query.
 """
@@ -13,10 +14,11 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlinf_workers.agents.tools.base import ToolFailed, ToolResult, ToolSpec, ToolUnavailable
 from rlinf_workers.agents.tools.corpus import Document, read_documents
+from rlinf_workers.agents.tools.embeddings import EmbeddingIndex
 from rlinf_workers.agents.tools.limits import check_limits, cut
 from rlinf_workers.plugins import OptionError, Spec
 
@@ -35,6 +37,8 @@ class SearchOptions:
 
     path: str
     """A .jsonl or .parquet file, or a folder of such files and of .txt and .md files; see corpus.py."""
+    embeddings: str | None = None
+    """A folder with a model of model2vec, whose embeddings compare documents with the query; null: BM25."""
     top_k: int = 3
     """Number of documents that a search returns."""
     passage_characters: int | None = None
@@ -65,8 +69,16 @@ class SearchOptions:
 SPEC = Spec(name="search", implementation="rlinf_workers.agents.tools.search:SearchTool", options=SearchOptions)
 
 
+class DocumentIndex(Protocol):
+    """Finds documents."""
+
+    def search(self, query: str, top_k: int) -> list[Document]:
+        """At most `top_k` documents, the best first."""
+        ...
+
+
 class SearchTool:
-    """BM25 over a corpus that all episodes share; see the module's docstring."""
+    """An index of a corpus that all episodes share; see the module's docstring."""
 
     keeps_state = False
 
@@ -87,7 +99,7 @@ class SearchTool:
                 },
             ),
         )
-        self._index: Bm25Index | None = None
+        self._index: DocumentIndex | None = None
 
     async def start(self) -> None:
         """Reads the corpus. Raises: ToolUnavailable: it is missing, wrong or too large, or bm25s is not installed."""
@@ -113,11 +125,12 @@ class SearchTool:
     async def close(self) -> None:
         """Keeps the index: the tool may be shared by several episodes that close it as their session."""
 
-    def _read(self) -> Bm25Index:
+    def _read(self) -> DocumentIndex:
         options = self._options
-        return Bm25Index(
-            read_documents(options.path, passage_characters=options.passage_characters, max_bytes=options.max_bytes)
+        documents = read_documents(
+            options.path, passage_characters=options.passage_characters, max_bytes=options.max_bytes
         )
+        return Bm25Index(documents) if options.embeddings is None else EmbeddingIndex(documents, options.embeddings)
 
 
 class Bm25Index:
