@@ -2,15 +2,16 @@
 
     python -m benchmarks.throughput.agents
 
-A Qwen2 of a million parameters with random weights, one thread. Every side has as many conversations at once:
+A Qwen2 with random weights, one thread. Every side of a case has as many conversations at once:
 
     plain       completions of the prompts by `Rollout`
     loop        the same prompts as episodes of one turn, by the built-in loop
     server      the same, by a harness that posts one request over HTTP
     sessions    episodes of several turns, whose number is log-normal, with log-normal latencies of a tool between them
 
-`plain`, `loop` and `server` draw other noise, so what counts is the time for each token. An engine is busy while it
-computes; of `sessions` the share is compared with that of `plain`.
+`plain`, `loop` and `server` draw other noise, so what counts is the time for each token. Beside it there is the CPU
+time of the rank's process, which a busy machine changes less. An engine is busy while it computes; of `sessions` the
+share is compared with that of `plain`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import random
 import statistics
 import tempfile
 import time
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,35 @@ RUNS = {
     SERVER: "benchmarks.throughput.agents:one_request",
     SESSIONS: "benchmarks.throughput.agents:several_turns",
 }
+LARGE: dict[str, Any] = {
+    "hidden_size": 384,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+}
+"""Ten million parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model, and what it samples at once."""
+
+    name: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Of `SHAPE`."""
+    group_size: int
+    share: float = 1.0
+    """Of the sessions that an option sets."""
+    sides: tuple[str, ...] = (PLAIN, LOOP, SERVER)
+
+
+CASES = (
+    Case(name="1M", group_size=1, sides=(PLAIN, LOOP, SERVER, SESSIONS)),
+    Case(name="1M, groups of 8", group_size=8),
+    Case(name="10M, groups of 8", changes=LARGE, group_size=8, share=0.125),
+)
+CPU_TIME = "cpu time"
 PROMPT_TOKENS, MAX_TURNS = 16, 12
 MEAN_TURNS, SIGMA_TURNS = 3.0, 0.7
 MEDIAN_LATENCY_S, SIGMA_LATENCY = 0.02, 1.0
@@ -81,8 +112,9 @@ async def several_turns(session: Any, task: Any) -> float:
 class Side:
     """A rollout, whose engine's busy time is measured."""
 
-    def __init__(self, name: str, model: ModelSettings, options: argparse.Namespace) -> None:
-        self.name, self._num_sessions = name, options.sessions
+    def __init__(self, name: str, case: Case, model: ModelSettings, options: argparse.Namespace) -> None:
+        num_sessions = int(case.share * options.sessions)
+        self._num_prompts = 2 * num_sessions // case.group_size
         num_turns = MAX_TURNS if name == SESSIONS else 1
         room = num_turns * (options.new_tokens + PROMPT_TOKENS)
         agent = EpisodeSettings(
@@ -90,17 +122,17 @@ class Side:
             max_turns=num_turns,
             max_context_tokens=PROMPT_TOKENS + room,
             max_new_tokens=options.new_tokens,
-            max_episodes=options.sessions,
+            max_episodes=num_sessions,
             max_idle_s=600.0,
             tokenizer_folder=model.folder,
         )
-        sampling = SamplingSettings(group_size=1, max_new_tokens=options.new_tokens)
+        sampling = SamplingSettings(group_size=case.group_size, max_new_tokens=options.new_tokens)
         settings = RolloutSettings(
             model=model,
             train=sampling,
             evaluate=sampling,
             max_prompt_tokens=PROMPT_TOKENS if name == PLAIN else agent.max_prompt_tokens,
-            max_batch_sequences=options.sessions,
+            max_batch_sequences=num_sessions,
             engine_options={"refill": True},
             agent=None if name == PLAIN else agent,
         )
@@ -113,7 +145,8 @@ class Side:
         self._engine = self._rollout._engine
         self._finished, self._engine.finished = self._engine.finished, self._timed
         self._busy_s = 0.0
-        self.per_token_s: list[float] = []
+        self.cpu_s: list[float] = []
+        """Of the rank, for a thousand tokens."""
         self.busy: list[float] = []
         self.num_turns: list[int] = []
 
@@ -127,21 +160,21 @@ class Side:
     def step(self, index: int) -> float:
         """Seconds for a thousand tokens."""
         draw = random.Random(index)
-        texts = ["".join(draw.choices("0123456789", k=PROMPT_TOKENS)) for _ in range(2 * self._num_sessions)]
+        texts = ["".join(draw.choices("0123456789", k=PROMPT_TOKENS)) for _ in range(self._num_prompts)]
         prompts = [
             Prompt(index=i, token_ids=torch.tensor([2 + int(c) for c in text]), reference_answer="", text=text)
             for i, text in enumerate(texts)
         ]
         self.workers.begin(StepContext(step=index, phase="train", seed=0, num_items=len(prompts)))
-        self._busy_s, began = 0.0, time.perf_counter()
+        self._busy_s, began, began_cpu = 0.0, time.perf_counter(), time.process_time()
         groups = [group for whole in self._rollout.sample(prompts) for group in whole]
-        wall_s = time.perf_counter() - began
+        wall_s, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
         assert sorted(group.index for group in groups) == list(range(len(prompts))), "a session was lost or mixed up"
         num_tokens = sum(float(group.loss_mask.sum()) for group in groups)
         self.busy.append(self._busy_s / wall_s)
-        self.per_token_s.append(1000 * wall_s / num_tokens)
+        self.cpu_s.append(1000 * cpu_s / num_tokens)
         self.num_turns.append(sum(sum(s.author == "policy" for s in row) for g in groups for row in g.segments))
-        return self.per_token_s[-1]
+        return 1000 * wall_s / num_tokens
 
 
 def main() -> None:
@@ -154,35 +187,44 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder), eos_token_id=1)
-        sides = {name: Side(name, model, options) for name in (PLAIN, *RUNS)}
+        sides: dict[str, Side] = {}
+        for case in CASES:
+            model = write_model(Path(folder, case.name), eos_token_id=1, **case.changes)
+            sides |= {f"{name}, {case.name}": Side(name, case, model, options) for name in case.sides}
         samples_s = interleave(
             {name: side.step for name, side in sides.items()}, num_warmup=1, num_rounds=options.rounds
         )
         for side in sides.values():
             side.workers.close()
+    samples_s |= {f"{name}, {CPU_TIME}": side.cpu_s[1:] for name, side in sides.items()}
+    busy = {name: statistics.median(side.busy[1:]) for name, side in sides.items()}
+    first = CASES[0].name
     findings = {
         "unit": "seconds for a thousand tokens",
-        "engine_busy": {name: statistics.median(side.busy[1:]) for name, side in sides.items()},
+        "engine_busy": busy,
         "turns_a_step": {name: statistics.median(side.num_turns[1:]) for name, side in sides.items()},
-        "busy_of_sessions_against_plain": statistics.median(sides[SESSIONS].busy[1:])
-        / statistics.median(sides[PLAIN].busy[1:]),
+        "busy_of_sessions_against_plain": busy[f"{SESSIONS}, {first}"] / busy[f"{PLAIN}, {first}"],
     }
     print(json.dumps(findings, indent=1))
     report(
         "agents",
         settings={
             "sessions": options.sessions,
-            "episodes_a_step": 2 * options.sessions,
             "prompt_tokens": PROMPT_TOKENS,
             "max_new_tokens": options.new_tokens,
             "mean_turns": MEAN_TURNS,
             "median_latency_s": MEDIAN_LATENCY_S,
             "threads": 1,
             "shape": SHAPE,
+            "cases": [asdict(case) for case in CASES],
         },
         samples_s=samples_s,
-        comparisons=[compare(samples_s, name, PLAIN) for name in (LOOP, SERVER)],
+        comparisons=[
+            compare(samples_s, f"{side}, {case.name}{kind}", f"{PLAIN}, {case.name}{kind}")
+            for case in CASES
+            for side in (LOOP, SERVER)
+            for kind in ("", f", {CPU_TIME}")
+        ],
         findings=findings,
         output=options.output,
     )
