@@ -8,6 +8,7 @@ A Qwen2 with random weights, one thread. Every side of a case has as many conver
     loop        the same prompts as episodes of one turn, by the built-in loop
     server      the same, by a harness that posts one request over HTTP
     sessions    episodes of several turns, whose number is log-normal, with log-normal latencies of a tool between them
+    kept        the same with `keep_turns`
 
 `plain`, `loop` and `server` draw other noise, so what counts is the time for each token. Beside it there is the CPU
 time of the rank's process, which a busy machine changes less. An engine is busy while it computes; of `sessions` the
@@ -41,11 +42,12 @@ from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.models import ModelSettings
 from rlinf_workers.roles import Prompt, RolloutSettings
 
-PLAIN, LOOP, SERVER, SESSIONS = "plain", "loop", "server", "sessions"
+PLAIN, LOOP, SERVER, SESSIONS, KEPT = "plain", "loop", "server", "sessions", "kept"
 RUNS = {
     LOOP: "loop",
     SERVER: "benchmarks.throughput.agents:one_request",
     SESSIONS: "benchmarks.throughput.agents:several_turns",
+    KEPT: "benchmarks.throughput.agents:several_turns",
 }
 LARGE: dict[str, Any] = {
     "hidden_size": 384,
@@ -71,7 +73,7 @@ class Case:
 
 
 CASES = (
-    Case(name="1M", group_size=1, sides=(PLAIN, LOOP, SERVER, SESSIONS)),
+    Case(name="1M", group_size=1, sides=(PLAIN, LOOP, SERVER, SESSIONS, KEPT)),
     Case(name="1M, groups of 8", group_size=8),
     Case(name="10M, groups of 8", changes=LARGE, group_size=8, share=0.125),
 )
@@ -115,7 +117,7 @@ class Side:
     def __init__(self, name: str, case: Case, model: ModelSettings, options: argparse.Namespace) -> None:
         num_sessions = int(case.share * options.sessions)
         self._num_prompts = 2 * num_sessions // case.group_size
-        num_turns = MAX_TURNS if name == SESSIONS else 1
+        num_turns = MAX_TURNS if name in (SESSIONS, KEPT) else 1
         room = num_turns * (options.new_tokens + PROMPT_TOKENS)
         agent = EpisodeSettings(
             run=RUNS.get(name, ""),
@@ -133,7 +135,7 @@ class Side:
             evaluate=sampling,
             max_prompt_tokens=PROMPT_TOKENS if name == PLAIN else agent.max_prompt_tokens,
             max_batch_sequences=num_sessions,
-            engine_options={"refill": True},
+            engine_options={"refill": True, "keep_turns": name == KEPT},
             agent=None if name == PLAIN else agent,
         )
         worker = "rlinf_workers.roles:Rollout" if name == PLAIN else "rlinf_workers.roles:AgentRollout"
@@ -220,6 +222,9 @@ def main() -> None:
         },
         samples_s=samples_s,
         comparisons=[
+            compare(samples_s, f"{KEPT}, {first}{kind}", f"{SESSIONS}, {first}{kind}") for kind in ("", f", {CPU_TIME}")
+        ]
+        + [
             compare(samples_s, f"{side}, {case.name}{kind}", f"{PLAIN}, {case.name}{kind}")
             for case in CASES
             for side in (LOOP, SERVER)

@@ -141,8 +141,8 @@ class EngineConfig(Section):
     )
     engine_options: dict[str, bool | int | float | str | list[int | float | str]] = Field(
         default={},
-        description="Options of the engine: cuda_graphs, refill and cache_share of huggingface; SGLang's server "
-        "arguments by its own names, such as mem_fraction_static (docs/sglang.md); or those of a custom engine.",
+        description="Options of the engine: cuda_graphs, refill, cache_share and keep_turns of huggingface; SGLang's "
+        "server arguments by its own names, such as mem_fraction_static (docs/sglang.md); or those of a custom engine.",
     )
     tensor_parallel_size: int = Field(
         default=1, ge=1, description="Devices over which an engine shards the model; each rollout rank has this many."

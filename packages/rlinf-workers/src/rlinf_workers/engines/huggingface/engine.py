@@ -55,7 +55,9 @@ class HuggingFaceEngine(ServedModule):
         refill: continuous batching: reuse the cache row of an ended completion while others run; without CUDA graphs.
         cache_share: with `refill`, fraction of the memory free on the device at the first prompts that the cache may
             take; None: 0.8 of a GPU's, 0.25 of a host's.
-    Raises: ValueError if the model does not support `refill`.
+        keep_turns: with `refill`, prompts that begin like a completion that has ended take over its keys and values
+            (kept.py).
+    Raises: ValueError if the model does not support `refill`, or `keep_turns` is set without it.
     """
 
     def __init__(
@@ -68,7 +70,10 @@ class HuggingFaceEngine(ServedModule):
         cuda_graphs: bool = True,
         refill: bool = False,
         cache_share: float | None = None,
+        keep_turns: bool = False,
     ) -> None:
+        if keep_turns and not refill:
+            raise ValueError("engine_options.keep_turns needs continuous batching; set engine_options.refill=true")
         loaded = load_model(model) if isinstance(model, ModelSettings) else model
         self._model = loaded.model
         super().__init__(self._model, device)
@@ -79,7 +84,7 @@ class HuggingFaceEngine(ServedModule):
         self._max_batch_sequences = max_batch_sequences or MAX_BATCH_SEQUENCES
         self._batch: tuple[Sequence[Prompt], SamplingSettings, int, int] | None = None
         self._version = -1
-        self._make = partial(self._make_slots, max_batch_sequences, cache_share) if refill else None
+        self._make = partial(self._make_slots, max_batch_sequences, cache_share, keep_turns) if refill else None
         self._slots = self._make() if self._make is not None else None
         uses_graphs = cuda_graphs and device.type == "cuda" and not refill
         self._decoder = self._make_decoder() if uses_graphs else None
@@ -207,7 +212,7 @@ class HuggingFaceEngine(ServedModule):
             self._model, self._forward, self._device, stop_ids=self._stop_ids, pad_id=self._pad_id, captures=captures
         )
 
-    def _make_slots(self, max_rows: int | None, cache_share: float | None) -> Slots:
+    def _make_slots(self, max_rows: int | None, cache_share: float | None, keeps_turns: bool) -> Slots:
         from rlinf_workers.engines.huggingface.graphs import why_not
         from rlinf_workers.engines.huggingface.slots import Slots
 
@@ -223,6 +228,7 @@ class HuggingFaceEngine(ServedModule):
             pad_id=self._pad_id,
             max_rows=max_rows,
             cache_share=cache_share,
+            keeps_turns=keeps_turns,
         )
 
     def _release_caches(self) -> None:

@@ -50,6 +50,13 @@ def step_masks(attention: str, places: StepPlaces) -> Iterator[None]:
 
 
 @contextmanager
+def token_masks(attention: str, positions: Tensor, num_keys: int) -> Iterator[None]:
+    """Context in which a model with the named attention gets masks [1, 1, N, K] for tokens at these positions, [N]."""
+    with _replaced(attention, partial(_token_mask, positions, num_keys)):
+        yield
+
+
+@contextmanager
 def _replaced(attention: str, make_mask: Callable[..., Tensor]) -> Iterator[None]:
     before = AttentionMaskInterface().get(attention)
     AttentionMaskInterface.register(attention, make_mask)
@@ -100,6 +107,11 @@ def _step_mask(places: StepPlaces, *, batch_size: int, mask_function: Rule = cau
     keys = torch.arange(places.num_keys, device=places.queries.device)
     allowed = _by_rule(mask_function, batch_size, places.queries[:, None, None, None], keys)
     return allowed if places.bias is None else places.bias.masked_fill(~allowed, -torch.inf)
+
+
+def _token_mask(positions: Tensor, num_keys: int, *, mask_function: Rule = causal_mask_function, **_: Any) -> Tensor:
+    keys = torch.arange(num_keys, device=positions.device)
+    return _by_rule(mask_function, 1, positions[None, None, :, None], keys)
 
 
 def _by_rule(mask_function: Rule, batch_size: int, queries: Tensor, keys: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from rlinf_sched.derive import FLOAT_BYTES, JobShape, ModelShape, RankMemory, fe
 KEY_STEP = 16
 """Tokens of a row, and of a prefilled prompt, are rounded up to a multiple of it."""
 FEWEST_ROWS = 8
+ROW_STEP = 16
+"""With `keep_turns`, the number of rows of the cache is a multiple of it (kept.py)."""
 PREFILL_TOKENS = 16384
 """Maximum prompt tokens per forward pass, unless a single prompt has more."""
 CACHE_SHARE = {"cuda": 0.8, "cpu": 0.25}
@@ -29,13 +31,16 @@ def refill_memory(model: ModelShape, job: JobShape) -> RankMemory:
     job, lengths = job.served, job.lengths
     weights, token_bytes = job.dtype_bytes * model.num_parameters, kv_bytes(model, job)
     row_bytes = row_tokens(job.longest_tokens) * token_bytes
-    num_rows = cache_rows(job.most_under_way, most=_most_rows(job, weights, row_bytes))
+    keeps = job.engine_options.get("keep_turns") is True
+    num_copies = 2 if keeps else 1  # what is kept is as large as the rows
+    most = _most_rows(job, weights, num_copies * row_bytes)
+    num_rows = cache_rows(job.most_under_way, most=most, keeps_turns=keeps)
     num_prompts, width = -(-num_rows // lengths.group_size), row_tokens(lengths.prompt_tokens)
     num_prefilled = min(num_prompts, max(1, PREFILL_TOKENS // width)) * width
     logits = model.vocab_size * (job.dtype_bytes + 3 * FLOAT_BYTES)
     return RankMemory(
         weights=weights,
-        kv_pool=num_rows * row_bytes,
+        kv_pool=num_copies * num_rows * row_bytes,
         kv_cache=(num_prompts * width + num_prefilled) * token_bytes,
         activations=max(num_prefilled * feed_forward_bytes(model, job), num_rows * logits),
     )
@@ -46,12 +51,13 @@ def row_tokens(num_tokens: int) -> int:
     return -(-num_tokens // KEY_STEP) * KEY_STEP
 
 
-def cache_rows(num_sequences: int, *, most: int | None) -> int:
+def cache_rows(num_sequences: int, *, most: int | None, keeps_turns: bool = False) -> int:
     """Cache rows for this many running sequences, of which `most` fit: 8, 12, 16, 24, 32, ..., so that the cache seldom
-    grows and at most a third is idle."""
+    grows and at most a third is idle. With `keep_turns` a multiple of 16 (kept.py)."""
     sizes = (size for doublings in count() for size in (FEWEST_ROWS << doublings, 3 * FEWEST_ROWS // 2 << doublings))
     rows = next(size for size in sizes if size >= num_sequences)
-    return rows if most is None else max(FEWEST_ROWS, min(rows, most))
+    rows = rows if most is None else max(FEWEST_ROWS, min(rows, most))
+    return -(-rows // ROW_STEP) * ROW_STEP if keeps_turns else rows
 
 
 def _most_rows(job: JobShape, weights: int, row_bytes: int) -> int | None:

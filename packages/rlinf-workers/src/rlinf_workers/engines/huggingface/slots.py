@@ -34,6 +34,7 @@ from rlinf_workers.engines.base import Completions, OnNewWeights, UnfinishedComp
 from rlinf_workers.engines.huggingface.engine import MIN_ROWS
 from rlinf_workers.engines.huggingface.free_memory import free_bytes
 from rlinf_workers.engines.huggingface.graphs import PREFILL_TOKENS, one_query
+from rlinf_workers.engines.huggingface.kept import KeptTurns
 from rlinf_workers.engines.huggingface.masks import StepPlaces, step_masks, whole_masks
 from rlinf_workers.engines.huggingface.rows import CACHE_SHARE, cache_rows, row_tokens
 from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
@@ -172,6 +173,7 @@ class Slots:
         stop_ids: [S] int64, tokens that end a completion.
         max_rows: maximum number of running completions; None: as many as fit in the cache.
         cache_share: share of the free memory that the cache may take; None: `CACHE_SHARE`.
+        keeps_turns: see kept.py. Half of the share is for what is kept, at most as much as the rows have.
     """
 
     def __init__(
@@ -184,11 +186,13 @@ class Slots:
         pad_id: int,
         max_rows: int | None,
         cache_share: float | None,
+        keeps_turns: bool = False,
     ) -> None:
         self._model, self._tokenizer, self._device = model, tokenizer, device
         self._stop_ids, self._pad_id = stop_ids, pad_id
         self._max_rows = max_rows
         self._share = CACHE_SHARE.get(device.type, CACHE_SHARE["cpu"]) if cache_share is None else cache_share
+        self._kept = KeptTurns(model) if keeps_turns else None
         self._draws = sample_by_blocks if device.type == "cuda" else sample_tokens
         self._waiting: deque[_Waiting] = deque()
         self._sampling: SamplingSettings | None = None
@@ -333,8 +337,7 @@ class Slots:
                 row.segments = extended(row.segments, count, row.policy_version)
                 row.policy_version = policy_version
         self._version = policy_version
-        for one in self._waiting:
-            one.prefilled = None
+        self._forget_prefilled()
 
     def suspend(self) -> list[UnfinishedCompletion]:
         self._clear_rows()
@@ -366,12 +369,17 @@ class Slots:
             self._cache = None
         elif self._cache is not None and self._device.type != "cpu":
             self._cache.to(HOST)
-        for one in self._waiting:
-            one.prefilled = None
+        self._forget_prefilled()
 
     def onload(self) -> None:
         if self._cache is not None:
             self._cache.to(self._device)
+
+    def _forget_prefilled(self) -> None:
+        for one in self._waiting:
+            one.prefilled = None
+        if self._kept is not None:
+            self._kept.clear()
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
@@ -386,14 +394,16 @@ class Slots:
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         row_bytes = 2 * config.num_hidden_layers * heads * size * self._model.dtype.itemsize * self._num_columns
         held = 0 if self._cache is None else len(self._cache.tokens) * row_bytes
+        held += 0 if self._kept is None else self._kept.num_bytes
         free = free_bytes(self._device) + held
-        self._limit = int(self._share * free / row_bytes)
+        share = self._share if self._kept is None else self._share / 2  # what is kept has as much as the rows
+        self._limit = int(share * free / row_bytes)
         if self._max_rows is not None:
             self._limit = min(self._limit, self._max_rows)
         if self._limit < 1:
             raise WorkersError(
                 f"the cache of one completion of {num_columns} tokens, including its prompt, needs "
-                f"{row_bytes / 1e9:.2f} GB, which does not fit in {self._share:g} of the {free / 1e9:.2f} GB free on "
+                f"{row_bytes / 1e9:.2f} GB, which does not fit in {share:g} of the {free / 1e9:.2f} GB free on "
                 f"{self._device}; allow shorter completions (max_new_tokens), or more of the memory "
                 "(engine_options.cache_share)"
             )
@@ -405,7 +415,9 @@ class Slots:
         if self._cache is None:
             self._cache = self._empty(keys, values)
         if len(self._cache.tokens) < num_rows:
-            self._cache.grow(cache_rows(num_rows, most=self._limit))
+            self._cache.grow(cache_rows(num_rows, most=self._limit, keeps_turns=self._kept is not None))
+        if self._kept is not None:
+            self._kept.max_bytes = sum(layer.nbytes for layer in (*self._cache.keys, *self._cache.values))
         return self._cache
 
     def _empty(self, keys: list[Tensor], values: list[Tensor]) -> _Cache:
@@ -493,7 +505,11 @@ class Slots:
         by_tokens: dict[bytes, list[_Waiting]] = {}
         for one in waiting:
             by_tokens.setdefault(one.token_ids.numpy().tobytes(), []).append(one)
-        computed = self._prefill_by_width([alike[0].token_ids for alike in by_tokens.values()])
+        sequences = [alike[0].token_ids for alike in by_tokens.values()]
+        if self._kept is None:
+            computed = self._prefill_by_width(sequences)
+        else:
+            computed = self._kept.prefill(sequences)
         for alike, prefilled in zip(by_tokens.values(), computed, strict=True):
             for one in alike:
                 one.prefilled = prefilled
@@ -538,7 +554,7 @@ class Slots:
         """Computes one more token for each row. Returns the completions that end with it."""
         cache = self._cache
         assert cache is not None and cache.rows, "a row is running, or _begin has assigned one"
-        rows = slice(0, max(MIN_ROWS, len(cache.rows)))
+        rows = slice(0, self._num_rows(cache))
         cache.positions[len(cache.rows) : rows.stop] = 0
         num_keys = self._num_keys(cache)
         positions = cache.positions[rows]
@@ -558,6 +574,11 @@ class Slots:
         finally:
             config._attn_implementation = before
         return self._draw(0, output.logits[: len(cache.rows), -1])
+
+    def _num_rows(self, cache: _Cache) -> int:
+        """Of a step."""
+        num_rows = len(cache.rows)
+        return max(MIN_ROWS, num_rows) if self._kept is None else self._kept.num_rows(num_rows)
 
     def _num_keys(self, cache: _Cache) -> int:
         longest = int(cache.positions[: len(cache.rows)].max()) + 1
@@ -607,6 +628,8 @@ class Slots:
                     segments=(segments,) if len(segments) > 1 else (),
                 )
             )
+        if self._kept is not None:
+            self._keep(self._kept, cache, leaving, completions)
         left = len(cache.rows) - len(leaving)
         gone = set(leaving)
         holes = [row for row in leaving if row < left]
@@ -615,6 +638,18 @@ class Slots:
             cache.move(movers, holes, self._num_keys(cache))
         del cache.rows[left:]
         return completions
+
+    def _keep(
+        self, turns: KeptTurns, cache: _Cache, leaving: Sequence[int], completions: Sequence[Completions]
+    ) -> None:
+        """Keeps the keys and values of completions that one version has sampled; the last token has none."""
+        for row, completion in zip(leaving, completions, strict=True):
+            if not completion.segments:
+                token_ids = torch.cat([cache.rows[row].prompt.token_ids, completion.token_ids[0, :-1]])
+                keys, values = (
+                    [layer[row, :, : len(token_ids)] for layer in layers] for layers in (cache.keys, cache.values)
+                )
+                turns.add(token_ids, keys, values)
 
 
 class _RowsCache(Cache):

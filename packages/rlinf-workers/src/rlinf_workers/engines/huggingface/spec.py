@@ -27,10 +27,15 @@ class HuggingFaceOptions:
     cache_share: float | None = None
     """With refill, fraction of the memory free on the device that the cache may take; null: 0.8 of a GPU's, 0.25 of a
     host's."""
+    keep_turns: bool = False
+    """With refill, for agents: keep the cache of turns, so that the next turn computes only what was added. Half of the
+    cache's memory is for what is kept."""
 
     def __post_init__(self) -> None:
         if self.cache_share is not None and not 0 < self.cache_share <= 1:
             raise OptionError("cache_share", f"={self.cache_share!r} is not a fraction; use one above 0 and up to 1")
+        if self.keep_turns and not self.refill:
+            raise OptionError("keep_turns", "=true needs continuous batching; set refill: true")
 
 
 @dataclass(frozen=True, kw_only=True)
