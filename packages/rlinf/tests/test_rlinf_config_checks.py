@@ -463,3 +463,16 @@ def test_ranks_follow_from_the_devices_with_the_shards(tmp_path, backend: str, n
 )
 def test_agents_that_cannot_play_are_refused(line: str, expected: str) -> None:
     assert expected in message("guess-team", line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--rollout.sampler=as_finished --algorithm.max_staleness=2",
+        "--rollout.on_new_weights=keep --algorithm.max_staleness=1",
+    ],
+)
+def test_turns_of_a_partner_end_with_their_step(line: str) -> None:
+    partner = "--rollout.agent.agents.guesser.trains=false --rollout.agent.agents.guesser.path=/m"
+    ends = "turns of a partner (rollout.agent.agents.guesser.path=/m) end with their step; use "
+    assert ends in message("guess-team", f"{line} {partner}")

@@ -24,6 +24,7 @@ from rlinf.jobs.reasoning.memory import (
     reference_shape,
     shape_of,
 )
+from rlinf.jobs.reasoning.planning import reasoning_problem
 from rlinf.machine import Machine
 from rlinf.planning.memory import Load
 from rlinf_algos import token_logprobs
@@ -657,3 +658,18 @@ def test_a_partner_has_an_engine_of_its_own_beside_that_of_the_policy() -> None:
     apart = [engine.memory(shape, jobs_of[1]) for shape in (policy, partner)]
     assert two.kv_pool == sum(memory.kv_pool for memory in apart)
     assert two.activations == max(memory.activations for memory in apart) > one.activations
+
+
+def test_a_plan_counts_the_memory_of_a_partner() -> None:
+    base = ["--model.path=Qwen/Qwen2.5-1.5B", "--model.architecture=null", "--sft_warm_up=null"]
+    team = ["--rollout.agent.agents.guesser.trains=false", "--rollout.agent.agents.guesser.path=Qwen/Qwen2.5-0.5B"]
+    alone, both = (load_config("guess-team", parse_overrides(lines)) for lines in (base, [*base, *team]))
+    assert isinstance(alone, ReasoningConfig) and isinstance(both, ReasoningConfig)
+    profiles = [
+        reasoning_problem(config, 1, gpu="H100", env_step_s=None).profiles.stages["rollout"].instances[0]
+        for config in (alone, both)
+    ]
+    (partner,) = partner_shapes(both).values()
+    assert partner is not None
+    more = profiles[1].state_bytes - profiles[0].state_bytes
+    assert more > 4 * partner.num_parameters  # and its cache

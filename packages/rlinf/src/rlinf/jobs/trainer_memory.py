@@ -19,7 +19,7 @@ from rlinf_sched.derive import Adapter, ModelShape, resolve_model
 from rlinf_workers.plugins import TRAINERS
 
 
-def named_shape(path: Path) -> ModelShape:
+def named_shape(path: Path, key: str = "model.path") -> ModelShape:
     """The shape of the model in a folder or on the Hub; a few public models are known without a network.
 
     Raises: ProfileError, and UserError for a name on the Hub that cannot be read.
@@ -30,7 +30,7 @@ def named_shape(path: Path) -> ModelShape:
     try:
         return resolve_model(name.repo.partition("/")[2])
     except ProfileError:
-        return resolve_model(fetch_model(name, "model.path", config_only=True))
+        return resolve_model(fetch_model(name, key, config_only=True))
 
 
 def ranks_in_replicas(config: Any, size: int, num_devices: int) -> int:

@@ -92,7 +92,7 @@ def reference_shape(config: ReasoningConfig, shape: ModelShape) -> ModelShape | 
     if not config.has_reference_worker or config.reference.path is None:
         return shape if config.has_reference_worker else None
     try:
-        return named_shape(config.reference.path)
+        return named_shape(config.reference.path, "reference.path")
     except ProfileError as error:
         if not config.reference.path.exists():
             raise UserError(f"reference.path: {error}") from error
@@ -107,7 +107,7 @@ def partner_shapes(config: ReasoningConfig) -> dict[Path, ModelShape | None]:
     shapes: dict[Path, ModelShape | None] = {}
     for name, path in config.rollout.partner_paths.items():
         try:
-            shapes[path] = named_shape(path)
+            shapes[path] = named_shape(path, f"rollout.agent.agents.{name}.path")
         except ProfileError as error:
             if not path.exists():
                 raise UserError(f"rollout.agent.agents.{name}.path: {error}") from error

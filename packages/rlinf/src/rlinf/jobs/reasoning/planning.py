@@ -127,12 +127,26 @@ def recipe_profiles(flow: FlowGraph, config: ReasoningConfig, model: ModelShape,
         if stage.trains:
             return trainer.train_profile(model, gpu, job)
         if stage.role == "rollout":
-            derived = engine.profile(model, gpu, job)
+            derived = with_partners(engine.profile(model, gpu, job), config, model, job)
             # Where late groups fill the places of those that have ended, a step costs what its mean group costs.
             return replace(derived, batching="sum") if config.max_lateness else derived
         return trainer.forward_profile(reference, gpu, job)
 
     return Profiles(stages={stage.name: profile(stage) for stage in flow.stages})
+
+
+def with_partners(profile: StageProfile, config: ReasoningConfig, model: ModelShape, job: JobShape) -> StageProfile:
+    """The rollout's profile with the memory of the partners' engines. Their time is not counted."""
+    if not config.rollout.partner_paths:
+        return profile
+    alone = config.rollout.engine_spec.memory(model, job)
+    whole = rank_memory(config, model, job, {})["rollout"]
+    state, work = whole.state - alone.state, whole.work() - alone.work()
+    instances = tuple(
+        replace(one, state_bytes=one.state_bytes + state, item_work_bytes=one.item_work_bytes + work)
+        for one in profile.instances
+    )
+    return replace(profile, instances=instances)
 
 
 def reasoning_loads(config: ReasoningConfig, plan: Plan, cluster: Cluster) -> list[Load]:
