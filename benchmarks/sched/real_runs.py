@@ -43,6 +43,14 @@ _SORT = ["--sft_warm_up", "null", "--reward.kind", "random"]
 """Random rewards: every group has advantages from the first step on, so that every step costs the same."""
 _PUSH = ["--algorithm.target_kl", "null", "--env.num_groups", "4", "--actor.num_shards", "2"]
 """So that both slots train, and each pipelines two groups."""
+
+
+def _agent(name: str, limits: str) -> list[str]:
+    """An agent of waiting_agents.py, which rewards at random."""
+    agent = f"{{run: benchmarks.sched.waiting_agents:{name}, {limits}}}"
+    return ["--sft_warm_up", "null", "--reward", "{kind: episode}", "--rollout.agent", agent]
+
+
 WORKLOADS: Mapping[str, tuple[str, Sequence[str]]] = {
     "sort": ("sort-grpo", _SORT),
     "sort, long answers": (
@@ -54,6 +62,14 @@ WORKLOADS: Mapping[str, tuple[str, Sequence[str]]] = {
     "push cube": ("pushcube-ppo", _PUSH),
     "push cube, four times the training": ("pushcube-ppo", [*_PUSH, "--algorithm.num_epochs", "32"]),
     "faucets, pictures": ("reach-openvla-ppo", ["--sft_warm_up", "null", "--algorithm.target_kl", "null"]),
+    "calculator, two turns": ("tool-calculator", _agent("calculates", "max_turns: 2, max_context_tokens: 56")),
+    "agent that waits": (
+        "sort-grpo",
+        [
+            *_agent("waits", "max_turns: 3, max_context_tokens: 60"),
+            *("--rollout.engine_options.refill", "true", "--rollout.num_prompts", "16"),
+        ],
+    ),
 }
 
 
