@@ -34,6 +34,11 @@ def test_expected_turns_and_tools_are_planned():
     assert seconds[1] - seconds[0] > 1
 
 
+def test_an_engine_that_keeps_turns_reads_no_conversation_twice():
+    lengths = expected_lengths(config_of("--rollout.engine_options.keep_turns true"))
+    assert lengths.reads_cache and lengths.read_tokens < expected_lengths(config_of()).read_tokens
+
+
 def test_more_turns_than_there_may_be_are_refused():
     with pytest.raises(UserError, match=r"expected_turns=5 is more than rollout.agent.max_turns=4"):
         config_of("--rollout.agent.expected_turns 5")

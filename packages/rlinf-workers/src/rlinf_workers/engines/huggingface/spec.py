@@ -81,6 +81,9 @@ class HuggingFaceSpec(EngineSpec):
     def episodes_problem(self, options: Mapping[str, Any]) -> str | None:
         return self.late_groups_problem(options)  # both need rows that can be refilled
 
+    def keeps_prefixes(self, options: Mapping[str, Any]) -> bool:
+        return options.get("keep_turns") is True
+
     def probe_ways(self, options: Mapping[str, Any], *, on_gpu: bool) -> tuple[str, ...]:
         if self.fills_its_memory(options):
             return ("refill",)
