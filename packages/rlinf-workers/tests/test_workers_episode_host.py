@@ -12,7 +12,7 @@ import pytest
 import workers_harnesses
 from workers_sessions import LIMITS, Script, characters, plain_template
 
-from rlinf_workers.agents.harness import Harness
+from rlinf_workers.agents.harness import Harness, import_problem
 from rlinf_workers.agents.host import AgentHost, Attempt, longest_wait, yield_to_engine
 from rlinf_workers.agents.link import (
     MAX_BYTES,
@@ -171,6 +171,36 @@ def test_a_program_that_reads_env_vars_is_an_agent(folder):
 
 def test_a_harness_without_a_reward_leaves_the_scoring_to_the_rule(folder):
     assert episode(settings(folder, run="workers_harnesses:leaves_it_to_the_rule"))[0].trajectory.reward is None
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("workers_harnesses:raises", ""),
+        ("workers_harneses:raises", "there is no module 'workers_harneses'"),
+        ("own_module:wether", "has no 'wether'; did you mean 'weather'?"),
+        ("own_modul:weather", "there is no module 'own_modul' in the present folder"),
+        ("own_module:NUMBER", "is a int and no function"),
+        ("own_module.py:weather", "there is no module 'own_module.py'"),
+        ("raising:run", "ZeroDivisionError"),
+        ("missing:run", "No module named 'absent_package'"),
+        ("exiting:run", "SystemExit: 5"),
+        ("dying:run", "ended the process"),
+    ],
+)
+def test_what_is_wrong_with_an_import_path(folder, monkeypatch, path, problem):
+    modules = {
+        "own_module": "NUMBER = 3\ndef weather(): ...",
+        "raising": "print('1')\n1 / 0",
+        "dying": "import os; os._exit(9)",
+    }
+    modules |= {"missing": "import absent_package", "exiting": "raise SystemExit(5)"}
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.chdir(folder)
+    reason = import_problem(path)
+    assert problem in reason and bool(problem) == bool(reason)
+    assert "there is no interpreter /absent/python" in import_problem(path, "/absent/python")
 
 
 def test_a_harness_that_cannot_be_imported_is_refused_before_any_episode(folder):

@@ -140,6 +140,7 @@ HARNESS = (
     discarded("harness meets a fault", "service", "a fault of the server"),
     Case(name="harness asks without end", cause="turns", says="all 4 turns"),
     Case(name="harness ignores the end", cause="turns", reward=0.5, says="all 4 turns"),
+    discarded("harness asks for nothing", "harness_lost", "did not ask the policy for a turn"),
     Case(name="harness prints a lot"),
 )
 AGENT = (
@@ -228,11 +229,10 @@ class Script:
         """Number of a request that begins an attempt -> which attempt of its episode."""
 
     def __call__(self, request, token_ids):
-        members = self._worker._groups._members
-        episode = self._worker._turns[request].episode
-        if episode not in members:
+        episode = self._worker._policy._running[request].episode
+        if episode.report is not None:
             return RIGHT  # of an attempt that was lost
-        index, member = members[episode]
+        index, member = episode.index, episode.member
         case, num_turns = self._cases[index], token_ids.count(END)
         if not num_turns and request not in self._started:
             self._attempts[index, member] += 1
@@ -251,9 +251,9 @@ class Script:
         if member != FAILING_MEMBER:
             return not case.among_others or self._attempts[index, FAILING_MEMBER] > 1
         waiting = {
-            one
-            for one, other in self._worker._groups._members.values()
-            if other == FAILING_MEMBER or not self._cases[one].among_others
+            one.index
+            for one in self._worker._episodes.values()
+            if one.member == FAILING_MEMBER or not self._cases[one.index].among_others
         }
         return all(self._cases[one].alone or self._cases[one].among_others for one in waiting) and index == min(waiting)
 
@@ -268,9 +268,9 @@ class ReportingRollout(AgentRollout):
         super().__init__(settings)
         self.reports = {}
 
-    def _record_episode(self, index, member, report):
-        super()._record_episode(index, member, report)
-        self.reports[index, member] = report
+    def _ended(self, groups, episode, report):
+        self.reports[episode.index, episode.member] = report
+        return super()._ended(groups, episode, report)
 
 
 class Service(BaseHTTPRequestHandler):

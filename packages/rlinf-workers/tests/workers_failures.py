@@ -225,6 +225,10 @@ async def _ignores_the_end(base_url, task, session):
         return 0.5
 
 
+async def _asks_for_nothing(base_url, task, session):
+    return 1.0
+
+
 async def _floods(base_url, task, session):
     await chat(base_url, session, task["messages"])
     print("x" * 3_000_000)
@@ -248,6 +252,7 @@ HARNESSES = {
     "harness meets a fault": _server_fault,
     "harness asks without end": _asks_without_end,
     "harness ignores the end": _ignores_the_end,
+    "harness asks for nothing": _asks_for_nothing,
     "harness prints a lot": _floods,
 }
 

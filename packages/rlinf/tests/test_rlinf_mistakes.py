@@ -402,7 +402,26 @@ MISTAKES = [
         says="rollout.agent.environment gives the rewards, and reward.kind=exact has nothing to score; use reward.ki",
     ),
     Mistake(
-        line="train guess-team --rollout.agent.run loop --rollout.agent.environment.name gymnasium "
+        line="train guess-team --rollout.agent.run my_modul:run",
+        says="rollout.agent.run=my_modul:run: there is no module 'my_modul' in the present folder",
+        files={"my_module.py": "async def run(base_url, task, *, session): ..."},
+    ),
+    Mistake(
+        line="train guess-team --rollout.agent.run my_module:rum",
+        says="has no 'rum'; did you mean 'run'?",
+        files={"my_module.py": "async def run(base_url, task, *, session): ..."},
+    ),
+    Mistake(
+        line="train search-hop --rollout.agent.tools [my_module:wether]",
+        says="has no 'wether'; did you mean 'weather'?",
+        files={"my_module.py": "async def weather(city: str) -> str: ..."},
+    ),
+    Mistake(
+        line='train search-hop --rollout.agent.tools [{"tool":"search","path":"absent.jsonl"}]',
+        says="rollout.agent.tools[0].path=absent.jsonl: there is no such file or folder in ",
+    ),
+    Mistake(
+        line="train grid-text --rollout.agent.run loop --rollout.agent.environment.name gymnasium "
         "--rollout.agent.environment.ids x",
         says="rollout.agent.environment.ids: gymnasium has no option of that name; did you mean 'id'?",
     ),

@@ -1,3 +1,4 @@
+from .harness import import_problem as import_problem
 from .link import AgentTask as AgentTask
 from .records import (
     NOT_OF_POLICY as NOT_OF_POLICY,
@@ -13,7 +14,7 @@ from .sessions import (
     SessionLimits as SessionLimits,
     TokenSource as TokenSource,
 )
-from .settings import EpisodeSettings as EpisodeSettings, NamedAgent as NamedAgent
+from .settings import LOOP as LOOP, EpisodeSettings as EpisodeSettings, NamedAgent as NamedAgent
 from .templates import (
     ChatTemplate as ChatTemplate,
     TemplateRefused as TemplateRefused,

@@ -12,11 +12,13 @@ import asyncio
 import contextlib
 import json
 import socket
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from rlinf_workers.agents.harness_process import PROBLEM
 from rlinf_workers.agents.interpreters import other_interpreter, same_interpreter
 from rlinf_workers.agents.messages import RequestRefused
 from rlinf_workers.agents.records import EpisodeEnded
@@ -48,6 +50,26 @@ class TakesRewards(Protocol):
     def reward(self, value: float, *, agent: str) -> None:
         """Raises: RequestRefused."""
         ...
+
+
+def import_problem(path: str, python: str | None = None) -> str:
+    """Why an interpreter cannot import a function, a harness or a tool; "": it can.
+
+    Args:
+        path: `package.module:function`.
+        python: None: this one.
+    """
+    arguments = [python or sys.executable, str(_SCRIPT), "check", path]
+    env = same_interpreter() if python in (None, sys.executable) else other_interpreter()
+    try:
+        done = subprocess.run(arguments, env=env, capture_output=True, text=True, errors="replace", timeout=START_S)
+    except OSError as error:
+        return f"there is no interpreter {python}: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return f"its module was not imported within {START_S:g} s"
+    if done.returncode == 0:
+        return ""
+    return done.stdout.rpartition("\0")[2] if done.returncode == PROBLEM else f"its import ended the process: {done}"
 
 
 class Harness:
@@ -130,7 +152,7 @@ class _Connection:
         started = json.loads(first) if first else {"error": f"it did not start within {START_S:g} s, or ended"}
         if "error" in started:
             await connection.close()
-            raise EpisodeEnded("harness_lost", f"{path} cannot be imported by {python}:\n{started['error']}")
+            raise EpisodeEnded("harness_lost", f"{path} under {python}: {started['error']}")
         connection._reading = asyncio.ensure_future(connection._read())
         return connection
 

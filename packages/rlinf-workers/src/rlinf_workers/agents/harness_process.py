@@ -1,4 +1,5 @@
-"""The process that runs a harness: `python harness_process.py DESCRIPTOR package.module:function`.
+"""The process that runs a harness: `python harness_process.py DESCRIPTOR package.module:function`. With `check` in
+place of a descriptor it imports the function, and exits with PROBLEM and why it cannot be.
 
 It imports nothing but the standard library and the harness, so that it runs under any interpreter. Messages are lines
 of JSON on the socket DESCRIPTOR; see harness.py for the other end. Hundreds of episodes share its event loop, and what
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import difflib
 import importlib
 import inspect
 import io
@@ -24,6 +26,8 @@ MAX_PRINTED = 20_000
 """Characters of an episode's output that are kept, its end."""
 MAX_PIECES = 64
 """Pieces of output that are put together when there are more."""
+PROBLEM = 3
+"""Exit status. The reason is on standard output after a zero character, since modules may print, too."""
 MAX_THREADS = 1024
 """Episodes at once of a harness that is not async."""
 _printed: contextvars.ContextVar = contextvars.ContextVar("printed", default=None)
@@ -86,11 +90,49 @@ def _finite(reward):
     return value
 
 
+class NotThere(Exception):
+    """There is no such function; the message says what is there."""
+
+
 def _located(path):
+    """The function of an import path. Raises: NotThere, and whatever its module raises."""
     module, _, name = path.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    return getattr(importlib.import_module(module), name)
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # a module that it imports
+        names = [file[:-3] for file in os.listdir(folder) if file.endswith(".py")]
+        raise NotThere(
+            f"there is no module {error.name!r} in the present folder ({folder}) or in PYTHONPATH"
+            + _similar(error.name, names)
+        ) from None
+    function = getattr(loaded, name, None)
+    if function is None:
+        raise NotThere(f"{loaded.__file__} has no {name!r}" + _similar(name, vars(loaded)))
+    if not callable(function):
+        raise NotThere(f"{name!r} of {loaded.__file__} is a {type(function).__name__} and no function")
+    return function
+
+
+def _similar(name, names):
+    matches = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def _reason(error):
+    return str(error) if isinstance(error, NotThere) else "its module raises an exception:\n" + traceback.format_exc()
+
+
+def _check(path):
+    try:
+        _located(path)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may raise anything
+        print("\0" + _reason(error), end="")
+        sys.exit(PROBLEM)
 
 
 async def _episode(run, message, send):
@@ -120,8 +162,8 @@ async def _serve(descriptor, path):
 
     try:
         run = _located(path)
-    except Exception:  # noqa: BLE001 - a harness may raise anything
-        send({"id": -1, "error": traceback.format_exc()})
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a harness may raise anything
+        send({"id": -1, "error": _reason(error)})
         await writer.drain()
         return
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS))
@@ -141,5 +183,8 @@ async def _serve(descriptor, path):
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "check":
+        _check(sys.argv[2])
+        sys.exit()
     sys.stdout, sys.stderr = _Printed(sys.stdout), _Printed(sys.stderr)  # type: ignore[assignment]
     asyncio.run(_serve(int(sys.argv[1]), sys.argv[2]))

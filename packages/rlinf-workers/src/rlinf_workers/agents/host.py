@@ -244,7 +244,7 @@ class AgentHost:
         idle_s = 0.0
         for number in range(1 + self._settings.num_retries):
             attempt = Attempt(begin.episode, f"{begin.task.name}-{number}", noise_of_attempt(begin.noise, number))
-            trajectory = await self._attempt(begin.task, attempt)
+            trajectory = _with_turns(await self._attempt(begin.task, attempt))
             idle_s += attempt.idle_s
             if not trajectory.is_discarded:
                 break
@@ -322,6 +322,14 @@ class AgentHost:
         if session.end is not None and session.end.cause in NOT_OF_POLICY:
             session.raise_end()
         return result.reward, result.printed
+
+
+def _with_turns(trajectory: AgentTrajectory) -> AgentTrajectory:
+    """The episode; one in which the policy was never asked cannot have ended by its doing."""
+    if trajectory.nodes or trajectory.is_discarded:
+        return trajectory
+    detail = "the agent did not ask the policy for a turn" + (f": {trajectory.detail}" if trajectory.detail else "")
+    return msgspec.structs.replace(trajectory, cause="harness_lost", detail=detail)
 
 
 class MessageWriter:

@@ -210,4 +210,7 @@ async def play_team(session: Any, task: Any) -> float:
 
 def no_rule(completion: str, answer: str) -> float:
     """The reward of a job whose agent returns the reward. Raises: RewardError, since it returned none."""
-    raise RewardError("reward.kind=episode: the agent returned no reward (None) for an episode")
+    raise RewardError(
+        "reward.kind=episode: the agent returned no reward (None) for an episode; return a number, or use a "
+        "reward.kind that scores the last turn"
+    )

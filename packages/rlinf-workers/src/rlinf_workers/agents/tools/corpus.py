@@ -26,6 +26,11 @@ class Document(NamedTuple):
     text: str
 
 
+def missing(path: str | Path) -> str:
+    """What is wrong with the path of a corpus that does not exist."""
+    return f"there is no such file or folder in {Path(path).absolute().parent}"
+
+
 def read_documents(path: str, *, passage_characters: int | None, max_bytes: int) -> list[Document]:
     """All documents, in the order of the files' names and of their rows.
 
@@ -70,7 +75,7 @@ def _documents(path: Path) -> Iterator[Document]:
         elif path.is_file() and path.suffix in SUFFIXES:
             yield from _of_file(path, path.name)
         else:
-            problem = f"it is none of {', '.join(SUFFIXES)}" if path.exists() else "there is nothing"
+            problem = f"it is none of {', '.join(SUFFIXES)}" if path.exists() else missing(path)
             raise ToolUnavailable(f"the corpus {path} cannot be read: {problem}")
     except OSError as error:
         raise ToolUnavailable(f"the corpus {path} cannot be read: {error}") from error

@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlinf_workers.agents.tools.base import ToolFailed, ToolResult, ToolSpec, ToolUnavailable
-from rlinf_workers.agents.tools.corpus import Document, read_documents
+from rlinf_workers.agents.tools.corpus import Document, missing, read_documents
 from rlinf_workers.agents.tools.embeddings import EmbeddingIndex
 from rlinf_workers.agents.tools.limits import check_limits, cut
 from rlinf_workers.plugins import OptionError, Spec
@@ -66,7 +67,17 @@ class SearchOptions:
             raise OptionError("passage_characters", f"={self.passage_characters!r} must be at least 100")
 
 
-SPEC = Spec(name="search", implementation="rlinf_workers.agents.tools.search:SearchTool", options=SearchOptions)
+class SearchSpec(Spec):
+    """Also checks that there is a corpus, before a run starts."""
+
+    def problems(self, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        yield from super().problems(options)
+        path = options.get("path")
+        if isinstance(path, str) and not Path(path).exists():
+            yield "path", f"={path}: {missing(path)}"
+
+
+SPEC = SearchSpec(name="search", implementation="rlinf_workers.agents.tools.search:SearchTool", options=SearchOptions)
 
 
 class DocumentIndex(Protocol):

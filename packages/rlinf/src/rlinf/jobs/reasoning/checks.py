@@ -6,11 +6,12 @@ The parts of a job are created when they are first read, and raise UserError whe
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rlinf.config.devices import device_kind
 from rlinf.config.inputs import check_model_folder
+from rlinf.config.reasoning import AgentConfig
 from rlinf.config.rewards import BySourceRewardConfig
 from rlinf.errors import UserError
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
@@ -22,6 +23,7 @@ from rlinf.jobs.rewards import check_reward
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
+from rlinf_workers.agents import LOOP, import_problem
 from rlinf_workers.agents.tools import check_environment, check_tools
 from rlinf_workers.models import has_balanced_routers
 
@@ -208,11 +210,24 @@ def agent(job: ReasoningJob) -> None:
     for index, option, text in check_tools(agent.tools):
         where = f"rollout.agent.tools[{index}]" + (f".{option}" if option else "")
         raise UserError(f"{where}{text}" if option else f"{where}: {text}")
+    for key, path, python in _custom_code(agent):
+        if problem := import_problem(path, python):
+            raise UserError(f"{key}={path}: {problem}")
     for option, text in () if agent.environment is None else check_environment(agent.environment):
         where = "rollout.agent.environment" + (f".{option}" if option else "")
         raise UserError(f"{where}{text}" if option else f"{where}: {text}")
     if config.model.path is not None:
         check_template(config.model.path, config.chat_options, "rollout.agent: model.path")
+
+
+def _custom_code(agent: AgentConfig) -> Iterator[tuple[str, str, str | None]]:
+    """The harness and the tools that are not RLinf's: key, import path, and the interpreter."""
+    if agent.run != LOOP and not agent.run.startswith("rlinf."):
+        yield "rollout.agent.run", agent.run, agent.python
+    for index, entry in enumerate(agent.tools):
+        path = entry if isinstance(entry, str) else str(entry["tool"])
+        if ":" in path and not path.startswith("rlinf."):
+            yield f"rollout.agent.tools[{index}]", path, None
 
 
 CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (
