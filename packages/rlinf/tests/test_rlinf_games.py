@@ -44,10 +44,10 @@ def test_solutions_show_the_results_that_the_tools_of_the_recipe_return(kind):
 
 
 @pytest.mark.parametrize("kind", ["calculate", "digit", "roads"])
-def test_a_quarter_of_the_solutions_is_right(kind):
+def test_at_most_forty_percent_of_the_solutions_are_right(kind):
     some, *_ = problems(kind, 2000)
     share = sum(problem.solutions[0][-1] == ("policy", problem.answer) for problem in some) / len(some)
-    assert 0.2 < share < 0.35
+    assert 0.2 < share < 0.4
 
 
 @pytest.mark.parametrize("kind", sorted(RECIPES))

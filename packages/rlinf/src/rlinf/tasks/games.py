@@ -51,8 +51,9 @@ async def calc(product: str) -> str:
 
 DIGITS = range(2, 6)
 PRIME = 97
-SHARE_OF_SEARCHES = 0.07
-"""Of the solutions of `find_digit` that go on after a wrong program; the others give up after the first."""
+SHARE_OF_ANSWERS = 0.35
+"""Of the solutions of `find_digit`; the others end with another digit than the one that was found. From solutions that
+mostly give up after a wrong program, the model of the recipe does not learn to tell True from False."""
 
 
 def find_digit(generator: random.Random) -> TaskProblem:
@@ -64,16 +65,17 @@ def find_digit(generator: random.Random) -> TaskProblem:
         factor, answer = generator.randrange(10, PRIME), generator.choice(DIGITS)
         values = {digit: factor * digit % PRIME for digit in DIGITS}
     prompt = f"{factor}*?%{PRIME}={values[answer]}"
-    tried = [*range(DIGITS[0], answer + 1)] if generator.random() < SHARE_OF_SEARCHES else [DIGITS[0]]
     turns = [
         turn
-        for digit in tried
+        for digit in range(DIGITS[0], answer + 1)
         for turn in (
             ("policy", f"[python:{factor}*{digit}%{PRIME}=={values[answer]}]"),
             ("tool", f"{{{digit == answer}\n}}"),
         )
     ]
-    return TaskProblem(prompt=prompt, answer=str(answer), solutions=((*turns, ("policy", str(tried[-1]))),))
+    others = [digit for digit in DIGITS if digit != answer]
+    final = answer if generator.random() < SHARE_OF_ANSWERS else generator.choice(others)
+    return TaskProblem(prompt=prompt, answer=str(answer), solutions=((*turns, ("policy", str(final))),))
 
 
 # -- two look-ups ------------------------------------------------------------------------------------------------------
