@@ -470,6 +470,7 @@ def test_an_episode_shows_who_wrote_each_token(tmp_path: Path) -> None:
     assert '<span class="by tool" title="tool, 1 token">{42}</span>' in page
     assert '<p class="sub">Another branch</p><span class="by policy" title="policy, version 5, 2 tokens">other' in page
     assert "ended by turns: 5 of 5" in page
+    assert "tokens: policy 5 (versions 4 to 5), tool 1<" in page
 
 
 def test_samples_are_whole_groups_below_their_prompt(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -74,7 +74,9 @@ def _card(row: Mapping[str, Any]) -> str:
     text, segments = escape(_text(row.get("completion"))), _text(row.get("segments"))
     if conversation := _json_list(segments):
         text = _conversation(conversation)
-        for branch in _json_list(_text(row.get("branches"))):
+        branches = _json_list(_text(row.get("branches")))
+        facts.append(escape(f"tokens: {_origins([*conversation, *(one for branch in branches for one in branch)])}"))
+        for branch in branches:
             agent = next((_text(one["agent"]) for one in branch if "agent" in one), "")
             title = f"Conversation of {agent}" if agent else "Another branch"
             text += f'<p class="sub">{escape(title)}</p>{_conversation(branch)}'
@@ -116,6 +118,25 @@ def _conversation(segments: Sequence[Mapping[str, Any]]) -> str:
             f'<span class="by {escape(author)}" title="{escape(label)}">{escape(_text(one.get("text")))}</span>'
         )
     return "".join(spans)
+
+
+def _origins(segments: Sequence[Mapping[str, Any]]) -> str:
+    """Returns how many tokens came from whom, such as `policy 12 (versions 3 to 4), tool 5`."""
+    counts: dict[str, int] = {}
+    versions: dict[str, set[int]] = {}
+    for one in segments:
+        origin = _text(one.get("agent")) or _text(one.get("author"))
+        counts[origin] = counts.get(origin, 0) + int(one.get("num_tokens", 0))
+        if "version" in one:
+            versions.setdefault(origin, set()).add(int(one["version"]))
+    return ", ".join(f"{origin} {count}{_versions(versions.get(origin, ()))}" for origin, count in counts.items())
+
+
+def _versions(versions: Collection[int]) -> str:
+    if not versions:
+        return ""
+    first, last = min(versions), max(versions)
+    return f" (version {first})" if first == last else f" (versions {first} to {last})"
 
 
 def _is_number(value: Any) -> bool:
