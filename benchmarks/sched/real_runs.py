@@ -62,7 +62,10 @@ WORKLOADS: Mapping[str, tuple[str, Sequence[str]]] = {
     "push cube": ("pushcube-ppo", _PUSH),
     "push cube, four times the training": ("pushcube-ppo", [*_PUSH, "--algorithm.num_epochs", "32"]),
     "faucets, pictures": ("reach-openvla-ppo", ["--sft_warm_up", "null", "--algorithm.target_kl", "null"]),
-    "calculator, two turns": ("tool-calculator", _agent("calculates", "max_turns: 2, max_context_tokens: 56")),
+    "calculator, two turns": (
+        "tool-calculator",
+        [*_agent("calculates", "max_turns: 2, max_context_tokens: 56"), "--rollout.num_prompts", "16"],
+    ),
     "agent that waits": (
         "sort-grpo",
         [
