@@ -142,6 +142,7 @@ async def harness(base_url, task, *, session):
 
 async def _raises(base_url, task, session):
     await chat(base_url, session, task["messages"])
+    print("before the mistake")
     raise KeyError("a mistake of the harness")
 
 

@@ -53,6 +53,8 @@ from rlinf_workers.cores import unpin
 _LOG = logging.getLogger(__name__)
 REPORT_S = 1.0
 """Time between two reports of what episodes wait for."""
+MAX_PRINTED_SHOWN = 2000
+"""Characters of what a harness printed before it failed, in the message."""
 CHECK_S = 0.2
 """Time between two looks at how long an episode has been outside the engine, at least."""
 NUM_TOGETHER = 16
@@ -283,7 +285,10 @@ class AgentHost:
                 return session.trajectory(reward=reward, printed=printed)
             return session.trajectory(reward=reward, cause=end.cause, detail=end.detail, printed=printed)
         except EpisodeEnded as end:
-            return session.trajectory(cause=end.cause, detail=end.detail, printed=end.printed)
+            detail = end.detail
+            if end.cause == "harness_lost" and end.printed:
+                detail = f"{detail.rstrip()}\nIt printed:\n{end.printed[-MAX_PRINTED_SHOWN:]}"
+            return session.trajectory(cause=end.cause, detail=detail, printed=end.printed)
         finally:
             for one in (work, end_of_time):
                 one.cancel()
