@@ -23,6 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -451,8 +452,8 @@ class Slots:
             first = self.num_running
             keys, values, _ = _prefilled(entering[0][0])
             self._reserve(first + sum(len(members) for _, members in entering), keys, values)
-            for one, members in entering:
-                self._enter(one, members)
+            for _, alike in groupby(entering, lambda pair: id(pair[0].prefilled)):
+                self._enter(list(alike))
             logits = torch.cat([_prefilled(one)[2].expand(len(members), -1) for one, members in entering])
             if done := self._draw(first, logits):
                 return done
@@ -475,11 +476,13 @@ class Slots:
             self._waiting.popleft()
         return entering
 
-    def _enter(self, one: _Waiting, members: Sequence[int]) -> None:
-        keys, values, _ = _prefilled(one)
-        cache, n, num_tokens = self._cache, self.num_running, len(one.token_ids)
+    def _enter(self, entering: Sequence[tuple[_Waiting, Sequence[int]]]) -> None:
+        """Gives rows to members of waiting completions that share a prefill."""
+        first = entering[0][0]
+        keys, values, _ = _prefilled(first)
+        cache, n, num_tokens = self._cache, self.num_running, len(first.token_ids)
         assert cache is not None, "created for the entering rows"
-        rows = slice(n, n + len(members))
+        rows = slice(n, n + sum(len(members) for _, members in entering))
         for places, layers in ((cache.keys, keys), (cache.values, values)):
             for place, layer in zip(places, layers, strict=True):
                 place[rows, :, :num_tokens] = layer
@@ -487,18 +490,20 @@ class Slots:
         cache.counts[rows] = 0
         cache.token_ids[rows] = self._pad_id
         cache.logprobs[rows] = 0.0
-        segments: Segments = ()
-        if one.begun is None:
-            cache.noise[rows] = one.noise[list(members)]
-        else:
-            count, segments = len(one.begun.token_ids), one.begun.segments
-            cache.counts[rows], cache.noise[rows] = count, one.noise
-            cache.token_ids[rows, :count] = one.begun.token_ids.to(self._device)
-            cache.logprobs[rows, :count] = one.begun.logprobs.to(self._device)
-        cache.rows += [
-            _Row(prompt=one.prompt, member=member, key=one.key, segments=segments, policy_version=self._version)
-            for member in members
-        ]
+        cache.noise[rows] = torch.cat(
+            [one.noise[list(members)] if one.begun is None else one.noise for one, members in entering]
+        )
+        for one, members in entering:
+            segments: Segments = ()
+            if one.begun is not None:
+                count, segments, row = len(one.begun.token_ids), one.begun.segments, len(cache.rows)
+                cache.counts[row] = count
+                cache.token_ids[row, :count] = one.begun.token_ids.to(self._device)
+                cache.logprobs[row, :count] = one.begun.logprobs.to(self._device)
+            cache.rows += [
+                _Row(prompt=one.prompt, member=member, key=one.key, segments=segments, policy_version=self._version)
+                for member in members
+            ]
 
     def _prefill(self, waiting: Sequence[_Waiting]) -> None:
         """Prefills prompts. Equal ones, such as those of the first turns of a group of episodes, are computed once."""
