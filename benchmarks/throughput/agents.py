@@ -1,6 +1,7 @@
-"""What episodes cost: one turn against a plain completion, and many sessions at once: benchmarks/results/agents.json.
+"""What episodes cost: benchmarks/results/agents.json has one turn against a plain completion, agents-sessions.json many
+sessions at once.
 
-    python -m benchmarks.throughput.agents
+    python -m benchmarks.throughput.agents [--of-sessions]
 
 A Qwen2 with random weights, one thread. Every side of a case has as many conversations at once:
 
@@ -72,8 +73,9 @@ class Case:
     sides: tuple[str, ...] = (PLAIN, LOOP, SERVER)
 
 
-CASES = (
-    Case(name="1M", group_size=1, sides=(PLAIN, LOOP, SERVER, SESSIONS, KEPT)),
+OF_SESSIONS = Case(name="1M", group_size=1, sides=(PLAIN, SESSIONS, KEPT))
+OF_ONE_TURN = (
+    Case(name="1M", group_size=1),
     Case(name="1M, groups of 8", group_size=8),
     Case(name="10M, groups of 8", changes=LARGE, group_size=8, share=0.125),
 )
@@ -181,16 +183,18 @@ class Side:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--of-sessions", action="store_true")
     parser.add_argument("--sessions", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    cases = (OF_SESSIONS,) if options.of_sessions else OF_ONE_TURN
     torch.set_num_threads(1)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
         sides: dict[str, Side] = {}
-        for case in CASES:
+        for case in cases:
             model = write_model(Path(folder, case.name), eos_token_id=1, **case.changes)
             sides |= {f"{name}, {case.name}": Side(name, case, model, options) for name in case.sides}
         samples_s = interleave(
@@ -200,16 +204,18 @@ def main() -> None:
             side.workers.close()
     samples_s |= {f"{name}, {CPU_TIME}": side.cpu_s[1:] for name, side in sides.items()}
     busy = {name: statistics.median(side.busy[1:]) for name, side in sides.items()}
-    first = CASES[0].name
     findings = {
         "unit": "seconds for a thousand tokens",
         "engine_busy": busy,
         "turns_a_step": {name: statistics.median(side.num_turns[1:]) for name, side in sides.items()},
-        "busy_of_sessions_against_plain": busy[f"{SESSIONS}, {first}"] / busy[f"{PLAIN}, {first}"],
     }
     print(json.dumps(findings, indent=1))
+    if options.of_sessions:
+        findings["busy_against_plain"] = {
+            name: share / busy[f"{PLAIN}, {OF_SESSIONS.name}"] for name, share in busy.items()
+        }
     report(
-        "agents",
+        "agents-sessions" if options.of_sessions else "agents",
         settings={
             "sessions": options.sessions,
             "prompt_tokens": PROMPT_TOKENS,
@@ -218,16 +224,13 @@ def main() -> None:
             "median_latency_s": MEDIAN_LATENCY_S,
             "threads": 1,
             "shape": SHAPE,
-            "cases": [asdict(case) for case in CASES],
+            "cases": [asdict(case) for case in cases],
         },
         samples_s=samples_s,
         comparisons=[
-            compare(samples_s, f"{KEPT}, {first}{kind}", f"{SESSIONS}, {first}{kind}") for kind in ("", f", {CPU_TIME}")
-        ]
-        + [
-            compare(samples_s, f"{side}, {case.name}{kind}", f"{PLAIN}, {case.name}{kind}")
-            for case in CASES
-            for side in (LOOP, SERVER)
+            compare(samples_s, f"{side}, {case.name}{kind}", f"{case.sides[0]}, {case.name}{kind}")
+            for case in cases
+            for side in case.sides[1:]
             for kind in ("", f", {CPU_TIME}")
         ],
         findings=findings,
