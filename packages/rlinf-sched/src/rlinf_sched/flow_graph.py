@@ -84,6 +84,11 @@ class WeightEdge:
     def name(self) -> str:
         return f"{self.source} -> {self.target}"
 
+    @staticmethod
+    def source_of(name: str) -> str:
+        """The source of the edge with this `name`."""
+        return name.partition(" -> ")[0]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlowGraph:

@@ -155,8 +155,13 @@ class Flow:
 
         Args:
             offers: with `max_staleness`, a stage of group `to` may take newer versions while it runs
-                (`Worker.take_weights`), each rank when it likes. The next run then serves no older ones.
+                (`Worker.take_weights`), each rank when it likes. The next run then serves no older ones. One edge of a
+                group `to` may do so.
         """
+        if offers and (other := next((edge for edge in self.offered if edge.target == to), None)):
+            raise FlowDefinitionError(
+                f"flow {self.name!r}: {to!r} is offered weights of {other.source!r} and {source!r}; offer those of one"
+            )
         self._weight_edges.append(edge := WeightEdge(source=source, target=to))
         if offers:
             self.offered.add(edge)

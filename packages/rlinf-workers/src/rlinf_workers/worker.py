@@ -17,7 +17,7 @@ from rlinf_comm import record
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.errors import FlowDefinitionError
 from rlinf_workers.plugins import WEIGHT_SYNCS
-from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
+from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver, WeightTarget
 
 if TYPE_CHECKING:
     from rlinf_workers.collectives import RankGroup
@@ -202,6 +202,11 @@ class Worker:
                 f"{type(self).__name__}: layout() describes {len(ports)} ends for each rank, but a worker has one"
             )
         return WEIGHT_SYNCS.get(ports[0].weight_sync).open_receiver(ports[0])
+
+    def weight_target(self, source: str) -> WeightTarget:
+        """What the weights that the group `source` trains fill: by default the worker itself, which takes them from one
+        group only. A worker that serves several policies has a target for each, the same one on every call."""
+        return self
 
     @property
     def checks_first(self) -> bool:

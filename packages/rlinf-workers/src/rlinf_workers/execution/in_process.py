@@ -14,6 +14,7 @@ from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.flow import Flow
 from rlinf_workers.launchers.base import Identity
 from rlinf_workers.metrics import merge
+from rlinf_workers.weight_sync.base import WeightTarget
 from rlinf_workers.worker import StepContext
 
 
@@ -56,10 +57,11 @@ class InProcessWorkers:
     @torch.no_grad()
     def sync(self, source: str, target: str) -> None:
         """Copies the weights of the training group `source` to the serving group `target`."""
-        trained, served = self[source].weights(), self[target].weights()
+        filled: WeightTarget = self[target].weight_target(source)
+        trained, served = self[source].weights(), filled.weights()
         for name, tensor in served.items():
             tensor.copy_(trained[name])
-        self[target].weights_received(self[source].policy_version)
+        filled.weights_received(self[source].policy_version)
 
     def close(self) -> None:
         """Closes the workers' resources, such as simulators and pools of processes."""

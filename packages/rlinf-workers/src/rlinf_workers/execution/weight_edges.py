@@ -65,10 +65,11 @@ class WeightEdges:
         self.versions.clear()
 
     def _connect(self, edge: WeightEdge, num_versions: int, *, is_offered: bool) -> None:
-        source, num_ranks = self._layout(edge.source), self._groups[edge.target].num_ranks
+        source, num_ranks = self._layout(edge.source, "layout"), self._groups[edge.target].num_ranks
         if source.num_ranks != self._groups[edge.source].num_ranks:
             raise self._wrong_layout(edge.source, source)
-        reshard = reshard_plan(source, self._layout(edge.target).with_dtypes_of(source.specs))
+        served = self._layout(edge.target, "served_layout", edge.source)
+        reshard = reshard_plan(source, served.with_dtypes_of(source.specs))
         self.num_bytes[edge] = sum(spec.num_bytes for spec in reshard.specs.values())
         each = reshard.num_dst_ranks // num_ranks
         targets = [self._groups.node(edge.target, rank) for rank in range(num_ranks) for _ in range(each)]
@@ -123,9 +124,9 @@ class WeightEdges:
             ]
             self._groups.gather(opening)
 
-    def _layout(self, name: str) -> Layout:
+    def _layout(self, name: str, method: str, *arguments: Any) -> Layout:
         group = self._groups[name]
-        layout: Layout = group.call("layout", ranks=[0])[0]
+        layout: Layout = group.call(method, *arguments, ranks=[0])[0]
         if layout.num_ranks % group.num_ranks:
             raise self._wrong_layout(name, layout)
         return layout

@@ -19,8 +19,10 @@ import msgspec
 import torch
 
 from rlinf_comm import Channel, record
-from rlinf_comm.weights import manifest_of
+from rlinf_comm.weights import Layout, manifest_of
+from rlinf_sched import WeightEdge
 from rlinf_workers.collectives import RankGroup, RankGroups, connect
+from rlinf_workers.errors import FlowDefinitionError
 from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, FarChannel, HomeChannel, open_channel
 from rlinf_workers.execution.ports import ItemEnd, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
@@ -35,7 +37,7 @@ from rlinf_workers.launchers.base import Identity, RequestSender, StageProgress,
 from rlinf_workers.metrics import MetricTable
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.spans import CHANNEL, LEASE, SYNC_SPAN, Processes, Span, WaitTable, now_ns
-from rlinf_workers.weight_sync.base import FinishReads, WeightPort, WeightReceiver, WeightSender
+from rlinf_workers.weight_sync.base import FinishReads, WeightPort, WeightReceiver, WeightSender, WeightTarget
 from rlinf_workers.worker import DIGEST_LENGTH, Decision, ShownRow, StepContext, Worker
 
 W = TypeVar("W", bound=Worker)
@@ -47,6 +49,7 @@ CALLS = frozenset(
         "open_channel",
         "forget_channels",
         "open_weights",
+        "served_layout",
         "offer_weights",
         "end_offers",
         "condition_after_runs",
@@ -317,13 +320,14 @@ class WorkerHost:
 
     def _serve(self, stage: RunningStage, edge: str, version: int) -> None:
         """Receives a version on behalf of a stage, which serves it from here on."""
+        target = self._target(edge)
         waiting = self.waits.waiting("weights", edge, number=version, processes=self.serving_processes)
         with stage.span("receive weights", SYNC_SPAN), waiting:
             self.receive_weights(edge, version)
         # Results that other ranks of the replica compute with these weights are sent by those ranks.
-        if stage.call.replica_channel is not None or self.worker.checks_first:
+        if stage.call.replica_channel is not None or target.checks_first:
             stage.before_put()
-        self.worker.weights_received(version)
+        target.weights_received(version)
 
     def load(self) -> None:
         """Moves the worker's state onto its devices."""
@@ -380,7 +384,21 @@ class WorkerHost:
             self.served_versions.pop(port.edge, None)
             self._offers = WeightOffers()
             self._receivers.pop(port.edge, None)
-            self._receivers[port.edge] = self.worker.open_receiver(ports)
+            target = self._target(port.edge)
+            if other := next((edge for edge in self._receivers if self._target(edge) is target), None):
+                raise FlowDefinitionError(
+                    f"weights {other} and {port.edge} fill the same weights; {type(self.worker).__name__} takes them "
+                    "from one group only, since it does not define weight_target()"
+                )
+            self._receivers[port.edge] = target.open_receiver(ports)
+
+    def _target(self, edge: str) -> WeightTarget:
+        """What an edge fills."""
+        return self.worker.weight_target(WeightEdge.source_of(edge))
+
+    def served_layout(self, source: str) -> Layout:
+        """The layout of what the weights of the group `source` fill."""
+        return self.worker.weight_target(source).layout()
 
     def offer_weights(self, edge: str, policy_version: int) -> None:
         """A version that stages of this worker may take from now on, before they end."""
@@ -432,12 +450,12 @@ class WorkerHost:
             finish_reads()
 
     def receive_weights(self, edge: str, policy_version: int) -> None:
-        """Fills the worker's weights with those published on one edge. Their check may continue in the background;
+        """Fills the target of one edge with the weights published on it. Their check may continue in the background;
         `confirm_weights` waits for it."""
         wait(self._checks.values())  # a running check reads the weights that are about to change
         self.before_change()
         self.served_versions.pop(edge, None)
-        check = self._receivers[edge].receive(self.worker.weights(), policy_version)
+        check = self._receivers[edge].receive(self._target(edge).weights(), policy_version)
         self._checks.pop(edge, None)
         if check is not None:
             self._checks[edge] = self._checker.submit(check)

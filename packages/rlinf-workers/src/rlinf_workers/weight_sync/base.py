@@ -11,14 +11,14 @@ Both ends know the reshard plan, which lists the box of each tensor to copy from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from rlinf_comm import record
-from rlinf_comm.weights import ReshardPlan
+from rlinf_comm.weights import Layout, ReshardPlan
 
 Check = Callable[[], object]
 """Verifies that a receiver's tensors hold what was published; raises WeightMismatchError if they do not."""
@@ -44,6 +44,31 @@ class WeightPort:
     attests: bool = True
     """Whether a receiver must verify that it holds what was published; a weight sync that always verifies may ignore
     it."""
+
+
+class WeightTarget(Protocol):
+    """What an edge fills: a worker, or one of several policies that it serves."""
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """This rank's shard of the tensors, as described by `layout`; they are filled in place."""
+        ...
+
+    def layout(self) -> Layout:
+        """The placement of the tensors on each rank of the group; see Worker.layout."""
+        ...
+
+    def open_receiver(self, ports: Sequence[WeightPort]) -> WeightReceiver:
+        """Opens the receiving end of an edge; see Worker.open_receiver."""
+        ...
+
+    @property
+    def checks_first(self) -> bool:
+        """Whether received weights are checked before a stage computes with them; see Worker.checks_first."""
+        ...
+
+    def weights_received(self, policy_version: int) -> None:
+        """Called when `weights()` hold that version."""
+        ...
 
 
 class WeightSender(Protocol):
