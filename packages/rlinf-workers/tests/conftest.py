@@ -1,5 +1,6 @@
 """A language model small enough for a test, and workers without a process."""
 
+import json
 import multiprocessing
 import pathlib
 import sys
@@ -11,12 +12,13 @@ from multiprocessing import forkserver
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launchers.base import Identity
 from rlinf_workers.launchers.credentials import worker_variables
 from rlinf_workers.launchers.local.launcher import LocalLauncher
-from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.worker import Phase, StepContext
 
@@ -98,3 +100,19 @@ def reader():
 @pytest.fixture
 def writer():
     return ListWriter()
+
+
+@pytest.fixture
+def partner(tmp_path):
+    """A folder with other weights, and other ids for the same characters: most are no ids of the policy."""
+    model = tiny_model(tmp_path)
+    file, words = tmp_path / "tokenizer.json", json.loads((tmp_path / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    special = {token["id"] for token in words["added_tokens"]}
+    words["model"]["vocab"] = {word: n if n in special else n + len(vocabulary) for word, n in vocabulary.items()}
+    file.write_text(json.dumps(words))
+    config = AutoConfig.from_pretrained(tmp_path)
+    config.vocab_size = 2 * len(vocabulary)
+    config.save_pretrained(tmp_path)
+    build_model(replace(model, has_weights=False, seed=17), torch.device("cpu")).save_pretrained(tmp_path)
+    return model

@@ -1,6 +1,5 @@
 """AgentRollout: groups of episodes, with a real engine and a real agent process."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,18 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig
 
 from rlinf_comm import pack, unpack
 from rlinf_workers.agents.settings import EpisodeSettings, NamedAgent
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import ProcessLost, SettingsRefused, WorkersError
-from rlinf_workers.models.language_model import build_model, load_model, load_tokenizer
+from rlinf_workers.models.language_model import load_model, load_tokenizer
 from rlinf_workers.roles.language.agent_rollout import AgentRollout
 from rlinf_workers.roles.language.late_groups import late_from_start
 from rlinf_workers.roles.language.rollout import RolloutSettings
 from rlinf_workers.roles.records.language import Prompt
-from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.worker import StepContext
 
 SAMPLING = SamplingSettings(group_size=2, max_new_tokens=5)
@@ -379,22 +376,6 @@ def test_an_evaluation_does_not_see_late_episodes(make_worker, late_settings, re
     late_steps(worker, reader, between=evaluate)
     worker.close()
     assert len(evaluated[0]) == NUM_PROMPTS and all(one == evaluated[0] for one in evaluated)
-
-
-@pytest.fixture
-def partner(tmp_path):
-    """A folder with other weights, and other ids for the same characters: most are no ids of the policy."""
-    model = tiny_model(tmp_path)
-    file, words = tmp_path / "tokenizer.json", json.loads((tmp_path / "tokenizer.json").read_text())
-    vocabulary = words["model"]["vocab"]
-    special = {token["id"] for token in words["added_tokens"]}
-    words["model"]["vocab"] = {word: n if n in special else n + len(vocabulary) for word, n in vocabulary.items()}
-    file.write_text(json.dumps(words))
-    config = AutoConfig.from_pretrained(tmp_path)
-    config.vocab_size = 2 * len(vocabulary)
-    config.save_pretrained(tmp_path)
-    build_model(replace(model, has_weights=False, seed=17), torch.device("cpu")).save_pretrained(tmp_path)
-    return model
 
 
 def with_partner(settings, partner):

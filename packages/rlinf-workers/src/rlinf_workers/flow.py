@@ -212,8 +212,10 @@ class Flow:
             raise FlowDefinitionError(
                 f"flow {self.name!r}: stage {stage!r}: {method!r} is not a method of {worker_class.__name__}"
             )
-        num_parameters = len(inspect.signature(own).parameters) - 1
-        if num_parameters != num_ports:
+        parameters = list(inspect.signature(own).parameters.values())[1:]
+        takes_more = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
+        num_parameters = len(parameters) - takes_more
+        if num_ports < num_parameters or (num_ports > num_parameters and not takes_more):
             raise FlowDefinitionError(
                 f"flow {self.name!r}: stage {stage!r}: {worker_class.__name__}.{name} takes {num_parameters} ports, "
                 f"but the stage reads and writes {num_ports} channels"

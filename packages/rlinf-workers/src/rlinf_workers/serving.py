@@ -8,8 +8,10 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
+from rlinf_comm.weights import Layout
 from rlinf_workers.engines.base import GenerationEngine, RemoteWeights
 from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, tensors_of
+from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
 from rlinf_workers.worker import Worker
 
@@ -41,6 +43,46 @@ class ServedModule:
         if not self._moved.is_on(HOST):
             self._discarded = frozenset(self.weights())
             self._moved.leave(self._discarded)
+
+
+def layout_of_group(engine: GenerationEngine, num_ranks: int) -> Layout:
+    """Describes the weights that the engines of `num_ranks` ranks serve: those of a replica, of one rank if all hold
+    the same, or of the engines' own processes."""
+    layout = engine.layout()
+    num_engines = num_ranks if isinstance(engine, RemoteWeights) else num_ranks // layout.num_ranks
+    return Layout(layout.specs, layout.ranks * num_engines)
+
+
+class ServedPolicy:
+    """One of several policies that a worker serves: the target of the weights of whoever trains it.
+
+    Args:
+        num_ranks: of the worker's group.
+    """
+
+    def __init__(self, engine: GenerationEngine, num_ranks: int) -> None:
+        self._engine, self._num_ranks = engine, num_ranks
+        self.version = -1
+        """Of its weights; -1: none have been received yet."""
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return self._engine.weights()
+
+    def layout(self) -> Layout:
+        return layout_of_group(self._engine, self._num_ranks)
+
+    @property
+    def checks_first(self) -> bool:
+        return isinstance(self._engine, RemoteWeights)
+
+    def open_receiver(self, ports: Sequence[WeightPort]) -> WeightReceiver:
+        if isinstance(self._engine, RemoteWeights):
+            return self._engine.open_receiver(ports)
+        return WEIGHT_SYNCS.get(ports[0].weight_sync).open_receiver(ports[0])
+
+    def weights_received(self, policy_version: int) -> None:
+        self.version = policy_version
+        self._engine.weights_received(policy_version)
 
 
 class ServingWorker(Worker):

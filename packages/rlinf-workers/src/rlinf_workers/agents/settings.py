@@ -19,7 +19,10 @@ class NamedAgent:
     trains: bool = True
     """Whether its turns have a loss."""
     folder: str | None = None
-    """Model folder of a partner that does not train; None: it speaks with the job's policy."""
+    """Model folder of a partner that does not train, or with which the policy of `trainer` begins; None: the model of
+    the job's policy."""
+    trainer: str = ""
+    """Worker group whose weights it speaks with, a policy beside the job's; empty: the job's policy, or a partner."""
     stop_ids: list[int] = field(default_factory=list)
     """Tokens at which the partner's engine ends a turn; set by the rank."""
 
@@ -61,8 +64,14 @@ class EpisodeSettings:
 
     @property
     def trained_agents(self) -> tuple[str, ...]:
-        """The agents by name whose turns have a loss."""
-        return tuple(name for name, agent in self.agents.items() if agent.trains)
+        """The agents by name whose turns the job's policy learns from."""
+        return tuple(name for name, agent in self.agents.items() if agent.trains and not agent.trainer)
+
+    @property
+    def agents_by_trainer(self) -> dict[str, tuple[str, ...]]:
+        """Worker group that trains a further policy -> the agents by name whose turns it learns from."""
+        trained = [(name, agent.trainer) for name, agent in self.agents.items() if agent.trains and agent.trainer]
+        return {trainer: tuple(name for name, of in trained if of == trainer) for _, trainer in trained}
 
     @property
     def partner_folders(self) -> dict[str, str]:

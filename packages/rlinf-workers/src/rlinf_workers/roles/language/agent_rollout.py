@@ -2,7 +2,7 @@
 
 An agent process beside the rank runs the episodes of a step (agents/host.py) and asks for their turns; the engine
 samples turns of all episodes together. A group is the episodes of a prompt. A partner, an agent with weights of its own
-that never change, has an engine of its own beside the policy's.
+that never change, has an engine of its own beside the policy's, and so has each further policy that is trained.
 
 Episodes of late groups (`max_lateness`) go on in the agent process when a step ends, and turns that have not ended are
 suspended. Where an episode is not there any more, after a restart, its agent begins again, and is answered with the
@@ -16,12 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
 from rlinf_workers.agents.link import AgentTask, Answer, Ask, Begin, EpisodeReport
 from rlinf_workers.agents.noise import noise_of_episode
 from rlinf_workers.agents.process import AgentProcess
 from rlinf_workers.agents.records import turns
 from rlinf_workers.agents.replay import RecordedAgents, SaidAgain, ask_decision, report_decision
-from rlinf_workers.agents.settings import LOOP
+from rlinf_workers.agents.settings import LOOP, EpisodeSettings, NamedAgent
 from rlinf_workers.agents.turn_log import EpisodeKey
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import SettingsRefused, WorkersError
@@ -32,9 +34,11 @@ from rlinf_workers.roles.language.open_episodes import OpenEpisode, OpenEpisodes
 from rlinf_workers.roles.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.roles.language.turn_queue import EndedTurn, TurnQueue
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
+from rlinf_workers.serving import ServedPolicy
+from rlinf_workers.weight_sync.base import WeightTarget
 
-POLICY = ""
-"""In place of a folder: the job's own model."""
+NO_PROMPT = torch.zeros(1, dtype=torch.int64)
+"""Prompt of a policy none of whose agents had a turn: a token that every vocabulary has."""
 MAX_SHOWN = 3
 """Failures of a step that an error shows."""
 
@@ -47,15 +51,18 @@ class AgentRollout(Rollout):
         if settings.agent is None:
             raise SettingsRefused("AgentRollout needs the settings of its episodes (RolloutSettings.agent)")
         agents = settings.agent.agents
-        self._folders = {name: agent.folder or POLICY for name, agent in agents.items()}
-        """Agent -> the folder of its model."""
+        _check_policies(settings.agent)
         self._policy = TurnQueue(self._engine, settings.engine)
         self._partners: dict[str, TurnQueue] = {}
         """Folder of a model that never changes -> the turns of its engine."""
-        for folder in dict.fromkeys(agent.folder for agent in agents.values() if agent.folder is not None):
-            partner = self._make_engine(replace(settings.model, folder=folder, has_weights=True))
-            self._partners[folder] = TurnQueue(partner, settings.engine)
-        self._queues = {POLICY: self._policy, **self._partners}
+        self._further: dict[str, TurnQueue] = {}
+        """Worker group that trains a further policy -> the turns of its engine."""
+        self._queue_of = {name: self._made_queue(agent) for name, agent in agents.items()}
+        self._beside = [*self._partners.values(), *self._further.values()]
+        """The turns of the engines beside the policy's."""
+        self._served_policies = {
+            trainer: ServedPolicy(queue.engine, self.num_ranks) for trainer, queue in self._further.items()
+        }
         self._episode_settings = settings.agent
         named = {name: replace(agent, stop_ids=_stop_ids(agent.folder)) for name, agent in agents.items()}
         process_settings = replace(settings.agent, stop_ids=_stop_ids(settings.model.folder), agents=named)
@@ -73,6 +80,21 @@ class AgentRollout(Rollout):
         """Decode steps of the engine before the stage."""
         self._causes: Counter[str] = Counter()
         self._failures: list[str] = []
+
+    def _made_queue(self, agent: NamedAgent) -> TurnQueue:
+        """The turns of the engine that speaks for an agent, which is made for the first of its agents."""
+        if agent.folder is None and not agent.trainer:
+            return self._policy
+        queues, key = (self._further, agent.trainer) if agent.trainer else (self._partners, agent.folder or "")
+        if key not in queues:
+            model = self._settings.model
+            if agent.folder is not None:
+                model = replace(model, folder=agent.folder, has_weights=True)
+            queues[key] = TurnQueue(self._make_engine(model), self._settings.engine)
+        return queues[key]
+
+    def weight_target(self, source: str) -> WeightTarget:
+        return self._served_policies.get(source, self)
 
     def sample(
         self, prompts: Sequence[Prompt], further_prompts: Callable[[int], Sequence[Prompt]] | None = None
@@ -251,27 +273,27 @@ class AgentRollout(Rollout):
         assert turn is not None, "in the log"
         pending = PendingTurn(episode=episode, turn=turn, token_ids=token_ids, request=request)
         episode.pending[noise] = pending
-        self._queues[self._folders.get(turn.agent, POLICY)].add(pending)
+        self._queue_of.get(turn.agent, self._policy).add(pending)
 
     @property
     def _has_turns(self) -> bool:
         """Whether a turn waits or runs."""
-        return not all(queue.is_empty for queue in self._queues.values())
+        return not all(queue.is_empty for queue in (self._policy, *self._beside))
 
     def _submit_turns(self, sampling: SamplingSettings) -> None:
         """Gives each engine as many turns as it has capacity for."""
         with self.asking():
-            for queue in self._queues.values():
+            for queue in (self._policy, *self._beside):
                 queue.submit(sampling)
 
     def _interrupt(self) -> None:
         """Has the engine that samples return for messages of the agents; any thread."""
-        for queue in self._queues.values():
+        for queue in (self._policy, *self._beside):
             queue.interrupt()
 
     def _generate(self) -> None:
         """Computes until a turn of each engine ends or the agents say something; in a replay until they did."""
-        for queue in self._partners.values():
+        for queue in self._beside:
             if queue.is_running:
                 self._answer(queue.finished())
         if not self._policy.is_running:
@@ -306,7 +328,7 @@ class AgentRollout(Rollout):
 
     def _suspend(self) -> None:
         """Takes back the turns that the engine has not finished; those of late groups go on later."""
-        for queue in self._queues.values():
+        for queue in (self._policy, *self._beside):
             with self.asking():
                 ended = queue.suspend()
             self._answer(ended)
@@ -315,10 +337,18 @@ class AgentRollout(Rollout):
 
     def _samples(self, groups: Iterable[WholeGroup]) -> list[SampleGroup]:
         agents, version = self._episode_settings.trained_agents, self.policy_version
-        return [
-            group_of(prompt, [report.trajectory for report in reports], policy_version=version, agents=agents)
-            for prompt, reports in groups
-        ]
+        further = self._episode_settings.agents_by_trainer
+        samples: list[SampleGroup] = []
+        for prompt, reports in groups:
+            episodes = [report.trajectory for report in reports]
+            group = group_of(prompt, episodes, policy_version=version, agents=agents)
+            nothing = replace(prompt, token_ids=NO_PROMPT)
+            parts = {
+                trainer: group_of(nothing, episodes, policy_version=self._served_policies[trainer].version, agents=own)
+                for trainer, own in further.items()
+            }
+            samples.append(replace(group, of_policies=parts) if parts else group)
+        return samples
 
     def _left(self, groups: OpenEpisodes, index: int) -> None:
         """A whole group leaves; measures its episodes."""
@@ -374,22 +404,22 @@ class AgentRollout(Rollout):
 
     def onload(self) -> None:
         super().onload()
-        for queue in self._partners.values():
+        for queue in self._beside:
             queue.engine.onload()
 
     def offload(self) -> None:
         super().offload()
-        for queue in self._partners.values():
+        for queue in self._beside:
             queue.engine.offload()
 
     def discard(self) -> None:
         super().discard()
-        for queue in self._partners.values():
+        for queue in self._beside:
             queue.engine.offload()
 
     def abandon(self) -> None:
         self._agents.abandon()
-        for queue in self._partners.values():
+        for queue in self._beside:
             queue.suspend()
         if self._policy.is_running and not self._groups:  # of episodes that have ended
             self._pausing.suspend()
@@ -403,9 +433,22 @@ class AgentRollout(Rollout):
 
     def close(self) -> None:
         self._agents.close()
-        for queue in self._partners.values():
+        for queue in self._beside:
             queue.engine.close()
         super().close()
+
+
+def _check_policies(settings: EpisodeSettings) -> None:
+    """Raises: SettingsRefused if a policy would begin with two models, or the job's own policy would learn nothing."""
+    if settings.agents_by_trainer and not settings.trained_agents:
+        raise SettingsRefused("all agents that train have a policy of their own; the job's own policy would not train")
+    folders: dict[str, str | None] = {}
+    for name, agent in settings.agents.items():
+        if agent.trainer and folders.setdefault(agent.trainer, agent.folder) != agent.folder:
+            raise SettingsRefused(
+                f"agent {name} speaks with the policy of {agent.trainer}, which begins with {folders[agent.trainer]}, "
+                f"but has the model {agent.folder}"
+            )
 
 
 def _new(prompt: Prompt, step: int) -> LateGroup:

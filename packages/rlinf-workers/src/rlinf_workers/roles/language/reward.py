@@ -64,6 +64,8 @@ class RewardSettings:
     """Agent -> folder of its tokenizer, of those with another model."""
     max_judge_failures: float = 0.5
     """Largest share of a step's completions on which the reward itself may fail."""
+    further_policies: tuple[str, ...] = ()
+    """Worker groups that train further policies, in the order of the channels of `Reward.score`."""
     cut_reward: float | None = None
     """Reward of an episode that was cut off (turns, tokens, time) before its harness returned one; None: the rule
     scores its last turn."""
@@ -106,13 +108,20 @@ class Reward(Worker):
         self._reward = make_reward(settings.rule)
         self._failures = Failures()
 
-    def score(self, samples: Reader[SampleGroup], scored: Writer[ScoredGroup]) -> None:
+    def score(self, samples: Reader[SampleGroup], scored: Writer[ScoredGroup], *further: Writer[ScoredGroup]) -> None:
         """Stage: adds rewards to groups.
+
+        Args:
+            further: one for each of `further_policies`, which gets the same episodes as that policy learns from them;
+                or none, in an evaluation.
 
         Raises: RewardError, also if the reward itself fails on too many completions.
         """
         for chunk in samples:
-            scored.put_many([(group.samples.index, group) for group in self.score_groups(chunk)])
+            groups = self.score_groups(chunk)
+            for trainer, writer in zip(self._settings.further_policies, further, strict=bool(further)):
+                writer.put_many([(group.samples.index, self._of_policy(group, trainer)) for group in groups])
+            scored.put_many([(group.samples.index, _of_own_policy(group)) for group in groups])
         self.check_failures()
 
     def score_groups(self, groups: Sequence[SampleGroup]) -> list[ScoredGroup]:
@@ -127,9 +136,10 @@ class Reward(Worker):
                 self.record_spread("reward/std_between_groups", mean)
             if len(rewards) > 1:
                 self.record("reward/std_within_group", float(rewards.std()))
-            for part in parts_by_agent(group) if group.samples.agents else ():
-                if len(own := part.group.counted_rewards):
-                    self.record(f"reward/agent/{part.agent}", float(own.mean()))
+            for one in (group, *(self._of_policy(group, trainer) for trainer in group.samples.of_policies)):
+                for part in parts_by_agent(one) if one.samples.agents else ():
+                    if len(own := part.group.counted_rewards):
+                        self.record(f"reward/agent/{part.agent}", float(own.mean()))
             if group.samples.index < self._settings.num_shown:
                 self._show(group)
         return scored
@@ -146,11 +156,30 @@ class Reward(Worker):
         """Closes the reward's resources, such as a pool of processes."""
         close_reward(self._reward)
 
+    def _of_policy(self, group: ScoredGroup, trainer: str) -> ScoredGroup:
+        """The group as a further policy learns from it, with the rewards of its own agents."""
+        samples, rewards = group.samples.of_policies[trainer], group.rewards
+        samples = replace(samples, prompt=replace(samples.prompt, index=group.samples.index))
+        is_lost = group.samples.is_discarded & ~samples.is_discarded
+        if lost := is_lost.nonzero()[:, 0].tolist():
+            samples = _discarded(samples, {episode: group.samples.details[episode] for episode in lost})
+        by_agent = samples.agent_rewards
+        assert by_agent is not None, "agents have policies by their names"
+        if self._flips_coins:
+            by_agent = torch.full_like(by_agent, nan)
+        by_agent = by_agent.where(~by_agent.isnan(), rewards[:, None])
+        by_agent = by_agent.masked_fill(samples.is_discarded[:, None], nan)
+        return ScoredGroup(samples=samples, rewards=rewards, agent_rewards=by_agent, completions=())
+
+    @property
+    def _flips_coins(self) -> bool:
+        return self._settings.random_in_training and self.step.phase == "train"
+
     def _score(self, groups: Sequence[SampleGroup]) -> list[ScoredGroup]:
         if self._settings.cut_reward is not None:
             groups = [_with_cut_rewards(group, self._settings.cut_reward) for group in groups]
         texts = [self._completions(group) for group in groups]
-        if self._settings.random_in_training and self.step.phase == "train":
+        if self._flips_coins:
             coins = [self._coins(group, len(own)) for group, own in zip(groups, texts, strict=True)]
             coins = [one.masked_fill(group.is_discarded, nan) for one, group in zip(coins, groups, strict=True)]
             return [
@@ -332,6 +361,11 @@ class Reward(Worker):
 CAUSES: tuple[Cause, ...] = tuple(cause for cause in get_args(Cause) if cause)
 
 
+def _of_own_policy(group: ScoredGroup) -> ScoredGroup:
+    """The group without what further policies learn from."""
+    return replace(group, samples=replace(group.samples, of_policies={})) if group.samples.of_policies else group
+
+
 def _rows_of(samples: SampleGroup, episode: int) -> list[int]:
     if samples.trajectories is None:
         return [episode]
@@ -373,7 +407,11 @@ def _scored_group(samples: SampleGroup, texts: tuple[str, ...], results: dict[in
         rewards = samples.rewards.clone()
         for place, result in results.items():
             rewards[place] = float(result.value)
-        failed = {place: result.detail or "" for place, result in results.items() if result.judge_failed}
+        failed = {
+            place: f"the reward failed: {result.detail or ''}"
+            for place, result in results.items()
+            if result.judge_failed
+        }
         if failed:
             samples = _discarded(samples, failed)
             rewards[list(failed)] = nan
@@ -400,7 +438,7 @@ def _discarded(samples: SampleGroup, details: dict[int, str]) -> SampleGroup:
     assert samples.trajectories is not None, "a group of episodes has their rows"
     causes, messages = list(samples.causes), list(samples.details)
     for episode, detail in details.items():
-        causes[episode], messages[episode] = "service", f"the reward failed: {detail}"
+        causes[episode], messages[episode] = "service", detail
     is_lost = torch.isin(samples.trajectories, torch.tensor(list(details)))[:, None]
     return replace(
         samples,

@@ -34,7 +34,7 @@ from rlinf_workers.plugins import ENGINES
 from rlinf_workers.roles.language.late_groups import Departures, LateGroup, late_from_start
 from rlinf_workers.roles.language.new_weights import WeightTakes
 from rlinf_workers.roles.records.language import Prompt, SampleGroup, Segment
-from rlinf_workers.serving import ServingWorker
+from rlinf_workers.serving import ServingWorker, layout_of_group
 from rlinf_workers.spans import now_ns
 
 Part = TypeVar("Part")
@@ -305,11 +305,12 @@ class Rollout(ServingWorker):
 
         Raises: NonFiniteError if the log-probabilities are not finite, since a broken model still samples something.
         """
-        if not group.rollout_logprobs[group.loss_mask.bool()].isfinite().all():
-            raise NonFiniteError(
-                f"the log-probabilities of the completions of prompt {group.index} are not finite: the weights of the "
-                "model are broken, in its files or by training"
-            )
+        for part in (group, *group.of_policies.values()):
+            if not part.rollout_logprobs[part.loss_mask.bool()].isfinite().all():
+                raise NonFiniteError(
+                    f"the log-probabilities of the completions of prompt {group.index} are not finite: the weights of "
+                    "the model are broken, in its files or by training"
+                )
         if self.records:
             tokens = {str(version): count for version, count in group.tokens_by_version().items()}
             submission = {"submitted": list(submitted), "tokens": tokens}
@@ -323,10 +324,7 @@ class Rollout(ServingWorker):
             self.record("rollout/truncated_fraction", float((group.by_episode(group.truncated.int()) > 0).sum()) / size)
 
     def layout(self) -> Layout:
-        """Describes the weights of its replica, of one rank if all hold the same, or of the engine's own processes."""
-        layout = self._engine.layout()
-        num_engines = self.num_ranks if self.checks_first else self.num_ranks // layout.num_ranks
-        return Layout(layout.specs, layout.ranks * num_engines)
+        return layout_of_group(self._engine, self.num_ranks)
 
     def weights_received(self, policy_version: int) -> None:
         super().weights_received(policy_version)

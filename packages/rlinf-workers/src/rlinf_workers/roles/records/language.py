@@ -7,7 +7,7 @@ the prompt that leads to one leaf of an episode's tree, and an episode that bran
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -118,6 +118,9 @@ class SampleGroup:
     NaN: the reward of the episode, once that is known."""
     turn_agents: Tensor | None = None
     """[G, S] int64, the agent of each turn; -1: the episode has no such turn."""
+    of_policies: dict[str, SampleGroup] = field(default_factory=dict)
+    """Worker group that trains a further policy -> the same episodes as that policy learns from them: agents of other
+    policies do not train there, and the prompt is what its own histories begin with. The reward stage parts them."""
 
     @property
     def index(self) -> int:
@@ -200,6 +203,8 @@ class SampleGroup:
         parts += [one[mask] for one in (self.completion_ids, self.rollout_logprobs, self.token_versions())]
         for part in parts:
             sha.update(part.contiguous().numpy().tobytes())
+        for name, group in self.of_policies.items():
+            sha.update(f"{name}|{group.digest()}".encode())
         return sha.hexdigest()[:DIGEST_LENGTH]
 
     def subset(self, rows: slice) -> SampleGroup:
