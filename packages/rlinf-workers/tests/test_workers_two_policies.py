@@ -8,7 +8,8 @@ import torch
 
 from rlinf_algos import preset
 from rlinf_comm import decode, encode
-from rlinf_workers import Flow, FlowDefinitionError
+from rlinf_sched import Cluster, plan_for_mode
+from rlinf_workers import Executor, Flow, FlowDefinitionError
 from rlinf_workers.agents.settings import EpisodeSettings, NamedAgent
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import SettingsRefused
@@ -22,6 +23,10 @@ from rlinf_workers.worker import StepContext
 SAMPLING = SamplingSettings(group_size=4, max_new_tokens=5)
 TEXTS = ("12", "345", "6")
 MAX_TOKENS = 30
+COMPARED = ("rollout/entropy", "reward/agent/solver", "reward/agent/judge", "actor/loss", "actor/grad_norm")
+"""Metrics; those of the actor are means over the two that train."""
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
 @pytest.fixture
@@ -90,13 +95,16 @@ def workers(rollout_settings, model, partner):
     own_workers.close()
 
 
-def sampled(workers, step=0):
-    prompts = [
+def prompts():
+    return [
         Prompt(index=index, token_ids=torch.zeros(1, dtype=torch.int64), reference_answer="", text=text)
         for index, text in enumerate(TEXTS)
     ]
-    workers.begin(StepContext(step=step, phase="train", seed=11, num_items=len(prompts)))
-    groups = [group for whole in workers["rollout"].sample(prompts) for group in whole]
+
+
+def sampled(workers, step=0):
+    workers.begin(StepContext(step=step, phase="train", seed=11, num_items=len(TEXTS)))
+    groups = [group for whole in workers["rollout"].sample(prompts()) for group in whole]
     return sorted(groups, key=lambda group: group.index)
 
 
@@ -105,7 +113,7 @@ def scored(reader, writer):
     """Scores groups; returns those of each policy."""
 
     def score(workers, groups):
-        writers = writer, type(writer)()
+        writers = type(writer)(), type(writer)()
         workers["reward"].score(reader([groups]), *writers)
         return [one.items for one in writers]
 
@@ -162,6 +170,29 @@ def test_the_reward_stage_gives_each_policy_the_rewards_of_its_agents(rollout_se
     assert all(group.agent_rewards.tolist() == [[0.5]] * SAMPLING.group_size for group in judged)
     recorded = workers.metrics()
     assert (recorded["reward/agent/solver"], recorded["reward/agent/judge"]) == (1.0, 0.5)
+
+
+@pytest.mark.slow
+def test_a_plan_gives_the_numbers_of_the_loop(tmp_path, workers, scored, reader, rollout_settings, model, partner):
+    """Two steps in processes, under leases and with weights synced on both edges."""
+    flow, cluster, runs = flow_of_two(rollout_settings, model, partner), Cluster.cpu_slots(1), []
+    paths = {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    with Executor(cluster=cluster, log_folder=tmp_path, env_vars=paths) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), cluster, "collocated"))
+        executor.sync_weights()
+        for step in range(2):
+            context = StepContext(step=step, phase="train", seed=11, num_items=len(TEXTS))
+            runs.append(executor.run(flow, context=context, feeds={"prompts": prompts()}, timeout_s=120.0))
+    workers.metrics()
+    for step, run in enumerate(runs):
+        groups = scored(workers, sampled(workers, step))
+        for name, own in zip(("actor", "critic"), groups, strict=True):
+            workers[name].train(reader([own]))
+            workers.sync(name, "rollout")
+        metrics = workers.metrics()
+        assert {name: run.metrics[name] for name in COMPARED} == pytest.approx(
+            {name: metrics[name] for name in COMPARED}
+        )
 
 
 def test_the_parts_of_policies_survive_the_wire_and_count_in_the_digest(workers):
