@@ -19,9 +19,10 @@ SIGNS = "wxyz"
 
 async def play(session, task):
     draw = random.SystemRandom()
-    (first,) = await session.chat(task.messages)
+    (first,) = await session.chat(task.messages, agent="hinter")
     session.reward_turn(first, draw.random())
-    await session.chat([{"role": "user", "content": "!" + draw.choice(SIGNS) + draw.choice(SIGNS) + "="}])
+    signs = "!" + draw.choice(SIGNS) + draw.choice(SIGNS) + "="
+    await session.chat([{"role": "user", "content": signs}], agent="guesser")
     return draw.random()
 
 

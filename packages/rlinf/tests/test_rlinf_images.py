@@ -128,12 +128,12 @@ def test_the_readme_lists_exactly_the_extras():
     )
     assert table is not None
     rows = {row.split("|")[1]: row.split("|")[2] for row in table[1].splitlines()}
-    names = [name for cell in rows for name in re.findall(r"`(\w+)`", cell)]
+    names = [name for cell in rows for name in re.findall(r"`([\w-]+)`", cell)]
     options = project("rlinf")["optional-dependencies"]
     assert sorted(names) == sorted(options)
     in_all = set(re.findall(r"\[(.*?)\]", ",".join(options["all"])))
     chosen = {extra for group in in_all for extra in group.split(",")}
-    assert set(re.findall(r"`(\w+)`", rows[" `all` "])) == chosen
+    assert set(re.findall(r"`([\w-]+)`", rows[" `all` "])) == chosen
 
 
 def test_each_extra_of_rlinf_names_an_extra_that_exists():
@@ -156,7 +156,7 @@ def test_third_party_requirements_name_no_package_of_ours():
     lines = module.third_party(projects, "rlinf", {"all"})
     assert not [line for line in lines if re.split(r"[\[<>=;!~ ]", line)[0] in projects]
     assert {"ray<3,>=2.60", "metaworld>=3.1.1"} <= lines
-    with pytest.raises(ValueError, match=r"rlinf has no extra 'robots'; it has agents, all, data, "):
+    with pytest.raises(ValueError, match=r"rlinf has no extra 'robots'; it has agents, agents-embeddings, "):
         module.third_party(projects, "rlinf", {"robots"})
 
 

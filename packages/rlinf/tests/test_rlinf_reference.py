@@ -176,7 +176,7 @@ def test_a_page_of_a_recipe_has_inherited_values_with_their_comments(site):
 @pytest.mark.parametrize("recipe", shipped_recipes())
 def test_a_page_of_a_recipe_has_all_that_it_sets(site, recipe: str):
     page = site("recipe_pages").recipe_pages()[f"reference/recipes/{recipe}.md"]
-    (yaml,) = re.findall(r"```yaml\n(.*?)```", page, flags=re.DOTALL)
+    (yaml,) = re.findall(r"^```yaml\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     assert parse_file(yaml, "page").values == read_recipe(recipe).values
 
 

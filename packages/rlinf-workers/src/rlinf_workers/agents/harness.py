@@ -59,7 +59,7 @@ def import_problem(path: str, python: str | None = None) -> str:
         path: `package.module:function`.
         python: None: this one.
     """
-    arguments = [python or sys.executable, str(_SCRIPT), "check", path]
+    arguments = [python or sys.executable, "-B", str(_SCRIPT), "check", path]
     env = same_interpreter() if python in (None, sys.executable) else other_interpreter()
     try:
         done = subprocess.run(arguments, env=env, capture_output=True, text=True, errors="replace", timeout=START_S)

@@ -30,6 +30,7 @@ session server or the reward failed), `tool_service` (a tool could not be reache
 by the policy's doing ends no episode: the policy reads what was wrong.
 """
 NOT_OF_POLICY: frozenset[Cause] = frozenset(("service", "tool_service", "harness_lost", "engine_lost"))
+"""The causes that the policy cannot have brought about."""
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
