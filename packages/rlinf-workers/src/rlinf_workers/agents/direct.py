@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
 import traceback
 from collections.abc import Awaitable, Callable
 
+from rlinf_workers.agents.harness_process import finite
 from rlinf_workers.agents.link import AgentTask
-from rlinf_workers.agents.records import EpisodeEnded
+from rlinf_workers.agents.records import EpisodeEnded, HarnessRaised
 from rlinf_workers.agents.sessions import AgentSession
 
 DirectAgent = Callable[[AgentSession, AgentTask], Awaitable[float | None]]
@@ -35,20 +35,10 @@ def direct_agent(path: str) -> DirectAgent | None:
     async def guarded(session: AgentSession, task: AgentTask) -> float | None:
         try:
             reward = await play(session, task)
-            return None if reward is None else _finite(reward)
+            return None if reward is None else finite(reward)
         except EpisodeEnded:
             raise
         except (Exception, SystemExit):  # noqa: BLE001 - a custom agent may raise anything
-            if session.end is not None:  # why it raised; it must not hide that the policy has used its turns
-                raise EpisodeEnded(session.end.cause, session.end.detail) from None
-            raise EpisodeEnded("harness_lost", traceback.format_exc()) from None
+            raise HarnessRaised("harness_lost", traceback.format_exc()) from None
 
     return guarded
-
-
-def _finite(reward: float) -> float:
-    """Raises: ValueError for a reward that is not a finite number."""
-    value = float(reward)
-    if not math.isfinite(value):
-        raise ValueError(f"the reward {value} is not a finite number")
-    return value

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from rlinf_workers.agents.harness_process import PROBLEM
 from rlinf_workers.agents.interpreters import other_interpreter, same_interpreter
 from rlinf_workers.agents.messages import RequestRefused
-from rlinf_workers.agents.records import EpisodeEnded
+from rlinf_workers.agents.records import EpisodeEnded, HarnessRaised
 
 _SCRIPT = Path(__file__).with_name("harness_process.py")
 START_S = 120.0
@@ -34,10 +34,6 @@ class HarnessResult:
 
     reward: float | None
     printed: str
-
-
-class HarnessRaised(EpisodeEnded):
-    """The harness raised an exception in this episode."""
 
 
 class TakesRewards(Protocol):

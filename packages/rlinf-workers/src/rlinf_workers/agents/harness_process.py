@@ -56,9 +56,9 @@ class HarnessSession:
         """Gives an agent a reward of its own in this episode; without an agent, a turn of the policy, by default the
         latest."""
         if agent is None:
-            self._send({"id": self._number, "turn": int(turn), "turn_reward": _finite(value)})
+            self._send({"id": self._number, "turn": int(turn), "turn_reward": finite(value)})
         else:
-            self._send({"id": self._number, "agent": str(agent), "agent_reward": _finite(value)})
+            self._send({"id": self._number, "agent": str(agent), "agent_reward": finite(value)})
 
 
 class _Printed(io.TextIOBase):
@@ -82,7 +82,7 @@ class _Printed(io.TextIOBase):
         return self._log.fileno()
 
 
-def _finite(reward):
+def finite(reward):
     """Raises: ValueError for a reward that is not a finite number."""
     value = float(reward)
     if not math.isfinite(value):
@@ -145,7 +145,7 @@ async def _episode(run, message, send):
             reward = await run(message["base_url"], message["task"], session=session)
         else:
             reward = await asyncio.to_thread(run, message["base_url"], message["task"], session=session)
-        answer["reward"] = None if reward is None else _finite(reward)
+        answer["reward"] = None if reward is None else finite(reward)
     except asyncio.CancelledError:
         raise
     except (Exception, SystemExit):  # noqa: BLE001 - a harness may raise anything

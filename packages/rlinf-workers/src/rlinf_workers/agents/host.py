@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from rlinf_workers.agents.direct import direct_agent
-from rlinf_workers.agents.harness import Harness, HarnessRaised
+from rlinf_workers.agents.harness import Harness
 from rlinf_workers.agents.link import (
     RECEIVE_BYTES,
     AbandonAll,
@@ -43,7 +43,7 @@ from rlinf_workers.agents.link import (
 )
 from rlinf_workers.agents.loop import run_loop
 from rlinf_workers.agents.noise import TurnNoise, noise_of_agent, noise_of_attempt
-from rlinf_workers.agents.records import NOT_OF_POLICY, AgentTrajectory, EpisodeEnded, Sampled, cut
+from rlinf_workers.agents.records import NOT_OF_POLICY, AgentTrajectory, EpisodeEnded, HarnessRaised, Sampled, cut
 from rlinf_workers.agents.sessions import AgentSession, SessionLimits
 from rlinf_workers.agents.settings import LOOP, EpisodeSettings, NamedAgent
 from rlinf_workers.agents.templates import ChatTemplate, template_of_folder
@@ -284,11 +284,13 @@ class AgentHost:
             if (end := session.end) is None:
                 return session.trajectory(reward=reward, printed=printed)
             return session.trajectory(reward=reward, cause=end.cause, detail=end.detail, printed=printed)
-        except EpisodeEnded as end:
+        except EpisodeEnded as raised:
+            # What a request met is why a harness raised. It must not hide that the policy has used its turns.
+            end = session.end if isinstance(raised, HarnessRaised) and session.end is not None else raised
             detail = end.detail
-            if end.cause == "harness_lost" and end.printed:
-                detail = f"{detail.rstrip()}\nIt printed:\n{end.printed[-MAX_PRINTED_SHOWN:]}"
-            return session.trajectory(cause=end.cause, detail=detail, printed=end.printed)
+            if end.cause == "harness_lost" and raised.printed:
+                detail = f"{detail.rstrip()}\nIt printed:\n{raised.printed[-MAX_PRINTED_SHOWN:]}"
+            return session.trajectory(cause=end.cause, detail=detail, printed=raised.printed)
         finally:
             for one in (work, end_of_time):
                 one.cancel()
@@ -317,11 +319,6 @@ class AgentHost:
         base_url, token = self._server.open(session)
         try:
             result = await self._harness.run(session.id, base_url, token, msgspec.to_builtins(task), session)
-        except HarnessRaised as error:
-            if session.end is None:
-                raise
-            # What a request met is why the harness raised. It must not hide that the policy has used its turns.
-            raise EpisodeEnded(session.end.cause, session.end.detail, printed=error.printed) from error
         finally:
             self._server.close(session.id)
         if session.end is not None and session.end.cause in NOT_OF_POLICY:

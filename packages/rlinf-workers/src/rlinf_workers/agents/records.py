@@ -154,3 +154,7 @@ class EpisodeEnded(Exception):
         super().__init__(detail or cause)
         self.cause: Cause = cause
         self.detail, self.printed = detail, printed
+
+
+class HarnessRaised(EpisodeEnded):
+    """The harness or custom agent raised an exception in this episode."""
