@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlinf_workers.agents.tools.base import ToolUnavailable
+
+if TYPE_CHECKING:
+    import numpy as np
 
 TEXT_KEYS, TITLE_KEYS, ID_KEYS = ("text", "contents"), ("title",), ("id", "_id", "docid")
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
@@ -24,6 +27,15 @@ class Document(NamedTuple):
     """The id of its row, or else its place: "corpus.jsonl:7", "notes/a.md"."""
     title: str
     text: str
+
+
+def best(scores: np.ndarray, top_k: int) -> list[int]:
+    """Indices of the highest scores, in descending order; equal ones in the order of their indices."""
+    import numpy as np
+
+    place = max(len(scores) - top_k, 0)
+    candidates = np.flatnonzero(scores >= np.partition(scores, place)[place])
+    return candidates[np.argsort(-scores[candidates], kind="stable")][:top_k].tolist()
 
 
 def missing(path: str | Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlinf_workers.agents.tools.base import ToolUnavailable
-from rlinf_workers.agents.tools.corpus import Document
+from rlinf_workers.agents.tools.corpus import Document, best
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,10 +42,7 @@ class EmbeddingIndex:
 
     def search(self, query: str, top_k: int) -> list[Document]:
         """The `top_k` documents with the highest cosine similarity to the query, the best first."""
-        import numpy as np
-
-        scores = self._vectors @ self._encode([query])[0]
-        return [self._documents[index] for index in np.argsort(-scores, kind="stable")[:top_k]]
+        return [self._documents[index] for index in best(self._vectors @ self._encode([query])[0], top_k)]
 
     def _encode(self, texts: list[str]) -> np.ndarray:
         """[len(texts), dimensions], of length 1, or 0 for a text without a known token."""

@@ -15,16 +15,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from rlinf_workers.agents.tools.base import ToolFailed, ToolResult, ToolSpec, ToolUnavailable
-from rlinf_workers.agents.tools.corpus import Document, missing, read_documents
+from rlinf_workers.agents.tools.corpus import Document, best, missing, read_documents
 from rlinf_workers.agents.tools.embeddings import EmbeddingIndex
 from rlinf_workers.agents.tools.limits import check_limits, cut
 from rlinf_workers.plugins import OptionError, Spec
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|(?:(?![{_IDEOGRAPHS}])\w)+")
@@ -169,21 +166,13 @@ class Bm25Index:
         numbers = [self._numbers[word] for word in words(query)[:MAX_QUERY_WORDS] if word in self._numbers]
         if not numbers:
             return []
-        return [self._documents[index] for index in _best(self._scores.get_scores_from_ids(numbers), top_k)]
+        scores = self._scores.get_scores_from_ids(numbers)
+        return [self._documents[index] for index in best(scores, top_k) if scores[index] > 0]
 
 
 def words(text: str) -> list[str]:
     """The words that are counted."""
     return _WORD.findall(text.lower())
-
-
-def _best(scores: np.ndarray, top_k: int) -> list[int]:
-    """Indices of the highest scores above 0, in descending order; equal ones in the order of their indices."""
-    import numpy as np
-
-    place = max(len(scores) - top_k, 0)
-    candidates = np.flatnonzero((scores >= np.partition(scores, place)[place]) & (scores > 0))
-    return candidates[np.argsort(-scores[candidates], kind="stable")][:top_k].tolist()
 
 
 def _heading(document: Document) -> str:
