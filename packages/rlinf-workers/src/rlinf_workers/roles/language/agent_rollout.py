@@ -60,6 +60,7 @@ class AgentRollout(Rollout):
         self._queue_of = {name: self._made_queue(agent) for name, agent in agents.items()}
         self._beside = [*self._partners.values(), *self._further.values()]
         """The turns of the engines beside the policy's."""
+        self._queues = [self._policy, *self._beside]
         self._served_policies = {
             trainer: ServedPolicy(queue.engine, self.num_ranks) for trainer, queue in self._further.items()
         }
@@ -120,7 +121,7 @@ class AgentRollout(Rollout):
                 self._record(group, (step, group.index))
             if whole:
                 yield whole
-            self._generate()
+            self._generate(groups)
         self._suspend()
         self._check_discarded()
 
@@ -145,7 +146,7 @@ class AgentRollout(Rollout):
             if departures.all_left:
                 break
             self._submit_turns(sampling)
-            self._generate()
+            self._generate(groups)
             whole = self._hear(groups)
             self._begin_episodes(groups)
         self._suspend()
@@ -278,28 +279,28 @@ class AgentRollout(Rollout):
     @property
     def _has_turns(self) -> bool:
         """Whether a turn waits or runs."""
-        return not all(queue.is_empty for queue in (self._policy, *self._beside))
+        return not all(queue.is_empty for queue in self._queues)
 
     def _submit_turns(self, sampling: SamplingSettings) -> None:
         """Gives each engine as many turns as it has capacity for."""
         with self.asking():
-            for queue in (self._policy, *self._beside):
+            for queue in self._queues:
                 queue.submit(sampling)
 
     def _interrupt(self) -> None:
         """Has the engine that samples return for messages of the agents; any thread."""
-        for queue in (self._policy, *self._beside):
+        for queue in self._queues:
             queue.interrupt()
 
-    def _generate(self) -> None:
+    def _generate(self, groups: OpenEpisodes) -> None:
         """Computes until a turn of each engine ends or the agents say something; in a replay until they did."""
         for queue in self._beside:
             if queue.is_running:
                 self._answer(queue.finished())
         if not self._policy.is_running:
             return
-        if self._recorded_agents is not None and isinstance(self._groups, OpenEpisodes):
-            next_said = self._recorded_agents.next_step(self._groups.logs, self._num_steps)
+        if self._recorded_agents is not None:
+            next_said = self._recorded_agents.next_step(groups.logs, self._num_steps)
             if next_said == self._num_steps:
                 return
             stops = [] if next_said is None else [self._first_step + next_said]
@@ -328,7 +329,7 @@ class AgentRollout(Rollout):
 
     def _suspend(self) -> None:
         """Takes back the turns that the engine has not finished; those of late groups go on later."""
-        for queue in (self._policy, *self._beside):
+        for queue in self._queues:
             with self.asking():
                 ended = queue.suspend()
             self._answer(ended)
@@ -342,12 +343,14 @@ class AgentRollout(Rollout):
         for prompt, reports in groups:
             episodes = [report.trajectory for report in reports]
             group = group_of(prompt, episodes, policy_version=version, agents=agents)
-            nothing = replace(prompt, token_ids=NO_PROMPT)
-            parts = {
-                trainer: group_of(nothing, episodes, policy_version=self._served_policies[trainer].version, agents=own)
-                for trainer, own in further.items()
-            }
-            samples.append(replace(group, of_policies=parts) if parts else group)
+            if further:
+                nothing, served = replace(prompt, token_ids=NO_PROMPT), self._served_policies
+                parts = {
+                    trainer: group_of(nothing, episodes, policy_version=served[trainer].version, agents=own)
+                    for trainer, own in further.items()
+                }
+                group = replace(group, of_policies=parts)
+            samples.append(group)
         return samples
 
     def _left(self, groups: OpenEpisodes, index: int) -> None:

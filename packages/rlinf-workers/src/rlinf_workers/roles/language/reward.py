@@ -17,6 +17,7 @@ from typing import get_args
 import numpy as np
 import torch
 from msgspec import convert, to_builtins
+from torch import Tensor
 
 from rlinf_algos import RewardError
 from rlinf_algos.rewards import (
@@ -163,12 +164,11 @@ class Reward(Worker):
         is_lost = group.samples.is_discarded & ~samples.is_discarded
         if lost := is_lost.nonzero()[:, 0].tolist():
             samples = _discarded(samples, {episode: group.samples.details[episode] for episode in lost})
-        by_agent = samples.agent_rewards
-        assert by_agent is not None, "agents have policies by their names"
+        own = samples.agent_rewards
+        assert own is not None, "agents have policies by their names"
         if self._flips_coins:
-            by_agent = torch.full_like(by_agent, nan)
-        by_agent = by_agent.where(~by_agent.isnan(), rewards[:, None])
-        by_agent = by_agent.masked_fill(samples.is_discarded[:, None], nan)
+            own = torch.full_like(own, nan)
+        by_agent = _agent_rewards(samples, own, rewards)
         return ScoredGroup(samples=samples, rewards=rewards, agent_rewards=by_agent, completions=())
 
     @property
@@ -415,22 +415,24 @@ def _scored_group(samples: SampleGroup, texts: tuple[str, ...], results: dict[in
         if failed:
             samples = _discarded(samples, failed)
             rewards[list(failed)] = nan
-    by_agent = samples.agent_rewards
-    if by_agent is not None:
-        by_agent = by_agent.where(~by_agent.isnan(), rewards[:, None])
-        by_agent = by_agent.masked_fill(samples.is_discarded[:, None], nan)
+    own = samples.agent_rewards
     every = [results.get(place) for place in range(len(texts))]
     lost = samples.is_discarded.nonzero()[:, 0].tolist() if samples.causes else []
     counted = [one for place, one in enumerate(every) if place not in lost]
     return ScoredGroup(
         samples=samples,
         rewards=rewards,
-        agent_rewards=by_agent,
+        agent_rewards=None if own is None else _agent_rewards(samples, own, rewards),
         completions=texts,
         outcomes=tuple("" if one is None else one.outcome for one in every) if results else (),
         answers=tuple(None if one is None else one.answer for one in every) if results else (),
         **(_parts(every) if None not in counted else {}),
     )
+
+
+def _agent_rewards(samples: SampleGroup, own: Tensor, rewards: Tensor) -> Tensor:
+    """[G, K], the rewards of agents: their own, or else those of the episodes, [G]; NaN for discarded ones."""
+    return own.where(~own.isnan(), rewards[:, None]).masked_fill(samples.is_discarded[:, None], nan)
 
 
 def _discarded(samples: SampleGroup, details: dict[int, str]) -> SampleGroup:
