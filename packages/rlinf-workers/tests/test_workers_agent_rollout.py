@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from workers_rollouts import rollout_of_agents
 
 from rlinf_comm import pack, unpack
-from rlinf_workers.agents.settings import EpisodeSettings, NamedAgent
+from rlinf_workers.agents.settings import NamedAgent
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import ProcessLost, SettingsRefused, WorkersError
 from rlinf_workers.models.language_model import load_model, load_tokenizer
 from rlinf_workers.roles.language.agent_rollout import AgentRollout
 from rlinf_workers.roles.language.late_groups import late_from_start
-from rlinf_workers.roles.language.rollout import RolloutSettings
 from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.worker import StepContext
 
@@ -33,24 +33,7 @@ def settings(model, monkeypatch):
     here = str(Path(__file__).parent)
     monkeypatch.setenv("PYTHONPATH", here)
     monkeypatch.setattr(sys, "path", [here, *sys.path])
-    agent = EpisodeSettings(
-        run="workers_harnesses:play_two",
-        max_turns=4,
-        max_context_tokens=30,
-        max_new_tokens=SAMPLING.max_new_tokens,
-        max_episodes=4,
-        max_idle_s=60.0,
-        tokenizer_folder=model.folder,
-    )
-    return RolloutSettings(
-        model=model,
-        train=SAMPLING,
-        evaluate=SAMPLING,
-        max_prompt_tokens=agent.max_prompt_tokens,
-        max_batch_sequences=8,
-        engine_options={"refill": True},
-        agent=agent,
-    )
+    return rollout_of_agents(model, SAMPLING, run="workers_harnesses:play_two", max_context_tokens=30)
 
 
 @pytest.fixture(scope="module")
@@ -223,8 +206,9 @@ def test_a_lost_agent_process_is_reported_with_how_it_ended(make_worker, setting
     worker.close()
 
 
-def test_a_step_that_is_abandoned_leaves_nothing_to_the_next_one(make_worker, settings):
-    worker = make_worker(AgentRollout, settings)
+@pytest.mark.parametrize("has_partner", [False, True])
+def test_a_step_that_is_abandoned_leaves_nothing_to_the_next_one(make_worker, settings, partner, has_partner):
+    worker = make_worker(AgentRollout, with_partner(settings, partner) if has_partner else settings)
     worker._host.step = STEP
     worker.weights_received(7)
     first = worker.sample(prompts())
@@ -420,16 +404,3 @@ def test_a_partner_is_replayed_and_comes_back_from_the_host_unchanged(run, setti
     worker.onload()
     once_more = {group.index: group.digest() for whole in worker.sample(prompts()) for group in whole}
     assert once_more == digests
-
-
-def test_a_step_that_is_abandoned_leaves_a_partner_without_turns(make_worker, settings, partner):
-    worker = make_worker(AgentRollout, with_partner(settings, partner))
-    worker._host.step = STEP
-    worker.weights_received(7)
-    first = worker.sample(prompts())
-    next(first)
-    first.close()
-    worker.abandon()
-    groups = [group for whole in worker.sample(prompts()) for group in whole]
-    assert sorted(group.index for group in groups) == [0, 1, 2]
-    worker.close()

@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from workers_rollouts import rollout_of_agents
 
 from rlinf_algos import preset
 from rlinf_comm import decode, encode
 from rlinf_sched import Cluster, plan_for_mode
 from rlinf_workers import Executor, Flow, FlowDefinitionError
-from rlinf_workers.agents.settings import EpisodeSettings, NamedAgent
+from rlinf_workers.agents.settings import NamedAgent
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import SettingsRefused
 from rlinf_workers.execution.in_process import InProcessWorkers
 from rlinf_workers.models.language_model import load_model, load_tokenizer
-from rlinf_workers.roles import Actor, ActorSettings, AgentRollout, Reward, RewardSettings, RolloutSettings
+from rlinf_workers.roles import Actor, ActorSettings, AgentRollout, Reward, RewardSettings
 from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.trainers import BackendSettings, OptimizerSettings
 from rlinf_workers.worker import StepContext
@@ -35,24 +36,9 @@ def rollout_settings(model, partner, monkeypatch):
     here = str(Path(__file__).parent)
     monkeypatch.setenv("PYTHONPATH", here)
     monkeypatch.setattr(sys, "path", [here, *sys.path])
-    agent = EpisodeSettings(
-        run="workers_harnesses:play_both",
-        agents={"solver": NamedAgent(), "judge": NamedAgent(folder=partner.folder, trainer="critic")},
-        max_turns=4,
-        max_context_tokens=MAX_TOKENS,
-        max_new_tokens=SAMPLING.max_new_tokens,
-        max_episodes=4,
-        max_idle_s=60.0,
-        tokenizer_folder=model.folder,
-    )
-    return RolloutSettings(
-        model=model,
-        train=SAMPLING,
-        evaluate=SAMPLING,
-        max_prompt_tokens=agent.max_prompt_tokens,
-        max_batch_sequences=8,
-        engine_options={"refill": True},
-        agent=agent,
+    agents = {"solver": NamedAgent(), "judge": NamedAgent(folder=partner.folder, trainer="critic")}
+    return rollout_of_agents(
+        model, SAMPLING, run="workers_harnesses:play_both", agents=agents, max_context_tokens=MAX_TOKENS
     )
 
 
