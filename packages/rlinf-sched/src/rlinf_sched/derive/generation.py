@@ -184,10 +184,9 @@ def with_waits(inside_s: Callable[[float], float], lengths: Lengths) -> float:
     Args:
         inside_s: maps the share of the running episodes that are in the engine at a time to the seconds in it.
     """
-    outside_s = lengths.longest_outside_s
+    outside_s, whole_s = lengths.longest_outside_s, inside_s(1.0)
     if not outside_s:
-        return inside_s(1.0)
-    whole_s = inside_s(1.0)
+        return whole_s
     return inside_s(whole_s / (whole_s + outside_s)) + outside_s
 
 

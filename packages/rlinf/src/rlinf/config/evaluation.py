@@ -171,14 +171,8 @@ class EvalConfig(EngineConfig):
         yield from super().conflicts()
         yield from self.length_conflicts((self.max_prompt_tokens or 1) + self.max_new_tokens, "a sequence")
         yield from venv_conflicts(self.venvs, ("rollout", "reward"))
-        if self.agent is not None and (problem := self.engine_spec.episodes_problem(self.engine_options)) is not None:
-            yield Conflict(
-                keys=("agent", "engine"),
-                text=f": episodes need an engine that takes turns while it generates, and engine={self.engine} does "
-                f"not: {problem}",
-            )
         if self.agent is not None:
-            yield from self.agent.partner_conflicts(self)
+            yield from self.agent.engine_conflicts(self)
         if self.num_samples is not None and max(self.k) > self.num_samples:
             yield Conflict(
                 keys=("k", "num_samples"),

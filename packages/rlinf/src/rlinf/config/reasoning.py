@@ -247,8 +247,14 @@ class AgentConfig(Section):
             return engine.engine_options
         return engine.engine_spec.options_beside(engine.engine_options, num_engines, on_gpu=on_gpu)
 
-    def partner_conflicts(self, engine: EngineConfig) -> Iterator[Conflict]:
-        """Partners need an engine beside the policy's."""
+    def engine_conflicts(self, engine: EngineConfig) -> Iterator[Conflict]:
+        """Episodes need an engine that takes turns while it generates, and partners one beside the policy's."""
+        if (problem := engine.engine_spec.episodes_problem(engine.engine_options)) is not None:
+            yield Conflict(
+                keys=(f"{engine.AT}agent", f"{engine.AT}engine"),
+                text=f": episodes need an engine that takes turns while it generates, and {engine.AT}engine="
+                f"{engine.engine} does not: {problem}",
+            )
         if self.options_of_engines(engine, on_gpu=True) is None:
             name, path = next(iter(self.partner_paths.items()))
             yield Conflict(
@@ -352,7 +358,7 @@ class RolloutConfig(EngineConfig):
         return self.engine_options if self.agent is None else self.agent.options_of_engines(self, on_gpu=on_gpu)
 
     def _agent_conflicts(self, agent: AgentConfig) -> Iterator[Conflict]:
-        """Episodes need an engine that takes turns while it generates, and room for two of them."""
+        """Episodes need room for a prompt and a turn, and an engine that fits."""
         needed = self.max_prompt_tokens + self.max_new_tokens
         if agent.max_context_tokens < needed:
             yield Conflict(
@@ -360,13 +366,7 @@ class RolloutConfig(EngineConfig):
                 text=f"={agent.max_context_tokens} is less than rollout.max_prompt_tokens + rollout.max_new_tokens = "
                 f"{needed}, so that not even a first turn fits; use more",
             )
-        if (problem := self.engine_spec.episodes_problem(self.engine_options)) is not None:
-            yield Conflict(
-                keys=("rollout.agent", "rollout.engine"),
-                text=f": episodes need an engine that takes turns while it generates, and rollout.engine={self.engine} "
-                f"does not: {problem}",
-            )
-        yield from agent.partner_conflicts(self)
+        yield from agent.engine_conflicts(self)
         for name, path in agent.partner_paths.items():
             yield from self._conflicts_of_steps(f"rollout.agent.agents.{name}.path", path)
 
@@ -679,6 +679,12 @@ class ReasoningConfig(JobConfig):
                 keys=("rollout.on_new_weights", "plan.num_ranks_per_replica.rollout"),
                 text=f"={how} is for replicas of one rank",
             )
+
+    @property
+    def model_paths(self) -> dict[str, Path | None]:
+        """Key -> the model that it names: the policy's, the reference's, and those of partners."""
+        partners = {f"rollout.agent.agents.{name}.path": path for name, path in self.rollout.partner_paths.items()}
+        return {"model.path": self.model.path, "reference.path": self.reference.path, **partners}
 
     @property
     def chat_options(self) -> dict[str, bool | int | float | str]:

@@ -208,16 +208,18 @@ def agent(job: ReasoningJob) -> None:
     if missing := [name for name in ("aiohttp", "jsonschema") if importlib.util.find_spec(name) is None]:
         raise UserError(f"rollout.agent needs {' and '.join(missing)}", hint="pip install 'rlinf[agents]'")
     for index, option, text in check_tools(agent.tools):
-        where = f"rollout.agent.tools[{index}]" + (f".{option}" if option else "")
-        raise UserError(f"{where}{text}" if option else f"{where}: {text}")
+        raise _plugin_error(f"rollout.agent.tools[{index}]", option, text)
     for key, path, python in _custom_code(agent):
         if problem := import_problem(path, python):
             raise UserError(f"{key}={path}: {problem}")
     for option, text in () if agent.environment is None else check_environment(agent.environment):
-        where = "rollout.agent.environment" + (f".{option}" if option else "")
-        raise UserError(f"{where}{text}" if option else f"{where}: {text}")
+        raise _plugin_error("rollout.agent.environment", option, text)
     if config.model.path is not None:
         check_template(config.model.path, config.chat_options, "rollout.agent: model.path")
+
+
+def _plugin_error(key: str, option: str, text: str) -> UserError:
+    return UserError(f"{key}.{option}{text}" if option else f"{key}: {text}")
 
 
 def _custom_code(agent: AgentConfig) -> Iterator[tuple[str, str, str | None]]:

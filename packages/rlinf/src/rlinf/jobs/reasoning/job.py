@@ -90,9 +90,7 @@ class ReasoningJob(Job):
     @cached_property
     def inputs(self) -> Mapping[str, str]:
         config, task = self.config, self.prompts.task
-        folders = {"model.path": config.model.path, "reference.path": config.reference.path}
-        folders |= {f"rollout.agent.agents.{name}.path": path for name, path in config.rollout.partner_paths.items()}
-        folders |= reward_folders(config.reward)
+        folders = config.model_paths | reward_folders(config.reward)
         models = {f"{key}={path}": model_fingerprint(path) for key, path in folders.items() if path is not None}
         return models | (task.fingerprints() if isinstance(task, FileProblems) else {})
 

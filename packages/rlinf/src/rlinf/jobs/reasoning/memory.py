@@ -91,12 +91,7 @@ def reference_shape(config: ReasoningConfig, shape: ModelShape) -> ModelShape | 
     """
     if not config.has_reference_worker or config.reference.path is None:
         return shape if config.has_reference_worker else None
-    try:
-        return named_shape(config.reference.path, "reference.path")
-    except ProfileError as error:
-        if not config.reference.path.exists():
-            raise UserError(f"reference.path: {error}") from error
-        return None
+    return _shape_at(config.reference.path, "reference.path")
 
 
 def partner_shapes(config: ReasoningConfig) -> dict[Path, ModelShape | None]:
@@ -104,15 +99,19 @@ def partner_shapes(config: ReasoningConfig) -> dict[Path, ModelShape | None]:
 
     Raises: UserError for a path that is neither a folder nor a public model.
     """
-    shapes: dict[Path, ModelShape | None] = {}
-    for name, path in config.rollout.partner_paths.items():
-        try:
-            shapes[path] = named_shape(path, f"rollout.agent.agents.{name}.path")
-        except ProfileError as error:
-            if not path.exists():
-                raise UserError(f"rollout.agent.agents.{name}.path: {error}") from error
-            shapes[path] = None
-    return shapes
+    partners = config.rollout.partner_paths
+    return {path: _shape_at(path, f"rollout.agent.agents.{name}.path") for name, path in partners.items()}
+
+
+def _shape_at(path: Path, key: str) -> ModelShape | None:
+    """The shape of a model; None where we cannot count its parts. Raises: UserError if it is neither a folder nor a
+    public model."""
+    try:
+        return named_shape(path, key)
+    except ProfileError as error:
+        if not path.exists():
+            raise UserError(f"{key}: {error}") from error
+        return None
 
 
 # -- what the ranks hold -----------------------------------------------------------------------------------------------

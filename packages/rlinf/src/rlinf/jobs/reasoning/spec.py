@@ -27,9 +27,7 @@ class ReasoningSpec(JobSpec):
         yield ENGINES, config.rollout.engine, f"rollout.engine={config.rollout.engine}"
 
     def check_references(self, config: ReasoningConfig) -> None:
-        folders = {"model.path": config.model.path, "reference.path": config.reference.path}
-        folders |= {f"rollout.agent.agents.{name}.path": path for name, path in config.rollout.partner_paths.items()}
-        for key, path in folders.items():
+        for key, path in config.model_paths.items():
             if path is not None:
                 check_model_folder(path, key=key)
         _check_reward(config.reward, "reward")
