@@ -59,6 +59,20 @@ def checkpoint(tmp_path_factory):
     return folder, write_oft_checkpoint(folder, published_tensors(), part_tensors())
 
 
+@pytest.fixture(scope="module")
+def token_checkpoint(checkpoint, tmp_path_factory):
+    """The same without the L1 head, as SimpleVLA-RL publishes them."""
+    folder = copied(checkpoint, tmp_path_factory.mktemp("tokens"))
+    for path in folder.glob("action_head*"):
+        path.unlink()
+    return folder, checkpoint[1]
+
+
+@pytest.fixture
+def checkpoint_of(checkpoint, token_checkpoint):
+    return {"l1": checkpoint, "tokens": token_checkpoint}
+
+
 @pytest.fixture
 def llama_in_float64(monkeypatch):
     """transformers computes Llama's norms and rotary angles in float32 whatever the model's dtype."""
@@ -97,6 +111,8 @@ def expected_states(tensors, fields, options) -> list[torch.Tensor]:
         pictures = [fields[f"image.{camera}"][row] for camera in options["cameras"].split(",")]
         state = (2 * (fields["state"][row].double() - low) / (high - low + 1e-8) - 1).clamp(-1, 1)
         arguments = {"film": options["film"], "num_numbers": NUM_NUMBERS}
+        if not options.get("end_token", True):
+            arguments["ends"] = ()
         ids = prompt_ids(text.lower())
         states.append(plain_states(tensors, pictures, ids, state if options["proprio"] else None, **arguments))
     return states
@@ -130,13 +146,19 @@ def test_a_small_policy_conforms(options):
 
 
 @pytest.mark.parametrize("head", ["tokens", "l1"])
-def test_a_checkpoint_conforms(checkpoint, head):
-    check_policy(OpenVLAOFT, FIELDS, ACTIONS, folder=str(checkpoint[0]), chunk_size=NUM_ACTIONS, head=head)
+def test_a_checkpoint_conforms(checkpoint_of, head):
+    folder = str(checkpoint_of[head][0])
+    check_policy(OpenVLAOFT, FIELDS, ACTIONS, folder=folder, chunk_size=NUM_ACTIONS, head=head)
 
 
-@pytest.mark.parametrize("options", [EVERYTHING, LITTLE], ids=["everything", "little"])
-def test_tokens_are_those_of_a_plain_implementation(checkpoint, options, llama_in_float64):
-    policy, fields, tensors = loaded(checkpoint, **options), drawn_fields(), exact(checkpoint, options)
+@pytest.mark.parametrize(
+    "options",
+    [EVERYTHING, LITTLE, LITTLE | {"end_token": False}, EVERYTHING | {"end_token": False}],
+    ids=["everything", "little", "no-end", "everything-no-end"],
+)
+def test_tokens_are_those_of_a_plain_implementation(token_checkpoint, options, llama_in_float64):
+    policy, fields = loaded(token_checkpoint, **options), drawn_fields()
+    tensors = exact(token_checkpoint, options)
     noise = torch.randn(len(TEXTS), policy.noise_size, generator=torch.Generator().manual_seed(0))
     answer, likeliest = policy.act(fields, noise), policy.act(fields, None)
     logprobs = torch.stack([plain_token_logprobs(tensors, s) for s in expected_states(tensors, fields, options)])
@@ -183,8 +205,8 @@ def test_predicted_numbers_are_those_of_a_plain_implementation(checkpoint, optio
     check_gradients(policy, tensors)
 
 
-def test_the_loss_of_tokens_is_their_cross_entropy(checkpoint):
-    policy, fields, tensors = loaded(checkpoint, **LITTLE), drawn_fields(), exact(checkpoint, LITTLE)
+def test_the_loss_of_tokens_is_their_cross_entropy(token_checkpoint):
+    policy, fields, tensors = loaded(token_checkpoint, **LITTLE), drawn_fields(), exact(token_checkpoint, LITTLE)
     bins = torch.randint(255, (len(TEXTS), NUM_NUMBERS), generator=torch.Generator().manual_seed(4))
     actions = policy.table[torch.arange(NUM_NUMBERS) % NUM_DIMS, bins].view(-1, NUM_ACTIONS, NUM_DIMS)
     logprobs = torch.stack([plain_token_logprobs(tensors, s) for s in expected_states(tensors, fields, LITTLE)])
@@ -193,8 +215,8 @@ def test_the_loss_of_tokens_is_their_cross_entropy(checkpoint):
 
 
 @pytest.mark.parametrize("head", ["tokens", "l1"])
-def test_a_gripper_moves_as_the_environment_has_it(checkpoint, head):
-    options = {"folder": str(checkpoint[0]), "chunk_size": NUM_ACTIONS, "head": head, "spread": 0.5} | LITTLE
+def test_a_gripper_moves_as_the_environment_has_it(checkpoint_of, head):
+    options = {"folder": str(checkpoint_of[head][0]), "chunk_size": NUM_ACTIONS, "head": head, "spread": 0.5} | LITTLE
     plain, policy = (OpenVLAOFT(FIELDS, HAND, gripper=name, **options) for name in ("as_is", "open_is_minus_one"))
     fields = drawn_fields()
     noise = torch.randn(len(TEXTS), policy.noise_size, generator=torch.Generator().manual_seed(1))
@@ -280,9 +302,9 @@ def test_other_checkpoints_are_refused(checkpoint, tmp_path):
 
     needs(head="l1")
     with pytest.raises(
-        PolicyError, match=r"no statistics of 'bridge_orig'; dataset_statistics.json has libero_spatial"
+        PolicyError, match=r"no statistics of 'fractal'; dataset_statistics.json has libero_spat.*; norm_stats has bri"
     ):
-        needs(unnorm_key="bridge_orig")
+        needs(unnorm_key="fractal")
     with pytest.raises(PolicyError, match=r"its states have 5 numbers, but the environment provides 4"):
         needs(FIELDS | {"state": FieldSpec(shape=(4,), dtype="float32")})
     with pytest.raises(PolicyError, match=r"reads a 'state', but the environment has image.front"):
@@ -324,6 +346,15 @@ def test_other_checkpoints_are_refused(checkpoint, tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "pi0"}))
     with pytest.raises(PolicyError, match=r"is a checkpoint of 'pi0'; this policy reads 'openvla'"):
         needs()
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+def test_the_files_decide_the_head(checkpoint, token_checkpoint, has_head):
+    folder, arguments = str((checkpoint if has_head else token_checkpoint)[0]), {"chunk_size": NUM_ACTIONS}
+    assert (OpenVLAOFT(FIELDS, ACTIONS, folder=folder, **arguments).action_head is not None) == has_head
+    if has_head:
+        with pytest.raises(PolicyError, match=r"options.head=tokens: .*fine-tuned with the L1 head, .* use head: l1"):
+            OpenVLAOFT.needs(FIELDS, ACTIONS, folder=folder, head="tokens", **arguments)
 
 
 class Collected(list):

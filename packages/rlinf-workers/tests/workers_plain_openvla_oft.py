@@ -23,11 +23,18 @@ STATISTICS = {
 
 
 def plain_states(
-    w: dict[str, Tensor], pictures: list[Tensor], ids: list[int], state: Tensor | None, *, film: bool, num_numbers: int
+    w: dict[str, Tensor],
+    pictures: list[Tensor],
+    ids: list[int],
+    state: Tensor | None,
+    *,
+    film: bool,
+    num_numbers: int,
+    ends: tuple[int, ...] = (END,),
 ) -> Tensor:
     """[num_numbers, H]: the states of one row that predict the chunk, all positions seeing all."""
     table = w[LLAMA + "embed_tokens.weight"]
-    words = table[[*ids, END]]
+    words = table[[*ids, *ends]]
     language = words.mean(0) if film else None
     seen = [plain_patches(w, picture, (2, 1), language) for picture in pictures]
     if state is not None:
@@ -35,8 +42,8 @@ def plain_states(
         hidden = hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5))
         seen.append((hidden @ w["proprio_projector.fc2.weight"].T + w["proprio_projector.fc2.bias"])[None])
     empty = torch.zeros(num_numbers, words.shape[1], dtype=words.dtype)
-    x = torch.cat([words[:1], *seen, words[1:-1], empty, words[-1:]])
-    before = len(x) - 1 - num_numbers
+    x = torch.cat([words[:1], *seen, words[1 : len(ids)], empty, words[len(ids) :]])
+    before = len(x) - len(ends) - num_numbers
     return plain_llama(w, x, 0.0)[before - 1 : before - 1 + num_numbers]
 
 
@@ -86,7 +93,7 @@ def part_tensors(seed: int = 1) -> dict[str, Tensor]:
 
 def write_oft_checkpoint(folder: Path, tensors: dict[str, Tensor], parts: dict[str, Tensor]) -> dict[str, Tensor]:
     """As fine-tuning leaves it: merged weights, statistics, a state dict for each part. All tensors as they count, with
-    those of the vision backbone's LoRA added."""
+    those of the vision backbone's LoRA added, which adapts the convolution `patch_embed.proj` as well."""
     write_checkpoint(folder, tensors)
     (folder / "dataset_statistics.json").write_text(json.dumps({"libero_spatial_no_noops": STATISTICS}))
     for part in ("proprio_projector", "action_head"):
@@ -98,16 +105,17 @@ def write_oft_checkpoint(folder: Path, tensors: dict[str, Tensor], parts: dict[s
         at = name.split(".")
         if "blocks" in at and at[4] not in ("scale", "shift"):
             at.insert(4, "block")
-        if at[-2] in ("qkv", "proj", "fc1", "fc2") and "blocks" in at:
+        if at[-2] in ("qkv", "proj", "fc1", "fc2"):
             layer = ".".join(at[:-1])
             saved[f"{layer}.base_layer.{at[-1]}"] = tensor
             if at[-1] == "weight":
+                ones = (1,) * (tensor.ndim - 2)
                 down, up = (
                     0.1 * torch.randn(shape, generator=generator)
-                    for shape in ((RANK, tensor.shape[1]), (len(tensor), RANK))
+                    for shape in ((RANK, *tensor.shape[1:]), (len(tensor), RANK, *ones))
                 )
                 saved |= {f"{layer}.lora_A.default.weight": down, f"{layer}.lora_B.default.weight": up}
-                counted[name] = tensor + 0.5 * (up @ down)
+                counted[name] = tensor + 0.5 * torch.einsum("or,r...->o...", up.flatten(1), down)
         else:
             saved[".".join(at)] = tensor
     torch.save(saved, folder / "vision_backbone--150000_checkpoint.pt")

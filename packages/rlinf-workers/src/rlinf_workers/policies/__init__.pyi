@@ -8,4 +8,4 @@ from .base import (
     outline_policy as outline_policy,
 )
 from .heads.choose import head_for as head_for
-from .spec import ActingCost as ActingCost, PolicySpec as PolicySpec
+from .spec import FOLDER_OPTIONS as FOLDER_OPTIONS, ActingCost as ActingCost, PolicySpec as PolicySpec

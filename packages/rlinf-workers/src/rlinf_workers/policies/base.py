@@ -50,6 +50,8 @@ class Needs:
     """Whether values are [n, K]: before each action of the chunk."""
     reads_gripper_sign: bool = False
     """Whether `imitate` reads only the sign of the last number of a demonstrated action, the gripper."""
+    notes: tuple[str, ...] = ()
+    """What the run's manifest should say about the policy, such as weights of a checkpoint that are not loaded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

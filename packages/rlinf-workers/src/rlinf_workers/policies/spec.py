@@ -9,6 +9,9 @@ from typing import Any
 from rlinf_sched.derive import ModelShape
 from rlinf_workers.plugins import Spec
 
+FOLDER_OPTIONS = ("folder", "lora_folder")
+"""Options of policies that are folders with weights, or names of such on the Hugging Face Hub."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActingCost:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from rlinf.config.base import Section
 from rlinf.config.embodied import PolicyConfig
 from rlinf.hub import HubName, fetch_dataset, fetch_model, hub_name, public_name
+from rlinf_workers.policies import FOLDER_OPTIONS
 
 S = TypeVar("S", bound=Section)
 
@@ -66,11 +67,11 @@ def _replaced(value: Any, use: str, key: str) -> Any:
 
 
 def _local_options(options: Mapping[str, Any], at: str) -> Mapping[str, Any]:
-    """The options of a robot's policy, whose weights are an option called folder."""
-    name = hub_name(Path(folder)) if isinstance(folder := options.get("folder"), str) else None
-    if name is None:
-        return options
-    return {**options, "folder": str(fetch_model(name, f"{at}folder", is_text=False))}
+    """The options of a robot's policy, whose weights are in the folders of some options."""
+    chosen = {name: options[name] for name in FOLDER_OPTIONS if isinstance(options.get(name), str)}
+    names = {option: name for option, folder in chosen.items() if (name := hub_name(Path(folder))) is not None}
+    fetched = {option: str(fetch_model(name, f"{at}{option}", is_text=False)) for option, name in names.items()}
+    return {**options, **fetched} if fetched else options
 
 
 def _downloaded(name: HubName, use: str, key: str) -> Path:

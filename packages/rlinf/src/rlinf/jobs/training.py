@@ -22,7 +22,7 @@ from rlinf.run_folder.adapters import base_digest, check_peft, check_same_base
 from rlinf.run_folder.checkpoints import CHECKPOINTS, MODEL, checkpoint_steps
 from rlinf_workers.models import ALL_LINEAR, LoraSettings, find_targets, policy_targets
 from rlinf_workers.plugins import POLICIES, TRAINERS
-from rlinf_workers.policies import PolicySettings, make_policy, outline_policy
+from rlinf_workers.policies import FOLDER_OPTIONS, PolicySettings, make_policy, outline_policy
 from rlinf_workers.trainers import BackendSettings, OptimizerSettings
 
 
@@ -98,8 +98,9 @@ def policy_digest(policy: PolicySettings) -> str:
     """Of what decides the policy's first weights: the files of its folder, or its options and seed."""
     text = json.dumps([policy.name, policy.options, policy.seed], sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode())
-    if (folder := policy.options.get("folder")) is not None:
-        digest.update(base_digest(Path(folder)).encode())
+    for folder in (policy.options.get(name) for name in FOLDER_OPTIONS):
+        if folder is not None:
+            digest.update(base_digest(Path(folder)).encode())
     return digest.hexdigest()
 
 

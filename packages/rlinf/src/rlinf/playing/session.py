@@ -78,6 +78,7 @@ class PolicySession:
         )
         self._settings = policy_settings(config.policy, self.interface, config.seed)
         self._needs = needs_of(self._settings, config.env.id)
+        self.notes += self._needs.notes
         if is_adapter(policy.model):
             base = Path(str(self._settings.options.get("folder") or "the policy's first weights"))
             check_same_base(policy.model, policy_digest(self._settings), base, key="policy.options")

@@ -7,7 +7,7 @@ import importlib.util
 import json
 from pathlib import Path
 
-from rlinf.config.inputs import ADAPTER_CONFIG, INDEX, WEIGHT_FILES, check_model_folder
+from rlinf.config.inputs import ADAPTER_CONFIG, ADAPTER_WEIGHTS, INDEX, WEIGHT_FILES, check_model_folder
 from rlinf.errors import UserError
 from rlinf.run_folder.checksums import file_digest
 
@@ -16,10 +16,11 @@ BASE_FILE = "base.json"
 
 
 def base_digest(folder: Path) -> str:
-    """Returns the digest of a model folder's config and weights; with an index, of the index and its files."""
+    """Returns the digest of a folder's config and weights, those of a model or of an adapter; with an index, of the
+    index and its files."""
     digest = hashlib.sha256()
     shards = {path.name for path in folder.glob("*.safetensors")} if (folder / INDEX).is_file() else set()
-    for name in sorted({"config.json", *WEIGHT_FILES, *shards}):
+    for name in sorted({"config.json", ADAPTER_CONFIG, ADAPTER_WEIGHTS, *WEIGHT_FILES, *shards}):
         if (folder / name).is_file():
             digest.update(f"{name} {file_digest(folder / name)}\n".encode())
     return digest.hexdigest()

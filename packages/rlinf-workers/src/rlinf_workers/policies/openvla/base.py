@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlinf_envs import ActionSpec, FieldSpec
+from rlinf_workers.policies.added_weights import files_of, ignored_heads, is_head_of_rl
 from rlinf_workers.policies.base import Fields, Policy, PolicyError
 from rlinf_workers.policies.instructions import check_instructions
 from rlinf_workers.policies.layers import VALUE_GAIN, in_own_dtype, tanh_tower
@@ -42,6 +43,8 @@ from rlinf_workers.policies.published import checkpoint_of, write_weights
 
 DEFAULT_CONTEXT = 2048
 """Number of positions if `text_config` does not set it; the default of transformers' LlamaConfig."""
+CROPPED_DATASETS = ("libero_",)
+"""Prefixes of datasets on whose random crops published checkpoints were fine-tuned."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -51,6 +54,8 @@ class SharedOptions(TinyModelSizes):
 
     folder: str | None = None
     """A published checkpoint; None: a small model."""
+    lora_folder: str | None = None
+    """A LoRA adapter of that checkpoint, as peft saves it, which is added to its weights."""
     unnorm_key: str | None = None
     """The dataset in the checkpoint whose statistics scale the actions; None: the only one."""
     normalization: str = "quantiles"
@@ -59,6 +64,8 @@ class SharedOptions(TinyModelSizes):
     """The environment's convention for the gripper, the last number of an action; checkpoints have 1 for open and 0 for
     closed. `open_is_minus_one` (LIBERO), `open_is_one` (ManiSkill's WidowX), or `as_is`. None: as it is, but a
     checkpoint whose range does not fit the environment is refused."""
+    center_crop: bool = False
+    """Crop pictures to the central 90 %, for checkpoints that were fine-tuned on random crops."""
     temperature: float = 1.0
     """Temperature of the action tokens, both for sampling and for their log-probabilities."""
     value_hidden_size: int = 256
@@ -94,8 +101,22 @@ def checked_spec(fields: Mapping[str, FieldSpec], actions: ActionSpec, options: 
         raise PolicyError(f"its actions have {num_dims} numbers, but the environment takes {actions.low.numel()}")
     _check_gripper(spec, actions, options)
     if options.folder is not None:
-        check_files(spec, options.folder)
+        check_files(spec, files_of(options.folder, options.lora_folder))
     return spec
+
+
+def checkpoint_notes(spec: ModelSpec, options: SharedOptions) -> tuple[str, ...]:
+    """What a run should say about its checkpoint: weights that are not loaded, a crop that may be missing."""
+    if options.folder is None:
+        return ()
+    crop: tuple[str, ...] = ()
+    if (spec.dataset or "").startswith(CROPPED_DATASETS) and not options.center_crop:
+        crop = (
+            f"policy.options.center_crop is false: checkpoints fine-tuned on {spec.dataset} by the authors of OpenVLA, "
+            "OpenVLA-OFT and SimpleVLA-RL are evaluated with the middle of the picture, center_crop: true; RLinf's own "
+            "without",
+        )
+    return (*ignored_heads(files_of(options.folder, options.lora_folder)), *crop)
 
 
 def _check_gripper(spec: ModelSpec, actions: ActionSpec, options: SharedOptions) -> None:
@@ -148,6 +169,8 @@ def spec_of(actions: ActionSpec, options: SharedOptions) -> ModelSpec:
     if options.folder is None:
         if options.unnorm_key is not None:
             raise PolicyError("options.unnorm_key names statistics of a checkpoint; set options.folder, or neither")
+        if options.lora_folder is not None:
+            raise PolicyError("options.lora_folder is an adapter of a checkpoint; set options.folder, its base")
         return spec_of_sizes(options, actions if options.opens is None else with_published_gripper(actions))
     if changed:
         raise PolicyError(
@@ -171,16 +194,14 @@ class PrismaticPolicy(Policy):
         *,
         seed: int,
         num_values: int = 1,
-        crops: bool = False,
     ) -> None:
         """
         Args:
             cameras: the fields with the pictures, in the order of their patches.
             num_values: number of outputs of the value head.
-            crops: whether pictures are cropped to their centre.
         """
         super().__init__()
-        self._spec, self._cameras, self._crops = spec, tuple(cameras), crops
+        self._spec, self._cameras, self._crops = spec, tuple(cameras), options.center_crop
         self._folder = options.folder
         self._temperature = options.temperature
         self._opens = options.opens
@@ -197,13 +218,16 @@ class PrismaticPolicy(Policy):
             with _default_dtype(DTYPES[options.dtype]):
                 self.make_more()
         if options.folder is not None and not self.is_outline:
-            load_parts(self, options.folder)
+            load_parts(self, files_of(options.folder, options.lora_folder))
         self._prompts = PromptTokens(file_ids(spec.tokenizer) if spec.tokenizer else word_ids)
         self.register_buffer("table", action_table(spec.statistics, spec.num_bins), persistent=False)
         self._num_dims = len(self.table)
 
     def write_published(self, output: Path, dtype: torch.dtype | None = None) -> Sequence[str]:
-        return write_weights(checkpoint_of(self._folder), output, self, lambda name: name, dtype)
+        def name_of(name: str) -> str | None:
+            return None if is_head_of_rl(name) else name
+
+        return write_weights(checkpoint_of(self._folder), output, self, name_of, dtype)
 
     def make_more(self) -> None:
         """Creates the additional modules of a policy."""

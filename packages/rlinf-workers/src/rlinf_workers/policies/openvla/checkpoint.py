@@ -17,6 +17,7 @@ from typing import Any
 from rlinf_comm.weights import TensorSpec
 from rlinf_envs import ActionSpec
 from rlinf_workers.models.weight_files import WeightFiles
+from rlinf_workers.policies.added_weights import check_is_no_adapter
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.openvla.actions import ActionStatistics
 from rlinf_workers.policies.openvla.prompts import NUM_WORD_IDS
@@ -28,6 +29,7 @@ NUM_HEADS = {"vit_large_patch14_reg4_dinov2.lvd142m": 16, "vit_so400m_patch14_si
 TOWERS = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
 """Prefixes of the tensor names of the towers: DINOv2, then SigLIP."""
 NUM_BINS = 256
+STATISTICS_FILE = "dataset_statistics.json"
 NORMALIZATIONS = {"quantiles": ("q01", "q99"), "bounds": ("min", "max")}
 """Normalization -> the statistics of a dataset that are scaled to -1 and 1."""
 DINO_MEAN, DINO_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -69,6 +71,8 @@ class ModelSpec:
     """Statistics of the robot's state, if the dataset has them."""
     tokenizer: str | None = None
     """Path of tokenizer.json; None: the tokens are words."""
+    dataset: str | None = None
+    """Name of the dataset whose statistics are used, in a checkpoint."""
 
 
 def spec_of_sizes(chosen: TinyModelSizes, actions: ActionSpec) -> ModelSpec:
@@ -122,6 +126,7 @@ def spec_of_folder(folder: str, unnorm_key: str | None, normalization: str) -> M
         PolicyError: the checkpoint is not OpenVLA's, or a file or the statistics are missing.
         WeightFilesError: its safetensors files are incomplete.
     """
+    check_is_no_adapter(folder)
     config, processor = _json(folder, "config.json"), _json(folder, "preprocessor_config.json")
     _check_kind(folder, config, processor)
     specs = WeightFiles(folder).specs
@@ -131,7 +136,8 @@ def spec_of_folder(folder: str, unnorm_key: str | None, normalization: str) -> M
     if not tokenizer.is_file():
         raise PolicyError(f"{tokenizer} does not exist; copy it from the published checkpoint")
     text_config = {key: value for key, value in config["text_config"].items() if key != "model_type"}
-    dataset = dataset_of(folder, config, unnorm_key)
+    unnorm_key, dataset = dataset_of(folder, config, unnorm_key)
+    means, stds = _colours(processor)
     has_states = set(NORMALIZATIONS[normalization]) <= set(dataset.get("proprio", {}))
     dino, siglip = (_tower(specs, prefix, NUM_HEADS[name], folder) for prefix, name in pairs)
     return ModelSpec(
@@ -140,11 +146,12 @@ def spec_of_folder(folder: str, unnorm_key: str | None, normalization: str) -> M
         num_tokens=specs["language_model.lm_head.weight"].shape[0] - config.get("pad_to_multiple_of", 0),
         num_bins=config.get("n_action_bins", NUM_BINS),
         image_size=config["image_sizes"][0],
-        means=tuple(map(tuple, processor["means"])),
-        stds=tuple(map(tuple, processor["stds"])),
+        means=means,
+        stds=stds,
         statistics=statistics_of(dataset, "action", normalization),
         state_statistics=statistics_of(dataset, "proprio", normalization) if has_states else None,
         tokenizer=str(tokenizer),
+        dataset=unnorm_key,
     )
 
 
@@ -192,20 +199,33 @@ def _tower(specs: Mapping[str, TensorSpec], prefix: str, num_heads: int, folder:
     )
 
 
-def dataset_of(folder: str, config: Mapping[str, Any], unnorm_key: str | None) -> Mapping[str, Any]:
-    """The statistics of a dataset, from dataset_statistics.json, which fine-tuning writes, or else from config.json.
+def _colours(processor: Mapping[str, Any]) -> tuple[tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]:
+    """Mean and standard deviation of each colour, for each tower. The published processor normalizes with the numbers
+    in `tvf_normalize_params` if it has them: openvla's conversion rounds them to bfloat16, but not `means` and
+    `stds`."""
+    rows = processor.get("tvf_normalize_params")
+    means = [row["mean"] for row in rows] if rows else processor["means"]
+    stds = [row["std"] for row in rows] if rows else processor["stds"]
+    return tuple(map(tuple, means)), tuple(map(tuple, stds))
+
+
+def dataset_of(folder: str, config: Mapping[str, Any], unnorm_key: str | None) -> tuple[str, Mapping[str, Any]]:
+    """The name and the statistics of a dataset. Those of dataset_statistics.json, which fine-tuning writes, replace
+    those of the same name in config.json. Default: the only dataset of that file, or else of config.json.
 
     Raises: PolicyError if there are none; lists those that there are.
     """
-    path = Path(folder, "dataset_statistics.json")
-    there: Mapping[str, Any] = json.loads(path.read_text()) if path.is_file() else config.get("norm_stats", {})
-    if unnorm_key is None and len(there) == 1:
-        (unnorm_key,) = there
+    path, in_config = Path(folder, STATISTICS_FILE), config.get("norm_stats", {})
+    in_file: Mapping[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    if unnorm_key is None and len(in_file or in_config) == 1:
+        (unnorm_key,) = in_file or in_config
+    there = {**in_config, **in_file}
     if unnorm_key is None or unnorm_key not in there:
         missing = "options.unnorm_key is not set" if unnorm_key is None else f"no statistics of {unnorm_key!r}"
-        source = path.name if path.is_file() else "norm_stats"
-        raise PolicyError(f"{folder}: {missing}; {source} has {', '.join(sorted(there)) or 'none'}")
-    return there[unnorm_key]
+        sources = {STATISTICS_FILE: in_file, "norm_stats": in_config}
+        has = [f"{name} has {', '.join(sorted(datasets))}" for name, datasets in sources.items() if datasets]
+        raise PolicyError(f"{folder}: {missing}; {'; '.join(has) or 'norm_stats has none'}")
+    return unnorm_key, there[unnorm_key]
 
 
 def statistics_of(dataset: Mapping[str, Any], what: str, normalization: str) -> ActionStatistics:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlinf_workers.models.weight_files import WeightFiles
+from rlinf_workers.policies.added_weights import is_head_of_rl
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.openvla.checkpoint import TOWERS, ModelSpec
 from rlinf_workers.policies.openvla.vision import VisionTower
@@ -71,8 +72,8 @@ def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
-def check_files(spec: ModelSpec, folder: str) -> None:
-    """Checks that a folder has all tensors of the model and no others that affect its output.
+def check_files(spec: ModelSpec, files: WeightFiles) -> None:
+    """Checks that a checkpoint has all tensors of the model and no others that affect its output.
 
     Raises:
         PolicyError: there are tensors of another model.
@@ -80,12 +81,12 @@ def check_files(spec: ModelSpec, folder: str) -> None:
     """
     towers = [replace(tower, language_width=0) for tower in spec.towers]
     shapes = shapes_of(replace(spec, towers=(towers[0], towers[1])))
-    files = WeightFiles(folder)
     files.check(shapes)
     unused = unused_tensors(spec)
-    if unknown := [name for name in files.specs if name not in shapes and not unused.match(name)]:
+    others = [name for name in files.specs if name not in shapes and not is_head_of_rl(name)]
+    if unknown := [name for name in others if not unused.match(name)]:
         more = f" and {len(unknown) - 4} more" if len(unknown) > 4 else ""
-        raise PolicyError(f"{folder} has tensors that OpenVLA does not have: {', '.join(unknown[:4])}{more}")
+        raise PolicyError(f"{files.folder} has tensors that OpenVLA does not have: {', '.join(unknown[:4])}{more}")
 
 
 def unused_tensors(spec: ModelSpec) -> re.Pattern[str]:
@@ -98,10 +99,9 @@ def unused_tensors(spec: ModelSpec) -> re.Pattern[str]:
 
 
 @torch.no_grad()
-def load_parts(parts: nn.Module, folder: str) -> None:
-    """Loads the parts, or a module that contains them, from a folder that `check_files` accepts."""
-    files = WeightFiles(folder)
+def load_parts(parts: nn.Module, files: WeightFiles) -> None:
+    """Loads the parts, or a module that contains them, from a checkpoint that `check_files` accepts."""
     state = parts.state_dict()
     for name in files.specs:
-        if name in state:
+        if name in state and not is_head_of_rl(name):
             state[name].copy_(files.read(name))

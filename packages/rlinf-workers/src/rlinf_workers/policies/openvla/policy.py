@@ -25,6 +25,7 @@ from rlinf_workers.policies.openvla.base import (
     SharedOptions,
     check_prompts,
     checked_spec,
+    checkpoint_notes,
     num_patches,
     positions_of,
     spec_of,
@@ -52,7 +53,11 @@ class OpenVLA(PrismaticPolicy):
         camera = _camera(fields, chosen.camera)
         spec = checked_spec(fields, actions, chosen)
         check_prompts(fields, spec, num_patches(spec) + actions.low.numel() - 1)
-        return Needs(reads=(camera, "instruction"), reads_gripper_sign=chosen.opens is not None)
+        return Needs(
+            reads=(camera, "instruction"),
+            reads_gripper_sign=chosen.opens is not None,
+            notes=checkpoint_notes(spec, chosen),
+        )
 
     def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:
         chosen = options_of(OpenVLAOptions, options)

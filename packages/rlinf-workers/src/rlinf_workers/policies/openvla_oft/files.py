@@ -2,7 +2,9 @@
 
 They are state dicts of torch. If a module was trained under DistributedDataParallel, its names begin with `module.`.
 The vision backbone with FiLM is saved from within a LoRA model, so that its linear layers are saved as `base_layer`
-with `lora_A` and `lora_B`; they are merged here with the scale of fine-tuning (`lora_alpha = min(rank, 16)`).
+with `lora_A` and `lora_B`; they are merged here with the scale of fine-tuning (`lora_alpha = min(rank, 16)`). peft
+resolves "all-linear" to suffixes of names, one of which is `proj`, so that the convolution `patch_embed.proj` of both
+towers has an update, too.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlinf_workers.policies.added_weights import lora_change
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.openvla.checkpoint import ModelSpec
 from rlinf_workers.policies.openvla.model import unused_tensors
@@ -80,7 +83,7 @@ def read_vision_backbone(path: Path, spec: ModelSpec, *, shapes_alone: bool = Fa
         if name.endswith(".base_layer.weight"):
             layer = name.removesuffix(".base_layer.weight")
             down, up = (tensors[f"{layer}.lora_{half}.default.weight"] for half in "AB")
-            tensor = tensor + min(len(down), LARGEST_ALPHA) / len(down) * (up @ down)
+            tensor = tensor + min(len(down), LARGEST_ALPHA) / len(down) * lora_change(down, up)
         merged[_merged_name(name)] = tensor
     unused = unused_tensors(spec)
     return {name: tensor for name, tensor in merged.items() if not unused.match(name)}

@@ -25,14 +25,15 @@ class OftOptions(SharedOptions):
     """Names of cameras in the checkpoint's order, separated by commas; None: all cameras of the environment."""
     chunk_size: int = 8
     """K, the number of actions in an answer."""
-    head: str = "tokens"
-    """`tokens`: 256 bins for each number, for reinforcement learning; `l1`: the numbers themselves."""
+    head: str | None = None
+    """`tokens`: 256 bins for each number, for reinforcement learning; `l1`: the numbers themselves. None: `l1` if the
+    checkpoint has a file `action_head--*_checkpoint.pt`, whose tokens were not trained; else `tokens`."""
     proprio: bool | None = None
     """Whether the robot's state is an input; None: if the checkpoint has a projector for it."""
     film: bool | None = None
     """Whether the instruction modulates the vision features (FiLM); None: if the checkpoint has such towers."""
-    center_crop: bool = False
-    """Crop pictures to the central 90 %, for checkpoints that were fine-tuned on random crops."""
+    end_token: bool = True
+    """Whether the end token follows the empty positions; false: as in the checkpoints that RLinf fine-tuned."""
     values: str = "chunk"
     """One value for the `chunk`, or one for each `action` in it."""
     spread: float = 0.1
@@ -45,7 +46,8 @@ class OftOptions(SharedOptions):
         Raises: PolicyError for an unknown option or an invalid value.
         """
         options = options_of(cls, raw_options)
-        check_choice("head", options.head, HEADS)
+        if options.head is not None:
+            check_choice("head", options.head, HEADS)
         check_choice("values", options.values, ("chunk", "action"))
         if options.chunk_size < 1:
             raise PolicyError(f"options.chunk_size={options.chunk_size} has to be at least 1")
@@ -56,7 +58,17 @@ class OftOptions(SharedOptions):
             proprio = options.folder is not None and part_file(options.folder, "proprio_projector") is not None
         if film is None:
             film = options.folder is not None and part_file(options.folder, "vision_backbone") is not None
-        return replace(options, proprio=proprio, film=film)
+        return replace(options, head=options._head(), proprio=proprio, film=film)
+
+    def _head(self) -> str:
+        """Raises: PolicyError for `tokens` with a checkpoint that was fine-tuned with the L1 head."""
+        continuous = self.folder is not None and bool(list(Path(self.folder).glob("action_head--*checkpoint.pt")))
+        if continuous and self.head == "tokens":
+            raise PolicyError(
+                f"options.head=tokens: {self.folder} has a file action_head--*_checkpoint.pt, so it was fine-tuned "
+                "with the L1 head, and its tokens mean nothing; use head: l1, or a checkpoint with the discrete head"
+            )
+        return self.head or ("l1" if continuous else "tokens")
 
     def part_files(self) -> dict[str, Path]:
         """Module -> its file, for modules outside the merged weights.

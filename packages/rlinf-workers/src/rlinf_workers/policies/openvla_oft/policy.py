@@ -31,6 +31,7 @@ from rlinf_workers.policies.openvla.base import (
     PrismaticPolicy,
     check_prompts,
     checked_spec,
+    checkpoint_notes,
     num_patches,
     positions_of,
     spec_of,
@@ -65,7 +66,8 @@ class OpenVLAOFT(PrismaticPolicy):
         state_size = chosen.state_size(fields)
         spec = checked_spec(fields, actions, chosen)
         num_empty = chosen.chunk_size * actions.low.numel()
-        check_prompts(fields, spec, len(cameras) * num_patches(spec) + bool(state_size) + num_empty + 1)
+        num_others = len(cameras) * num_patches(spec) + bool(state_size) + num_empty + chosen.end_token
+        check_prompts(fields, spec, num_others)
         _check_states(spec, chosen, state_size)
         _check_parts(_with_film(spec, chosen), chosen, state_size)
         reads = (*cameras, "instruction", *(["state"] if state_size else []))
@@ -74,6 +76,7 @@ class OpenVLAOFT(PrismaticPolicy):
             chunk_size=chosen.chunk_size,
             values_of_actions=chosen.values == "action",
             reads_gripper_sign=chosen.opens is not None,
+            notes=checkpoint_notes(spec, chosen),
         )
 
     def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:
@@ -86,7 +89,6 @@ class OpenVLAOFT(PrismaticPolicy):
             colour_cameras(fields, chosen.cameras),
             seed=seed,
             num_values=chosen.chunk_size if several else 1,
-            crops=chosen.center_crop,
         )
         self._several_values = several
         self.scale_actions = Scaling(spec.statistics)
@@ -172,7 +174,8 @@ class OpenVLAOFT(PrismaticPolicy):
     def _states(self, fields: Fields) -> Tensor:
         """[n, K A, H]: the last hidden states of the positions that predict the numbers of the chunk."""
         ids, mask = self._prompts(fields["instruction"])
-        embedded, end = self._embed(ids), self._embed(torch.full_like(ids[:, :1], END))
+        num_ends = int(self._options.end_token)
+        embedded, end = self._embed(ids), self._embed(torch.full_like(ids[:, :num_ends], END))
         language = _mean_word(embedded, mask, end) if self._options.film else None
         seen = self._see(fields, language)
         if self.proprio_projector is not None:
@@ -182,14 +185,15 @@ class OpenVLAOFT(PrismaticPolicy):
         context, mask = with_patches(embedded, mask, seen)
         num_empty = self._options.chunk_size * self._num_dims
         empty = context.new_zeros(len(context), num_empty, self._width)
-        mask = torch.cat([mask, mask.new_ones(len(mask), num_empty + 1)], dim=1)
+        mask = torch.cat([mask, mask.new_ones(len(mask), num_empty + num_ends)], dim=1)
         outputs = self.language_model.model(
             inputs_embeds=torch.cat([context, empty, end], dim=1),
             attention_mask=mask.bool()[:, None, None].expand(-1, 1, mask.shape[1], -1),
             position_ids=positions_of(mask),
             use_cache=False,
         )
-        return outputs.last_hidden_state[:, -num_empty - 2 : -2]
+        first = outputs.last_hidden_state.shape[1] - num_ends - num_empty - 1
+        return outputs.last_hidden_state[:, first : first + num_empty]
 
     def _predicted(self, states: Tensor) -> Tensor:
         """[n, K, A] in -1..1, float32 at least."""
@@ -206,9 +210,13 @@ class OpenVLAOFT(PrismaticPolicy):
 
 
 def _mean_word(embedded: Tensor, mask: Tensor, end: Tensor) -> Tensor:
-    """[n, H]: the mean embedding of prompt and end, without padding."""
+    """[n, H]: the mean embedding of prompt and end, without padding.
+
+    Args:
+        end: [n, 1, H], or [n, 0, H] without an end token.
+    """
     counts = mask[..., None].to(embedded.dtype)
-    return ((embedded * counts).sum(1) + end[:, 0]) / (counts.sum(1) + 1)
+    return ((embedded * counts).sum(1) + end.sum(1)) / (counts.sum(1) + end.shape[1])
 
 
 def _with_film(spec: ModelSpec, options: OftOptions) -> ModelSpec:

@@ -39,6 +39,7 @@ from rlinf.machine import Machine
 from rlinf.run_folder.fingerprints import path_fingerprint
 from rlinf_sched import Plan
 from rlinf_workers import Flow, FlowRun
+from rlinf_workers.policies import FOLDER_OPTIONS
 from rlinf_workers.roles import ADAM_EPSILON, EmbodiedActorSettings, EnvironmentSettings
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class EmbodiedJob(Job):
             *termination_notes(config.env),
             *limit_notes(config.env, self._interface),
             *idle_notes(config.algorithm),
+            *self._needs.notes,
         )
         self.score = SUCCESS if self._interface.knows_success else RETURN
         self.other_scores = (SUCCESS_ONCE,) if self._interface.knows_success else ()
@@ -95,7 +97,7 @@ class EmbodiedJob(Job):
 
         folders = {
             "sft_warm_up.path": config.sft_warm_up and config.sft_warm_up.path,
-            "policy.options.folder": config.policy.options.get("folder"),
+            **{f"policy.options.{name}": config.policy.options.get(name) for name in FOLDER_OPTIONS},
         }
         self.inputs = {
             f"{key}={path}": path_fingerprint(Path(str(path)))

@@ -10,6 +10,7 @@ from rlinf.jobs.checks import check_file, refused
 from rlinf.jobs.spec import JobSpec
 from rlinf_algos import Registry
 from rlinf_workers.plugins import POLICIES, TRAINERS
+from rlinf_workers.policies import FOLDER_OPTIONS
 
 if TYPE_CHECKING:
     from rlinf.jobs.base import Job
@@ -31,10 +32,11 @@ class EmbodiedSpec(JobSpec):
     def check_references(self, config: EmbodiedConfig) -> None:
         if config.env.kind == "import" and ":" in config.env.id and "env" not in config.venvs:
             refused(Registry("environment").locate, config.env.id, f"env.id={config.env.id!r}")
-        folder = config.policy.options.get("folder")
-        if isinstance(folder, str) and config.policy.name in POLICIES.names():
-            hint = "give the folder of a checkpoint, or the name of one on the Hub, ORG/NAME"
-            check_file(Path(folder), "policy.options.folder", hint)
+        for option in FOLDER_OPTIONS:
+            folder = config.policy.options.get(option)
+            if isinstance(folder, str) and config.policy.name in POLICIES.names():
+                hint = "give the folder of a checkpoint, or the name of one on the Hub, ORG/NAME"
+                check_file(Path(folder), f"policy.options.{option}", hint)
         if config.sft_warm_up is not None and config.sft_warm_up.path is not None:
             check_file(config.sft_warm_up.path, "sft_warm_up.path", "check the path of the demonstrations")
 
