@@ -34,7 +34,7 @@ def make_model(options: Pi0Options, state_size: int, action_size: int) -> nn.Mod
     from transformers import PI0Config, PI0ForConditionalGeneration
 
     if options.folder is not None and is_openpi(options.folder):
-        return loaded(options.folder, SPEC, new_openpi_model)
+        return loaded(options.folder, SPEC, new_openpi_model, options.horizon)
     if options.folder is not None:
         if torch.get_default_device().type == "meta":
             return PI0ForConditionalGeneration(PI0Config.from_pretrained(options.folder, local_files_only=True))

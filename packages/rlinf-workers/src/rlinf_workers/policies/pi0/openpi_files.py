@@ -21,8 +21,9 @@ from torch import nn
 from rlinf_comm.weights import TensorSpec
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.plugins import POLICIES
+from rlinf_workers.policies.added_weights import is_head_of_rl
 from rlinf_workers.policies.base import PolicyError
-from rlinf_workers.policies.pi0.options import check_tokenizer
+from rlinf_workers.policies.pi0.options import check_tokenizer, no_checkpoint
 from rlinf_workers.policies.pi0.spec import Pi0Spec
 
 NUM_VISION_HEADS = 16
@@ -39,19 +40,29 @@ Make = Callable[[Mapping[str, Any]], nn.Module]
 
 
 def is_openpi(folder: str) -> bool:
-    """Whether a folder was not written by transformers' `save_pretrained`, whose config.json has a `model_type`."""
+    """Whether a folder was not written by transformers' `save_pretrained`, whose config.json has a `model_type`. Files
+    of openpi may come without a config.json."""
     path = Path(folder, "config.json")
-    return path.is_file() and "model_type" not in json.loads(path.read_text())
+    if not path.is_file():
+        return _has_weights(Path(folder))
+    return "model_type" not in json.loads(path.read_text())
 
 
-def model_config(folder: str, policy: Pi0Spec) -> dict[str, Any]:
+def _has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors"))
+
+
+def model_config(folder: str, policy: Pi0Spec, horizon: int | None = None) -> dict[str, Any]:
     """Arguments of PI0Config for a checkpoint, from config.json and the headers of its files.
+
+    Args:
+        horizon: number of predicted actions, if config.json does not have it.
 
     Raises:
         PolicyError: the checkpoint is of another model, or a file is missing.
         WeightFilesError: its files are incomplete.
     """
-    config = _read_config(Path(folder), policy)
+    config = _read_config(Path(folder), policy, horizon)
     check_tokenizer(Path(folder))
     files = WeightFiles(folder)
     _check_mark(folder, files, policy)
@@ -83,20 +94,20 @@ def model_config(folder: str, policy: Pi0Spec) -> dict[str, Any]:
     } | ({"max_state_dim": _shape(shapes, "embed_action_time.state_proj.weight")[1]} if policy.has_state_token else {})
 
 
-def checked_config(folder: str, policy: Pi0Spec, make: Make) -> dict[str, Any]:
+def checked_config(folder: str, policy: Pi0Spec, make: Make, horizon: int | None = None) -> dict[str, Any]:
     """`model_config`, after a check that the files fit a model with these arguments.
 
     Raises: as `model_config`; PolicyError that lists tensors that do not fit.
     """
-    config = model_config(folder, policy)
+    config = model_config(folder, policy, horizon)
     with torch.device("meta"):
         _check_files(folder, policy, make(config).state_dict())
     return config
 
 
-def loaded(folder: str, policy: Pi0Spec, make: Make) -> nn.Module:
+def loaded(folder: str, policy: Pi0Spec, make: Make, horizon: int | None = None) -> nn.Module:
     """The model of a folder that `checked_config` accepts; without weights if torch's default device is `meta`."""
-    model = make(model_config(folder, policy))
+    model = make(model_config(folder, policy, horizon))
     if torch.get_default_device().type != "meta":
         _load(model, folder, policy)
     return model
@@ -125,7 +136,7 @@ def _load(model: nn.Module, folder: str, policy: Pi0Spec) -> None:
 def own_name(name: str, policy: Pi0Spec) -> str | None:
     """The name in our model of a tensor in the files; None if it is not used."""
     name = name.removeprefix("model.")
-    if name == IGNORED:
+    if name == IGNORED or is_head_of_rl(name):
         return None
     if name == EMBEDDINGS:
         return "model.vlm.language_model.embed_tokens.weight"
@@ -146,19 +157,23 @@ def _check_mark(folder: str, files: WeightFiles, policy: Pi0Spec) -> None:
         raise PolicyError(text)
 
 
-def _read_config(folder: Path, policy: Pi0Spec) -> dict[str, Any]:
+def _read_config(folder: Path, policy: Pi0Spec, horizon: int | None) -> dict[str, Any]:
+    """config.json, with `horizon` if it has none; an openpi folder may lack the file."""
     path = folder / "config.json"
-    if not path.is_file():
-        raise PolicyError(
-            f"folder={str(folder)!r} has no config.json; give a checkpoint of openpi's or LeRobot's "
-            f"{policy.published_model}"
-        )
-    config = json.loads(path.read_text())
+    if not path.is_file() and not _has_weights(folder):
+        raise no_checkpoint(folder, f"a checkpoint of openpi's or LeRobot's {policy.published_model}")
+    config: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     if (model_type := config.get("type", config.get("model_type", policy.name))) != policy.name:
         raise PolicyError(f"{path} is of type {model_type!r}; this policy loads {policy.name!r}")
-    if not any(key in config for key in HORIZON_KEYS):
-        raise PolicyError(f"{path} has neither {' nor '.join(HORIZON_KEYS)}, the number of actions it predicts")
-    return config
+    if any(key in config for key in HORIZON_KEYS):
+        return config
+    if horizon is None:
+        lacks = f"has neither {' nor '.join(HORIZON_KEYS)}" if path.is_file() else "does not exist"
+        raise PolicyError(
+            f"{path} {lacks}, the number of actions it predicts; set policy.options.horizon (in openpi 50 for "
+            "pi0_libero, 10 for pi05_libero)"
+        )
+    return config | {HORIZON_KEYS[0]: horizon}
 
 
 def _named(files: WeightFiles, policy: Pi0Spec) -> dict[str, TensorSpec]:

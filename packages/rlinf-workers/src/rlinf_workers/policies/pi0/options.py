@@ -30,8 +30,11 @@ class Pi0Options:
 
     folder: str | None = None
     """A folder that `PI0ForConditionalGeneration.save_pretrained` wrote, or one with openpi's or LeRobot's tensors (see
-    openpi_files.py), with its tokenizer's files and `assets/<dataset>/norm_stats.json`. None: a small model with random
-    weights and the sizes below."""
+    openpi_files.py), with its tokenizer's files and `assets/<dataset>/norm_stats.json` or `<dataset>/norm_stats.json`.
+    None: a small model with random weights and the sizes below."""
+    horizon: int | None = None
+    """Number of actions that the checkpoint predicts, for openpi's files without it in config.json (`action_horizon`: 50
+    in openpi's `pi0_libero`, 10 in `pi05_libero`)."""
     dataset: str | None = None
     """Key of the normalisation statistics, with a checkpoint."""
     normalization: str | None = None
@@ -88,6 +91,8 @@ class Pi0Options:
         for name in sizes:
             if not (isinstance(values[name], int) and values[name] >= 1):
                 raise PolicyError(f"{name}={values[name]!r} must be a whole number from 1 on")
+        if self.horizon is not None and not (isinstance(self.horizon, int) and self.horizon >= 1):
+            raise PolicyError(f"horizon={self.horizon!r} must be a whole number from 1 on")
         if not 0 < self.noise_level < float("inf"):
             raise PolicyError(f"noise_level={self.noise_level} must be above 0")
         if not 0 < self.least_std < self.largest_std < float("inf"):
@@ -101,6 +106,8 @@ class Pi0Options:
             raise PolicyError(f"width={self.width} must be a multiple of 16")
         if self.folder is None and (self.dataset is not None or self.normalization != "bounds"):
             raise PolicyError("dataset and normalization name statistics of a checkpoint; set folder")
+        if self.folder is None and self.horizon is not None:
+            raise PolicyError("horizon is the number of actions that a checkpoint predicts; set folder")
 
 
 PATCH_SIZE = 14
@@ -144,6 +151,11 @@ def check_sizes(
 
     Raises: PolicyError.
     """
+    if options.horizon is not None and options.horizon != there["chunk_size"]:
+        raise PolicyError(
+            f"options.horizon={options.horizon}: {options.folder} predicts {there['chunk_size']} actions, by its "
+            "config.json; leave horizon out"
+        )
     sizes = {
         "max_state_dim": (fields["state"].shape[0], "numbers in 'state'"),
         "max_action_dim": (actions.low.numel(), "dimensions of an action"),
@@ -157,7 +169,12 @@ def check_sizes(
 FIRST_TRANSFORMERS = (5, 17)
 DEFAULT_SIZES = {"max_state_dim": 32, "max_action_dim": 32, "chunk_size": 50}
 """Defaults of transformers' PI0Config, for a config.json that omits them."""
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+SENTENCEPIECE_FILES = ("tokenizer.model", "paligemma_tokenizer.model")
+"""PaliGemma's tokenizer as sentencepiece has it; the second name is that of the file that openpi downloads."""
+TOKENIZER_FILES = ("tokenizer.json", *SENTENCEPIECE_FILES, "tokenizer_config.json")
+CONVERSION = (
+    "openpi's examples/convert_jax_model_to_pytorch.py --checkpoint_dir FOLDER --config_name NAME --output_path NEW"
+)
 
 
 def checkpoint_config(folder: Path) -> dict[str, Any]:
@@ -167,8 +184,7 @@ def checkpoint_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.json"
     if not path.is_file():
-        hint = "a folder that save_pretrained wrote, or a checkpoint of openpi's or LeRobot's pi0"
-        raise PolicyError(f"folder={str(folder)!r} has no config.json; give {hint}")
+        raise no_checkpoint(folder, "a folder that save_pretrained wrote, or a checkpoint of openpi's or LeRobot's pi0")
     config = json.loads(path.read_text())
     if config.get("model_type") != "pi0":
         raise PolicyError(f"{path} is of model_type {config.get('model_type')!r}; this policy loads 'pi0'")
@@ -176,7 +192,17 @@ def checkpoint_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def no_checkpoint(folder: Path, hint: str) -> PolicyError:
+    """The error for a folder without config.json and without safetensors files, which may be openpi's own format."""
+    if (folder / "params").is_dir() or (folder / "_METADATA").is_file():
+        return PolicyError(
+            f"folder={str(folder)!r} has JAX weights (params, written by orbax), the format in which openpi publishes; "
+            f"convert them with {CONVERSION}, and copy assets and PaliGemma's tokenizer into NEW"
+        )
+    return PolicyError(f"folder={str(folder)!r} has no config.json; give {hint}")
+
+
 def check_tokenizer(folder: Path) -> None:
     """Raises: PolicyError for a folder without a tokenizer."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise PolicyError(f"{folder} has no tokenizer; put PaliGemma's {TOKENIZER_FILES[0]} there")
+        raise PolicyError(f"{folder} has no tokenizer; put PaliGemma's {' or '.join(TOKENIZER_FILES[:3])} there")

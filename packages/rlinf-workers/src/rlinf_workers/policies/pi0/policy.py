@@ -34,6 +34,8 @@ from rlinf_algos.flow_matching import (
     transition_entropy,
 )
 from rlinf_envs import ActionSpec, FieldSpec
+from rlinf_workers.models.weight_files import WeightFiles
+from rlinf_workers.policies.added_weights import ignored_heads
 from rlinf_workers.policies.base import Fields, Needs, Policy, PolicyStep
 from rlinf_workers.policies.instructions import check_instructions
 from rlinf_workers.policies.layers import in_own_dtype
@@ -74,7 +76,8 @@ class Pi0(Policy):
         check_instructions(fields, cls.make_prompts(chosen, fields["state"].shape[0]).check)
         normalizers(chosen, fields["state"].shape[0], actions)
         prompt = ("instruction",) if "instruction" in fields else ()
-        return Needs(reads=("state", *cameras, *prompt), chunk_size=chosen.chunk_size)
+        notes = () if chosen.folder is None else ignored_heads(WeightFiles(chosen.folder))
+        return Needs(reads=("state", *cameras, *prompt), chunk_size=chosen.chunk_size, notes=notes)
 
     def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:
         super().__init__()
@@ -136,7 +139,8 @@ class Pi0(Policy):
         """Checks that need no weights. Raises: PolicyError."""
         check_spaces(options, fields, actions)
         if options.folder is not None and is_openpi(options.folder):
-            check_sizes(options, checked_config(options.folder, SPEC, new_openpi_model), fields, actions)
+            config = checked_config(options.folder, SPEC, new_openpi_model, options.horizon)
+            check_sizes(options, config, fields, actions)
         elif options.folder is not None:
             check_checkpoint(options, fields, actions)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlinf_workers.policies.base import PolicyError
-from rlinf_workers.policies.pi0.options import Pi0Options
+from rlinf_workers.policies.pi0.options import SENTENCEPIECE_FILES, Pi0Options
 from rlinf_workers.roles.records.embodied import texts_of
 
 BYTES = 256
@@ -37,6 +37,9 @@ def prepare_pictures(pictures: Tensor, size: int) -> Tensor:
     borders = (left, size - shape[1] - left, above, size - shape[0] - above)
     return functional.pad(resized.clamp(-1.0, 1.0), borders, value=-1.0)
 
+
+BEGIN_TOKEN = "<bos>"
+"""PaliGemma's begin-of-sequence token, id 2."""
 
 TokenIds = Callable[[str], list[int]]
 """A text -> its tokens after the begin token."""
@@ -112,11 +115,47 @@ def byte_ids(text: str) -> list[int]:
 
 
 def tokenizer_ids(folder: str) -> TokenIds:
-    """The tokens of a checkpoint's tokenizer."""
+    """The tokens of a checkpoint's tokenizer: transformers' files, tokenizer.json alone, or sentencepiece's file.
+
+    Raises: PolicyError for a tokenizer without a begin token, and if sentencepiece is missing.
+    """
+    names = {path.name for path in Path(folder).iterdir()}
+    if "tokenizer.json" in names and "tokenizer_config.json" not in names:
+        return _of_file(Path(folder, "tokenizer.json"))
+    if "tokenizer.json" not in names and (models := [name for name in SENTENCEPIECE_FILES if name in names]):
+        return _of_sentencepiece(Path(folder, models[0]))
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(Path(folder), trust_remote_code=False, local_files_only=True)
-    return lambda text: [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+    begin = _checked_begin(tokenizer.bos_token_id, Path(folder, "tokenizer_config.json"))
+    return lambda text: [begin, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+def _of_file(path: Path) -> TokenIds:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    begin = _checked_begin(tokenizer.token_to_id(BEGIN_TOKEN), path)
+    return lambda text: [begin, *tokenizer.encode(text, add_special_tokens=False).ids]
+
+
+def _of_sentencepiece(path: Path) -> TokenIds:
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError as error:
+        raise PolicyError(
+            f"{path} is read by the package sentencepiece, which is not installed: pip install sentencepiece, or put "
+            "PaliGemma's tokenizer.json there"
+        ) from error
+    tokenizer: Any = SentencePieceProcessor(model_file=str(path))
+    begin = _checked_begin(tokenizer.bos_id() if tokenizer.bos_id() >= 0 else None, path)
+    return lambda text: [begin, *tokenizer.encode(text)]
+
+
+def _checked_begin(begin: int | None, path: Path) -> int:
+    if begin is None:
+        raise PolicyError(f"{path} has no begin token, {BEGIN_TOKEN}, which PaliGemma's has; put its tokenizer there")
+    return begin
 
 
 def cleaned(instruction: str) -> str:

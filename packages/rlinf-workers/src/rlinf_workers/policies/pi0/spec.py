@@ -33,7 +33,7 @@ class Pi0Spec(PolicySpec):
             chunk_size=int(options.get("chunk_size") or self.chunk_size),
             text_tokens=self.text_tokens,
             num_cameras=num_cameras(options, env_options),
-            predicted_actions=self.predicted_actions,
+            predicted_actions=int(options.get("horizon") or self.predicted_actions),
             denoising_steps=num_steps,
             trained_steps=num_steps if options.get("noise") == "flow-noise" else 1,
             trains_expert_alone=options.get("trains", "expert") == "expert",

@@ -1,8 +1,8 @@
 """Normalises states and actions by the statistics of a checkpoint's training data.
 
-The file is that of openpi, the authors' code: `assets/<dataset>/norm_stats.json`, `{"norm_stats": {"state": {...},
-"actions": {...}}}`, each with `mean`, `std`, `q01` and `q99` for each dimension; dimensions beyond those of the
-environment are padding. openpi normalises pi0 by mean and standard deviation, later models by quantiles, with 1e-6 in
+The file is that of openpi, the authors' code: `assets/<dataset>/norm_stats.json`, or `<dataset>/norm_stats.json` in the
+folders that RLinf publishes: `{"norm_stats": {"state": {...}, "actions": {...}}}`, each with `mean`, `std`, `q01` and
+`q99` for each dimension; dimensions beyond those of the environment are padding. openpi normalises pi0 by mean and standard deviation, later models by quantiles, with 1e-6 in
 the divisor.
 """
 
@@ -20,7 +20,7 @@ from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.pi0.options import Pi0Options
 
 EPSILON = 1e-6
-FILE = "norm_stats.json"
+FILE, ASSETS = "norm_stats.json", "assets"
 NEEDED = {"mean_std": ("mean", "std"), "quantiles": ("q01", "q99")}
 
 
@@ -69,14 +69,19 @@ def _of_bounds(actions: ActionSpec) -> Affine:
 
 def _read(options: Pi0Options) -> dict[str, Any]:
     assert options.folder is not None, "checked with the options"
-    assets = Path(options.folder) / "assets"
-    there = sorted(path.parent.relative_to(assets).as_posix() for path in assets.rglob(FILE))
+    folder = Path(options.folder)
+    there = {
+        path.parent.relative_to(root).as_posix(): path
+        for root in (folder, folder / ASSETS)  # the second one counts
+        for path in root.rglob(FILE)
+        if root.name == ASSETS or ASSETS not in path.relative_to(root).parts
+    }
     if options.dataset not in there:
         raise PolicyError(
-            f"dataset={options.dataset!r}: {assets} has normalisation statistics ({FILE}) of "
-            f"{', '.join(there) or 'no dataset'}; name one of them, or use normalization bounds"
+            f"dataset={options.dataset!r}: {folder} and its {ASSETS} have normalisation statistics ({FILE}) of "
+            f"{', '.join(sorted(there)) or 'no dataset'}; name one of them, or use normalization bounds"
         )
-    statistics = json.loads((assets / options.dataset / FILE).read_text())
+    statistics = json.loads(there[options.dataset].read_text())
     return statistics.get("norm_stats", statistics)
 
 

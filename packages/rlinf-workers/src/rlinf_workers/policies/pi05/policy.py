@@ -31,7 +31,8 @@ class Pi05(Pi0):
     def check(cls, options: Pi05Options, fields: Mapping[str, FieldSpec], actions: ActionSpec) -> None:
         check_spaces(options, fields, actions)
         if options.folder is not None:
-            check_sizes(options, checked_config(options.folder, SPEC, _new_model), fields, actions)
+            config = checked_config(options.folder, SPEC, _new_model, options.horizon)
+            check_sizes(options, config, fields, actions)
 
     @classmethod
     def make_prompts(cls, options: Pi05Options, state_size: int) -> PromptTokenizer:
@@ -43,7 +44,7 @@ class Pi05(Pi0):
     def make_model(self, options: Pi05Options, state_size: int, action_size: int) -> nn.Module:
         if options.folder is None:
             return _new_model(small_config(options, state_size, action_size)).float()
-        return loaded(options.folder, SPEC, _new_model)
+        return loaded(options.folder, SPEC, _new_model, options.horizon)
 
     def expert_features(self, prefix: Prefix, state: Tensor, chunk: Tensor, times: Tensor) -> Tensor:
         return self.model.expert_features(prefix, chunk, times)
