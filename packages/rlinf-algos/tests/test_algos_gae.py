@@ -15,14 +15,18 @@ def close(actual, expected):
     np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-6, atol=1e-9)
 
 
-def gae_reference(rewards, values, next_values, terminated, truncated, gamma, lam, bootstrap_at_termination):
+def gae_reference(rewards, values, next_values, terminated, truncated, gamma, lam, at_termination, at_truncation):
     """The definition: A[t] is the sum over l of (gamma lam)^l delta[t + l], up to the end of t's episode."""
     T, N = rewards.shape
     advantages = np.zeros((T, N))
     for n in range(N):
         for t in range(T):
             for k in range(t, T):
-                bootstrap = bootstrap_at_termination or not terminated[k, n]
+                bootstrap = True
+                if terminated[k, n]:
+                    bootstrap = at_termination
+                elif truncated[k, n]:
+                    bootstrap = at_truncation
                 delta = rewards[k, n] + (gamma * next_values[k, n] if bootstrap else 0.0) - values[k, n]
                 advantages[t, n] += (gamma * lam) ** (k - t) * delta
                 if terminated[k, n] or truncated[k, n]:
@@ -34,8 +38,17 @@ unit = st.sampled_from([0.0, 0.5, 0.8, 0.99, 1.0])
 
 
 @quick
-@given(st.integers(0, 9), st.integers(0, 3), unit, unit, st.booleans(), st.sampled_from([0.0, 0.3, 1.0]), seeds)
-def test_gae(T, N, gamma, lam, bootstrap_at_termination, end_rate, seed):
+@given(
+    st.integers(0, 9),
+    st.integers(0, 3),
+    unit,
+    unit,
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.0, 0.3, 1.0]),
+    seeds,
+)
+def test_gae(T, N, gamma, lam, at_termination, at_truncation, end_rate, seed):
     rng = np.random.default_rng(seed)
     rewards, values, next_values = rng.normal(size=(3, T, N))
     terminated, truncated = rng.random((2, T, N)) < end_rate
@@ -43,9 +56,11 @@ def test_gae(T, N, gamma, lam, bootstrap_at_termination, end_rate, seed):
         *map(torch.tensor, (rewards, values, next_values, terminated, truncated)),
         gamma=gamma,
         lam=lam,
-        bootstrap_at_termination=bootstrap_at_termination,
+        bootstrap_at_termination=at_termination,
+        bootstrap_at_truncation=at_truncation,
     )
-    expected = gae_reference(rewards, values, next_values, terminated, truncated, gamma, lam, bootstrap_at_termination)
+    steps = (rewards, values, next_values, terminated, truncated)
+    expected = gae_reference(*steps, gamma, lam, at_termination, at_truncation)
     close(advantages, expected[0])
     close(returns, expected[1])
 

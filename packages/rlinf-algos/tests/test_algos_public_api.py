@@ -45,7 +45,8 @@ def test_signatures_with_defaults():
         "pass_at_k_advantages": "rewards, *normalize_std=True, *epsilon=0.0001",
         "optimal_token_advantages": "rewards, loss_mask, logit_norms",
         "gdpo_advantages": "parts, part_weights, *epsilon=0.0001",
-        "gae": "rewards, values, next_values, terminated, truncated, gamma, lam, *bootstrap_at_termination=False",
+        "gae": "rewards, values, next_values, terminated, truncated, gamma, lam, *bootstrap_at_termination=False, "
+        "*bootstrap_at_truncation=True",
         "token_gae": "rewards, values, loss_mask, gamma, lam",
         "rewards_to_go": "rewards, mask, gamma, *dim=1",
         "first_episode_mask": "terminated, truncated",

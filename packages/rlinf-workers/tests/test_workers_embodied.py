@@ -19,6 +19,7 @@ from rlinf_workers.policies.cnn.policy import CnnActorCritic
 from rlinf_workers.roles.embodied.actor import EmbodiedActor, EmbodiedActorSettings
 from rlinf_workers.roles.embodied.environment import TRAIN_SEED_BIT, training_seeds
 from rlinf_workers.roles.embodied.rollout import EmbodiedRollout
+from rlinf_workers.roles.embodied.steps import episode_weights
 from rlinf_workers.roles.records.embodied import GroupObservation, Trajectory
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 
@@ -83,6 +84,9 @@ def segment(make_worker, reader, group=0, phase="train", seed=0):
     stream = [observation(t, group, is_last=t == NUM_STEPS, seed=seed) for t in range(NUM_STEPS + 1)]
     policy.act(reader([[item] for item in stream]), actions, trajectories)
     return policy, stream, actions.items, trajectories.items
+
+
+BOOTSTRAPS = ("bootstrap_at_termination", "bootstrap_at_truncation")
 
 
 def test_a_trajectory_holds_what_happened(make_worker, reader):
@@ -461,8 +465,50 @@ def test_any_policy_loss_trains_a_robot(make_worker, reader, changes, formula):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
 
+def enumerated_weights(t: Trajectory) -> torch.Tensor:
+    """[T, n]: each row counts alike, in it each episode, and in this each step."""
+    weights = torch.zeros(t.terminated.shape)
+    for row in range(weights.shape[1]):
+        episodes: list[list[int]] = [[]]
+        for step in range(len(weights)):
+            episodes[-1].append(step)
+            if t.terminated[step, row] or t.truncated[step, row]:
+                episodes.append([])
+        episodes = [steps for steps in episodes if steps]
+        for steps in episodes:
+            weights[steps, row] = len(weights) / len(episodes) / len(steps)
+    return weights
+
+
+def test_episodes_count_alike_whatever_their_length(make_worker, reader):
+    batch = trajectories(make_worker, reader)
+    weights = [enumerated_weights(t) for t in batch]
+    assert len(set(torch.cat(weights).flatten().tolist())) > 1
+    actor = make_worker(EmbodiedActor, actor_settings(num_minibatches=1, episode_aggregation="episode_mean"))
+    shards = {shard: actor._prepare([t for t in batch if t.group % 2 == shard]) for shard in (0, 1)}
+    actor._whiten(shards)
+    model, total = actor_critic(), torch.zeros(())
+    for number, shard in shards.items():
+        answers = model.evaluate(shard.fields, shard.actions, shard.extras)
+        ratios = (answers.logprobs.sum((1, 2)) - shard.rollout_logprobs.sum((1, 2))).exp()
+        terms = -ratios * shard.advantages + 0.5 * 0.5 * (answers.values - shard.returns).square()
+        mine = torch.cat([w.flatten() for t, w in zip(batch, weights, strict=True) if t.group % 2 == number])
+        total = total + (terms * mine).sum()
+    (total / sum(map(len, shards.values()))).backward()
+    actor.train(reader([batch]))
+    for mine, theirs in zip(actor._backend._model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_what_follows_the_first_episode_of_a_row_has_no_weight():
+    ended = torch.tensor([[0, 0], [1, 0], [0, 0], [1, 0]]).bool()
+    counts = torch.tensor([[1, 1], [1, 1], [0, 1], [0, 1]]).bool()
+    assert episode_weights(ended, counts).tolist() == [[2, 1], [2, 1], [0, 1], [0, 1]]
+    assert episode_weights(ended, torch.ones_like(counts)).tolist() == [[1, 1]] * 4
+
+
 def test_an_advantage_of_ones_own_on_steps(make_worker, reader):
-    not_used: dict[str, Any] = {"gamma": None, "gae_lambda": None, "bootstrap_at_termination": None}
+    not_used: dict[str, Any] = dict.fromkeys(("gamma", "gae_lambda", *BOOTSTRAPS))
     (t, *_) = trajectories(make_worker, reader)
     actor = make_worker(EmbodiedActor, actor_settings(advantage=f"{__name__}:my_advantage", **not_used))
     advantages, returns, counts = actor._advantages(t)

@@ -213,6 +213,12 @@ def test_robots_are_compared_by_episodes_or_by_steps():
     assert algorithm(line + " --algorithm.advantage grpo_steps", "pushcube-ppo").gamma == 0.99
 
 
+def test_hubers_loss_clips_values_only_where_a_recipe_says_so():
+    assert algorithm("--algorithm.name ppo --algorithm.value_loss huber").value_clip is None
+    assert algorithm("--algorithm.name ppo").value_clip == 0.2
+    assert algorithm("--algorithm.name ppo --algorithm.value_loss huber --algorithm.value_clip 0.1").value_clip == 0.1
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -222,6 +228,8 @@ def test_robots_are_compared_by_episodes_or_by_steps():
         "--algorithm.correction icepop",
         "--algorithm.value_loss huber",
         "--algorithm.value_clip 0.2",
+        "--algorithm.value_loss huber --algorithm.value_clip 0.2",
+        "--algorithm.episode_aggregation episode_mean --algorithm.bootstrap_at_truncation false",
         "--algorithm.name grpo --algorithm.advantage rloo --algorithm.whiten_advantages true",
     ],
 )

@@ -112,16 +112,63 @@ def test_add_differs_from_sort_in_name_and_task_alone():
 @pytest.mark.parametrize(
     ("name", "convention"),
     [
-        ("libero-oft-grpo", {"gripper": "open_is_minus_one", "center_crop": True}),
+        ("libero-oft-grpo", {"gripper": "open_is_minus_one", "center_crop": True, "head": "tokens"}),
         ("maniskill-openvla-ppo", {"gripper": "open_is_one"}),
-        ("libero-pi0-ppo", {"relative_to_state": True}),
-        ("libero-pi05-ppo", {"state_in_prompt": False}),
+        ("libero-pi0-ppo", {"relative_to_state": True, "dataset": "physical-intelligence/libero"}),
+        ("libero-pi05-ppo", {"state_in_prompt": False, "dataset": "physical-intelligence/libero"}),
     ],
 )
 def test_published_checkpoints_act_as_they_were_trained(name: str, convention: dict[str, object]):
     """The simulator's gripper; openpi's `pi0_libero` and `pi05_libero`; RLinf's configuration of OpenVLA-OFT."""
     options = load(name).model_dump()["policy"]["options"]
     assert {key: options.get(key) for key in convention} == convention
+
+
+PI_PPO = {
+    "algorithm.value_clip": 0.2,
+    "algorithm.value_coef": 1.0,
+    "algorithm.bootstrap_at_truncation": False,
+    "algorithm.episode_aggregation": "episode_mean",
+    "actor.learning_rate": 5e-6,
+    "actor.value_learning_rate": 1e-4,
+    "actor.weight_decay": 0.01,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "public"),
+    [
+        ("libero-pi0-ppo", PI_PPO | {"algorithm.num_epochs": 4}),
+        ("libero-pi05-ppo", PI_PPO | {"algorithm.num_epochs": 1}),
+        (
+            "libero-oft-grpo",
+            {"algorithm.episode_aggregation": "episode_mean", "env.ignore_terminations": False, "actor.lora": None},
+        ),
+        (
+            "maniskill-openvla-ppo",
+            {
+                "actor.lora.rank": 32,
+                "actor.lora.alpha": 32.0,
+                "actor.learning_rate": 1e-4,
+                "actor.value_learning_rate": 3e-3,
+                "env.options.reward_mode": "stages",
+            },
+        ),
+    ],
+)
+def test_recipes_of_published_checkpoints_train_as_the_public_configurations(name: str, public: dict[str, object]):
+    """RLinf's, of the same models; the training data were drawn at 256 pixels and in full quality."""
+    public = public | {"actor.adam_epsilon": 1e-8, "algorithm.target_kl": None, "env.options.quality": "full"}
+    if name.startswith("libero"):
+        public = public | {"env.options.image_size": 256}
+    config = load(name).model_dump()
+    assert {key: at(config, key) for key in public} == public
+
+
+def at(values: dict, key: str) -> object:
+    for part in key.split("."):
+        values = values[part]
+    return values
 
 
 # -- the schema ----------------------------------------------------------------------------------------------------

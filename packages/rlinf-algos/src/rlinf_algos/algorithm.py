@@ -29,6 +29,7 @@ from rlinf_algos.presets import (
     CORRECTION_OPTIONS,
     CORRECTIONS,
     DEFAULTS,
+    EPISODE_AGGREGATIONS,
     EPISODE_PRESETS,
     FIELDS_OF_SAMPLES,
     KL_ESTIMATES,
@@ -93,6 +94,12 @@ class Algorithm:
     bootstrap_at_termination: bool | None = None
     """gae_steps: add the value of the last state also if the task ended the episode, as if the episode continued.
     false: only if a time limit ended it."""
+    bootstrap_at_truncation: bool | None = None
+    """gae_steps: add the value of the last state if a time limit ended the episode. false: the limit is part of the
+    task, and an episode that reaches it has failed."""
+    episode_aggregation: Literal["chunk_mean", "episode_mean"] = "chunk_mean"
+    """What the loss is a mean over. chunk_mean: all answers of a step, so that long episodes count more. episode_mean:
+    episodes, each the mean over its answers, so that an early success counts as much as a long failure."""
     reward_level: Literal["chunk", "action"] = "chunk"
     """What rewards, values and advantages belong to if a policy answers with several actions at once. chunk: all of
     these actions together; their rewards are added up. action: each action; needs ratio_level action or token."""
@@ -184,7 +191,8 @@ class Algorithm:
     value_loss: Literal["clipped", "huber"] | None = None
     """Loss of the critic, if the advantage uses values."""
     value_clip: float | None = None
-    """clipped: maximum change of a value in an update; null: no limit."""
+    """Maximum change of a value in an update; the larger of the losses with and without it counts. null: no limit, the
+    default with value_loss huber."""
     huber_delta: float | None = None
     """huber: error beyond which the loss of the critic is linear."""
     value_coef: float | None = None
@@ -302,6 +310,8 @@ def filled(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
             values[option] = changes.get(option)
         elif option not in changes:
             own = CORRECTION_OPTIONS.get(str(values["correction"]), {})
+            if option == "value_clip" and values["value_loss"] == "huber":
+                own = {"value_clip": None}
             values[option] = base.get(option, own.get(option, default))
     return values
 
@@ -347,7 +357,9 @@ def used_options(values: Mapping[str, Any]) -> Iterator[str]:
     yield from policy_loss_takes(values["policy_loss"]).options.values()
     if "values" in advantage.inputs:
         yield "value_loss"
-        yield "huber_delta" if values["value_loss"] == "huber" else "value_clip"
+        yield "value_clip"
+        if values["value_loss"] == "huber":
+            yield "huber_delta"
         if values["samples"] == "episodes":
             yield "value_coef"
     yield from CORRECTION_OPTIONS.get(str(values["correction"]), {})
@@ -410,6 +422,7 @@ def _unknown_parts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         "value_loss": (None, *VALUE_LOSSES),
         "ratio_level": RATIO_LEVELS,
         "reward_level": REWARD_LEVELS,
+        "episode_aggregation": EPISODE_AGGREGATIONS,
     }
     for key, choices in known_words.items():
         if values[key] not in choices:

@@ -155,7 +155,12 @@ BUILTIN_ADVANTAGES = {
     "returns": Takes(inputs=("rewards", "loss_mask"), options={"gamma": "gamma"}, required=("gamma",)),
     "gae_steps": Takes(
         inputs=("rewards", "values", "next_values", "terminated", "truncated"),
-        options={"gamma": "gamma", "lam": "gae_lambda", "bootstrap_at_termination": "bootstrap_at_termination"},
+        options={
+            "gamma": "gamma",
+            "lam": "gae_lambda",
+            "bootstrap_at_termination": "bootstrap_at_termination",
+            "bootstrap_at_truncation": "bootstrap_at_truncation",
+        },
         required=("gamma", "lam"),
     ),
     "grpo_steps": Takes(

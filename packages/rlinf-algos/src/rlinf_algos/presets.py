@@ -41,6 +41,7 @@ PROXIMAL_POLICIES = ("actor", "rollout")
 VALUE_LOSSES = ("clipped", "huber")
 REWARD_LEVELS = ("chunk", "action")
 RATIO_LEVELS = (*REWARD_LEVELS, "token")
+EPISODE_AGGREGATIONS = ("chunk_mean", "episode_mean")
 
 
 DEFAULTS: dict[str, bool | int | float | str | None] = {
@@ -63,6 +64,7 @@ DEFAULTS: dict[str, bool | int | float | str | None] = {
     "huber_delta": 10.0,
     "overlong_penalty": 1.0,
     "bootstrap_at_termination": False,
+    "bootstrap_at_truncation": True,
     "value_coef": 0.5,
 }
 """Fields that only some algorithms use -> their value unless a preset sets another."""
@@ -197,7 +199,15 @@ FIELDS_OF_SAMPLES: dict[str, tuple[str, ...]] = {
         "overlong_penalty",
         "overlong_filter",
     ),
-    "episodes": ("value_coef", "bootstrap_at_termination", "target_kl", "reward_level", "ratio_level"),
+    "episodes": (
+        "value_coef",
+        "bootstrap_at_termination",
+        "bootstrap_at_truncation",
+        "target_kl",
+        "reward_level",
+        "ratio_level",
+        "episode_aggregation",
+    ),
 }
 """Kind of samples -> the fields that apply only to these samples."""
 

@@ -231,5 +231,6 @@ def value_loss(algorithm: Algorithm, values: Tensor, old_values: Tensor, returns
     """The loss of the critic that the algorithm names."""
     if algorithm.value_loss == "huber":
         assert algorithm.huber_delta is not None, "an algorithm with this loss has its delta"
-        return huber_value_loss(values, old_values, returns, mask, delta=algorithm.huber_delta)
+        delta, clip = algorithm.huber_delta, algorithm.value_clip
+        return huber_value_loss(values, old_values, returns, mask, delta=delta, clip=clip)
     return clipped_value_loss(values, old_values, returns, mask, clip=algorithm.value_clip)

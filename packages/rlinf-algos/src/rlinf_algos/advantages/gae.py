@@ -25,6 +25,7 @@ def gae(
     lam: float,
     *,
     bootstrap_at_termination: bool = False,
+    bootstrap_at_truncation: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation over a window of T steps of N environments that reset themselves.
 
@@ -47,6 +48,9 @@ def gae(
         bootstrap_at_termination: True keeps `gamma * next_values` at termination as well. Not the textbook, but right
             where termination means success and the reward is dense: otherwise finishing forfeits all reward to come,
             and the policy learns to hover at the goal (ManiSkill's PPO baseline bootstraps there too).
+        bootstrap_at_truncation: False counts a truncated episode as ended with value 0, for tasks whose time limit is
+            part of the task: a policy that did not succeed in time has failed. The value must then be able to tell the
+            remaining time, or it predicts a mean over it.
 
     Returns:
         advantages and returns, [T, N], at least float32.
@@ -64,7 +68,8 @@ def gae(
     truncated = as_mask("truncated", truncated, "rewards", rewards)
     check_finite("rewards", rewards)
     check_finite("values", values)
-    bootstraps = torch.ones_like(terminated) if bootstrap_at_termination else ~terminated
+    no_bootstrap = torch.zeros_like(terminated) if bootstrap_at_termination else terminated
+    bootstraps = ~(no_bootstrap if bootstrap_at_truncation else no_bootstrap | (truncated & ~terminated))
     values = at_least_float32(values)
     deltas = at_least_float32(rewards) + gamma * masked("next_values", next_values, bootstraps) - values
     decay = gamma * lam * (~(terminated | truncated)).to(deltas.dtype)

@@ -1,5 +1,4 @@
 from .embodied.actor import (
-    ADAM_EPSILON as ADAM_EPSILON,
     EmbodiedActor as EmbodiedActor,
     EmbodiedActorSettings as EmbodiedActorSettings,
 )

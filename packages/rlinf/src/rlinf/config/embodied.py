@@ -234,6 +234,13 @@ class PolicyActorConfig(TrainerConfig):
         default=None, gt=0, description="Initial learning rate of the policy's value function; null: learning_rate."
     )
     max_grad_norm: float = Field(default=0.5, gt=0, description="Gradients with a larger norm are scaled down to it.")
+    adam_epsilon: float = Field(
+        default=1e-5,
+        gt=0,
+        description="Added to the denominator of AdamW's step, the root of the mean squared gradient. The default follows "
+        "PPO for small networks; billions of weights need 1e-8, since a gradient of norm 1 over them has a root mean "
+        "square near 1e-5.",
+    )
     num_shards: int = Field(
         default=2,
         ge=1,

@@ -55,7 +55,7 @@ def check_policy_module(actor: TrainerConfig, policy: PolicySettings) -> None:
 def optimizer_settings(section: OptimizerConfig, **others: Any) -> OptimizerSettings:
     """What a section of the config says of the optimizer, and what it leaves open."""
     names = {field.name for field in fields(OptimizerSettings)} & type(section).model_fields.keys()
-    return OptimizerSettings(**{name: getattr(section, name) for name in names}, **others)
+    return OptimizerSettings(**{name: getattr(section, name) for name in names}, epsilon=section.adam_epsilon, **others)
 
 
 # -- adapters ----------------------------------------------------------------------------------------------------------

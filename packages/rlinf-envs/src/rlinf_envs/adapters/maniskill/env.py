@@ -48,7 +48,8 @@ def make_maniskill(
                                  see the rest; the only one that the tasks of a suite have in common
         obs_mode="state"         the full state as one vector; "rgb": the pictures of all cameras, the robot's own state
                                  and what the task adds; "rgb+state": the same pictures and the full state
-        reward_mode="normalized_dense"   or "dense", "none", where the task has them, or "sparse": 1 where it is solved
+        reward_mode="normalized_dense"   or "dense", "none", where the task has them, or "sparse": 1 where it is solved;
+                                 "stages", for tasks of the suite bridge: see `StageReward`
         control_mode="pd_joint_delta_pos"
         image_size=None          side of the observation images in pixels; None: the task's own
         quality="fast"           "full": ManiSkill's default shader instead of its minimal one

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlinf_envs.adapters.maniskill import without_vulkan
 from rlinf_envs.adapters.maniskill.lite_robot import with_lite_robot
+from rlinf_envs.adapters.maniskill.stage_reward import STAGES, StageReward
 from rlinf_envs.adapters.maniskill.tasks import CONTROL_MODE, instruction_of, registered_tasks
 from rlinf_envs.core.names import close_to, names_of
 from rlinf_envs.core.protocol import ActionSpec, FieldSpec
@@ -74,6 +75,7 @@ class ManiSkillSimulation:
             obs_mode = "rgb+state"
         obs_mode = _offered(obs_mode, registered.cls.SUPPORTED_OBS_MODES)
         self._rewards_success = reward_mode == "sparse" and "sparse" not in registered.cls.SUPPORTED_REWARD_MODES
+        self._stages = StageReward(task, num_envs) if reward_mode == STAGES else None
         self._can_render = render
         draws = render or "rgb" in obs_mode
         if draws:
@@ -89,7 +91,7 @@ class ManiSkillSimulation:
         arguments |= {
             "num_envs": num_envs,
             "obs_mode": obs_mode,
-            "reward_mode": "none" if self._rewards_success else reward_mode,
+            "reward_mode": "none" if self._rewards_success or self._stages else reward_mode,
             "control_mode": control_mode,
             "sim_backend": "physx_cuda" if on_gpu else "physx_cpu",
             "render_backend": _render_backend(render_backend) if draws else "none",
@@ -115,6 +117,8 @@ class ManiSkillSimulation:
     @torch.inference_mode()
     def reset(self, seed: int | list[int], options: Mapping[str, Any]) -> None:
         self._observation, _ = self.env.reset(seed=seed, options=dict(options))
+        if self._stages is not None:
+            self._stages.reset(options.get("env_idx"))
 
     @torch.inference_mode()
     def look_again(self) -> None:
@@ -128,6 +132,8 @@ class ManiSkillSimulation:
         self._observation, reward, terminated, _, outcome = self.env.step(action)
         if self._rewards_success:
             reward = self.env.compute_sparse_reward(obs=self._observation, action=action, info=outcome)
+        elif self._stages is not None:
+            reward = self._stages.step(outcome)
         return reward, terminated, outcome.get("success")
 
     @torch.inference_mode()

@@ -25,15 +25,16 @@ INSTRUCTIONS: dict[str, str] = {
     "PullCube-v1": "pull the cube to the target",
     "PullCubeTool-v1": "pull the cube closer with the hook",
     "PushCube-v1": "push the cube to the target",
-    "PutCarrotOnPlateInScene-v1": "put the carrot on the plate",
-    "PutEggplantInBasketScene-v1": "put the eggplant into the basket",
-    "PutSpoonOnTableClothInScene-v1": "put the spoon on the cloth",
+    "PutCarrotOnPlateInScene-v1": "put carrot on plate",
+    "PutEggplantInBasketScene-v1": "put eggplant into yellow basket",
+    "PutSpoonOnTableClothInScene-v1": "put the spoon on the towel",
     "RollBall-v1": "roll the ball to the target",
     "StackCube-v1": "put the red cube on the green one",
-    "StackGreenCubeOnYellowCubeBakedTexInScene-v1": "put the green cube on the yellow one",
+    "StackGreenCubeOnYellowCubeBakedTexInScene-v1": "stack the green block on the yellow block",
     "StackPyramid-v1": "build a pyramid of the three cubes",
 }
-"""Instructions of tasks that define none."""
+"""Instructions of tasks; those of the suite `bridge` are ManiSkill's own (`get_language_instruction`), with which
+published policies are trained and evaluated."""
 
 SUITES: dict[str, tuple[str, ...]] = {
     "tabletop": (

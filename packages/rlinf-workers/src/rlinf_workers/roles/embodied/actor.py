@@ -31,15 +31,20 @@ from rlinf_workers.execution.ports import Reader
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
-from rlinf_workers.roles.embodied.steps import action_steps, chunk_steps, of_actions, state_ids, was_executed
+from rlinf_workers.roles.embodied.steps import (
+    action_steps,
+    chunk_steps,
+    episode_weights,
+    of_actions,
+    state_ids,
+    was_executed,
+)
 from rlinf_workers.roles.records.embodied import DemonstratedBatch, Trajectory
 from rlinf_workers.roles.staleness import Staleness
 from rlinf_workers.token_choice import TokenChoice, TokenChooser, TokenValues
 from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutputs, OptimizerSettings
 from rlinf_workers.trainers.sft_warm_up import WarmedUpWorker
 
-ADAM_EPSILON = 1e-5
-"""Follows the reference implementations of PPO (arXiv:2005.12729, appendix); torch's default is 1e-8."""
 TOTALS = ("samples", "ratios", "policy_loss", "value_loss", "kl", "entropy")
 """Sums over a minibatch that every algorithm reports, in this order; the statistics of the policy loss follow."""
 
@@ -94,6 +99,8 @@ class ShardBatch:
     """[N] each, or [N, K] where actions are rewarded"""
     counts: Tensor
     """[N] or [N, K] bool: executed, in an episode that has an advantage."""
+    weights: Tensor
+    """[N], of the losses of each sample; 1 unless episodes are averaged (`episode_aggregation`)."""
 
     def __getitem__(self, rows: Tensor) -> ShardBatch:
         def chosen(values: Any) -> Any:
@@ -311,7 +318,15 @@ class EmbodiedActor(WarmedUpWorker):
             advantages=flat(advantages),
             returns=flat(returns),
             counts=flat(counts),
+            weights=flat([self._weights(t, counted) for t, counted in zip(trajectories, counts, strict=True)]),
         )
+
+    def _weights(self, t: Trajectory, counts: Tensor) -> Tensor:
+        """[T, n]."""
+        counts = counts if counts.ndim == 2 else counts.any(-1)
+        if self._algorithm.episode_aggregation == "chunk_mean":
+            return torch.ones_like(counts, dtype=t.rewards.dtype)
+        return episode_weights(t.terminated | t.truncated, counts)
 
     def _advantages(self, t: Trajectory) -> tuple[Tensor, Tensor, Tensor]:
         """Returns advantages, returns and the mask of steps that count: [T, n] each, or [T, n, K] if actions are
@@ -390,12 +405,12 @@ class EmbodiedActor(WarmedUpWorker):
 
     def _loss(self, batch: ShardBatch, choice: TokenChoice | None, answers: ModelOutputs) -> tuple[Tensor, list[float]]:
         surrogate, entropy_sum, num_ratios = self._policy_terms(batch, choice, answers)
-        policy_sum, value_sum = _sum_of_means(surrogate.terms), torch.zeros(())
+        policy_sum, value_sum = _sum_of_means(surrogate.terms, batch.weights), torch.zeros(())
         loss = policy_sum - self._algorithm.entropy_coef * entropy_sum
         if self._algorithm.value_coef:
             counted = torch.ones_like(answers.values) if answers.values.ndim == 1 else batch.executed
             terms = value_loss(self._algorithm, answers.values, batch.values, batch.returns, counted).loss_terms
-            value_sum = _sum_of_means(terms)
+            value_sum = _sum_of_means(terms, batch.weights)
             loss = loss + self._algorithm.value_coef * value_sum
         totals = [len(batch), num_ratios, policy_sum.detach(), value_sum.detach(), surrogate.kl, entropy_sum.detach()]
         return loss, [float(total) for total in (*totals, *surrogate.statistics.values())]
@@ -406,7 +421,7 @@ class EmbodiedActor(WarmedUpWorker):
         """Returns the terms of the policy loss, the entropies summed over samples, and the number of ratios."""
         of = self._ratios(batch, answers)
         terms = self._policy_loss(of.policy, of.proximal, of.rollout, of.advantages, of.mask, choice)
-        return terms, _sum_of_means(of.entropies), of.mask.sum()
+        return terms, _sum_of_means(of.entropies, batch.weights), of.mask.sum()
 
     def _ratios(self, batch: ShardBatch, answers: ModelOutputs) -> _Ratios:
         """A chunk is one action of the policy, whether it was executed to the end or not. If its actions or tokens have
@@ -451,6 +466,7 @@ def _imitation_loss(answers: ModelOutputs) -> tuple[Tensor, list[float]]:
     return loss, [float(len(answers.logprobs)), float(loss.detach())]
 
 
-def _sum_of_means(terms: Tensor) -> Tensor:
-    """[N] or [N, E] -> the sum over samples of the mean over their E elements."""
-    return terms.sum() / (terms.numel() // len(terms))
+def _sum_of_means(terms: Tensor, weights: Tensor) -> Tensor:
+    """[N] or [N, E] and [N] -> the weighted sum over samples of the mean over their E elements."""
+    weighted = terms * weights.view(-1, *[1] * (terms.ndim - 1))
+    return weighted.sum() / (terms.numel() // len(terms))

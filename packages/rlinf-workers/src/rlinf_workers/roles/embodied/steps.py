@@ -21,6 +21,24 @@ def was_executed(num_executed: Tensor, num_actions: int) -> Tensor:
     return torch.arange(num_actions, device=num_executed.device) < num_executed[..., None]
 
 
+def episode_weights(ended: Tensor, counts: Tensor) -> Tensor:
+    """Weights of steps whose mean over all steps is the mean over rows of the mean over their episodes, each the mean
+    over its steps (RLinf's research code, `masked_mean_ratio`, for one episode in each row).
+
+    Args:
+        ended: [T, n] bool, whether an episode ended with the step.
+        counts: [T, n] bool, whether the step is trained.
+
+    Returns: [T, n], 0 where a step does not count.
+
+    Example: a row of 4 steps, of which only the 2 of its first episode count: [2, 2, 0, 0]
+    """
+    episode = ended.long().cumsum(0) - ended.long()
+    lengths = torch.zeros(len(ended) + 1, *ended.shape[1:], device=ended.device).scatter_add(0, episode, counts.float())
+    num_episodes = (lengths > 0).sum(0)
+    return (len(ended) / (lengths.gather(0, episode) * num_episodes)).masked_fill(~counts, 0.0)
+
+
 def chunk_steps(t: Trajectory) -> dict[str, Tensor]:
     """[T, n] each, by the names of `rlinf_algos.parts.INPUTS`; the rewards within a chunk are summed."""
     return {

@@ -40,7 +40,7 @@ from rlinf.run_folder.fingerprints import path_fingerprint
 from rlinf_sched import Plan
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.policies import FOLDER_OPTIONS
-from rlinf_workers.roles import ADAM_EPSILON, EmbodiedActorSettings, EnvironmentSettings
+from rlinf_workers.roles import EmbodiedActorSettings, EnvironmentSettings
 
 if TYPE_CHECKING:
     from rlinf.loop.session import Session
@@ -201,7 +201,7 @@ class EmbodiedJob(Job):
             policy=self._policy,
             algorithm=self.config.algorithm,
             backend=self._backend,
-            optimizer=optimizer_settings(actor, epsilon=ADAM_EPSILON),
+            optimizer=optimizer_settings(actor),
             sft_warm_up=self._sft_warm_up and self._sft_warm_up.optimizer,
             micro_batch_size=actor.micro_batch_size,
             lora=self._lora,
