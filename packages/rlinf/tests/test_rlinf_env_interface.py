@@ -11,7 +11,7 @@ from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs import prepare
-from rlinf.jobs.acting import chosen_policy, limit_notes, termination_notes
+from rlinf.jobs.acting import chosen_policy, limit_notes, picture_notes, termination_notes
 from rlinf.jobs.embodied.job import EmbodiedJob
 from rlinf.jobs.embodied.running_episodes import RunningEpisodes
 from rlinf.jobs.env_interface import probe
@@ -266,3 +266,17 @@ def test_the_manifest_says_where_episodes_go_on_after_their_end():
     )
     assert termination_notes(env.model_copy(update={"kind": "maniskill"})) == ()
     assert termination_notes(EnvConfig(kind="gymnasium", id="Hopper-v5")) == ()
+
+
+def test_pictures_that_published_checkpoints_have_not_seen_are_noted():
+    policy = PolicyConfig(name="openvla", options={"folder": "model"})
+
+    def notes(policy=policy, kind="libero", **options) -> tuple[str, ...]:
+        return picture_notes(
+            EnvConfig(kind=kind, id="libero_10", options={"cameras": ("agentview",)} | options), policy
+        )
+
+    (note,) = notes(image_size=224)
+    assert "with --env.options.quality full --env.options.image_size 256, and this run draws others" in note
+    assert notes(image_size=256, quality="full") == ()
+    assert notes(cameras=()) == notes(kind="metaworld") == notes(PolicyConfig(name="openvla")) == ()

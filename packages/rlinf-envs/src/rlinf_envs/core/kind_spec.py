@@ -53,6 +53,8 @@ class KindSpec:
     """Default side of its images in pixels, if the option `image_size` is not set."""
     seconds_per_step: float | None = None
     """Seconds per step of one environment on one core, including images, for planning; None: unknown."""
+    published_pictures: Mapping[str, Any] = field(default_factory=dict)
+    """Options with which the pictures of its published demonstrations were drawn, which published policies expect."""
 
     def load(self) -> Any:
         """Returns the function that creates environments."""

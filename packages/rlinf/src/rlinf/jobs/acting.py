@@ -50,6 +50,18 @@ def limit_notes(env: EnvConfig, interface: EnvInterface) -> tuple[str, ...]:
     )
 
 
+def picture_notes(env: EnvConfig, policy: PolicyConfig) -> tuple[str, ...]:
+    """What the manifest says where a checkpoint sees pictures that are drawn in another way than its demonstrations."""
+    expected = {k: v for k, v in env.spec.published_pictures.items() if env.options.get(k) != v}
+    if not (expected and env.options.get("cameras") and policy.options.get("folder")):
+        return ()
+    settings = " ".join(f"--env.options.{key} {value}" for key, value in expected.items())
+    return (
+        f"policy.options.folder: published checkpoints for env.kind={env.kind} were trained on pictures with "
+        f"{settings}, and this run draws others, which may cost success",
+    )
+
+
 def simulates_on_host(env: EnvConfig, cluster: ClusterConfig, machine: Machine) -> bool:
     """Whether simulators take cores of a host beside GPUs; else they take devices, as all else does."""
     return device_kind(cluster, machine) == "cuda" and not env.simulates_on_gpu

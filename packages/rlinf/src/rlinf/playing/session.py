@@ -16,6 +16,7 @@ from rlinf.errors import UserError
 from rlinf.jobs.acting import (
     env_spec,
     limit_notes,
+    picture_notes,
     policy_settings,
     simulates_on_host,
     termination_notes,
@@ -75,6 +76,7 @@ class PolicySession:
             *self.interface.notes,
             *termination_notes(config.env),
             *limit_notes(config.env, self.interface),
+            *picture_notes(config.env, config.policy),
         )
         self._settings = policy_settings(config.policy, self.interface, config.seed)
         self._needs = needs_of(self._settings, config.env.id)

@@ -26,6 +26,7 @@ SPEC = LiberoSpec(
     steps_after_end=True,
     demonstrations={"libero": "rlinf_envs.adapters.libero.demonstrations:LiberoDemonstrations"},
     picture_size=128,
+    published_pictures={"quality": "full", "image_size": 256},
     venv=VenvSpec(
         name="libero",
         purpose="LIBERO's simulator",

@@ -59,6 +59,7 @@ SPEC = ManiSkillSpec(
     name="maniskill",
     make="rlinf_envs.adapters.maniskill.env:make_maniskill",
     steps_after_end=True,
+    published_pictures={"quality": "full"},
     demonstrations={"maniskill": "rlinf_envs.adapters.maniskill.demonstrations:ManiSkillDemonstrations"},
     venv=VenvSpec(
         name="maniskill",

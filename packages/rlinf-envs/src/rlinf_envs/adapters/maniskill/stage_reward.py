@@ -1,9 +1,9 @@
 """The reward of the stages of a pick-and-place task: grasped, held, placed.
 
 The numbers are those with which RL4VLA (arXiv:2505.19789, `simpler_wrapper.get_reward`) and RLinf's research code
-(`maniskill_env.py`) train OpenVLA in ManiSkill. The value of a state is 0.1 if the object is grasped, plus 0.1 if it has
-been held for five steps, plus 1 if the task is solved; the reward is its change. In ManiSkill's release the first two
-flags stay set for the rest of an episode, so a lost grasp is not punished.
+(`maniskill_env.py`) train OpenVLA in ManiSkill. The value of a state is 0.1 if the object is grasped, plus 0.1 if it
+has been held for five steps, plus 1 if the task is solved; the reward is its change. In ManiSkill's release the first
+two flags stay set for the rest of an episode, so a lost grasp is not punished.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from rlinf.jobs.acting import (
     chosen_policy,
     env_spec,
     limit_notes,
+    picture_notes,
     policy_settings,
     simulates_on_host,
     termination_notes,
@@ -84,6 +85,7 @@ class EmbodiedJob(Job):
             *policy_notes,
             *termination_notes(config.env),
             *limit_notes(config.env, self._interface),
+            *picture_notes(config.env, config.policy),
             *idle_notes(config.algorithm),
             *self._needs.notes,
         )
