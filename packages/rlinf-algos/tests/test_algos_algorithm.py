@@ -107,8 +107,16 @@ def test_the_presets_differ_as_their_sources_do():
         ("ppo", {"value_loss": "hubert"}, "value_loss=hubert is not known; did you mean 'huber'"),
         ("grpo", {"gae_lambda": 0.9}, "gae_lambda=0.9 is not used: it belongs to advantage=gae, and this is"),
         ("grpo", {"value_loss": "huber"}, "value_loss=huber is not used: it belongs to the critic, and advantage=grpo"),
-        ("ppo", {"value_loss": "clipped", "huber_delta": 1.0}, "huber_delta=1.0 is not used: it belongs to another val"),
-        ("grpo", {"episode_aggregation": "episode_mean"}, "episode_aggregation=episode_mean is not used: it is about ep"),
+        (
+            "ppo",
+            {"value_loss": "clipped", "huber_delta": 1.0},
+            "huber_delta=1.0 is not used: it belongs to another val",
+        ),
+        (
+            "grpo",
+            {"episode_aggregation": "episode_mean"},
+            "episode_aggregation=episode_mean is not used: it is about ep",
+        ),
         ("rloo", {"clip_low": 0.2}, "clip_low=0.2 is not used: it belongs to policy_loss=ppo_clip or gspo or"),
         ("grpo", {"correction": "ice"}, "correction=ice is not known; did you mean 'icepop'"),
         (

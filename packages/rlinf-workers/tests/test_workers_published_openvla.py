@@ -48,7 +48,9 @@ def _logprobs(policy: OpenVLA, fields: dict[str, torch.Tensor]) -> torch.Tensor:
 def test_statistics_of_both_files_are_read_and_those_of_fine_tuning_count(folder):
     mine = {"q01": [-0.1, -0.1, 0.0], "q99": [0.1, 0.1, 1.0]}
     (folder / "dataset_statistics.json").write_text(json.dumps({"mine": {"action": mine}, "kuka": {"action": mine}}))
-    lows = {key: spec_of_folder(str(folder), key, "quantiles").statistics.low for key in ("bridge_orig", "mine", "kuka")}
+    lows = {
+        key: spec_of_folder(str(folder), key, "quantiles").statistics.low for key in ("bridge_orig", "mine", "kuka")
+    }
     assert lows == {"bridge_orig": [-0.5, 0.0, 0.25], "mine": mine["q01"], "kuka": mine["q01"]}
     (folder / "dataset_statistics.json").write_text(json.dumps({"mine": {"action": mine}}))
     assert spec_of_folder(str(folder), None, "quantiles").dataset == "mine"
@@ -109,7 +111,9 @@ def test_lora_folders_that_do_not_fit_are_refused(folder, tmp_path_factory):
     adapter = tmp_path_factory.mktemp("adapter")
     config = peft.LoraConfig(r=4, target_modules=["q_proj"], base_model_name_or_path="openvla/openvla-7b")
     peft.get_peft_model(OpenVLA(FIELDS, ACTIONS, **_options(folder)), config).save_pretrained(adapter)
-    with pytest.raises(PolicyError, match=r"is a LoRA adapter of .*; set options.folder to that base and options.lora_"):
+    with pytest.raises(
+        PolicyError, match=r"is a LoRA adapter of .*; set options.folder to that base and options.lora_"
+    ):
         OpenVLA.needs(FIELDS, ACTIONS, folder=str(adapter))
     with pytest.raises(PolicyError, match=r"adapter_config.json does not exist; options.lora_folder has to be"):
         OpenVLA.needs(FIELDS, ACTIONS, **_options(folder, lora_folder=str(folder)))
@@ -118,7 +122,10 @@ def test_lora_folders_that_do_not_fit_are_refused(folder, tmp_path_factory):
     tensors = load_file(adapter / "adapter_model.safetensors")
     first = next(iter(tensors))
     for change, says in (
-        ({"base_model.model.q_proj.lora_magnitude_vector": torch.ones(2)}, r"it has q_proj.lora_magnitude_vector, which"),
+        (
+            {"base_model.model.q_proj.lora_magnitude_vector": torch.ones(2)},
+            r"it has q_proj.lora_magnitude_vector, which",
+        ),
         ({first: torch.ones(4, 7)}, r"the update of language_model.* has the shapes .*, and the weight \[24, 24\]"),
         ({first.replace("layers.0", "layers.9"): torch.ones(4, 24)}, r"layers.9.self_attn.q_proj.weight, which is no"),
     ):

@@ -77,7 +77,7 @@ def test_a_horizon_that_config_json_contradicts_is_refused(folder, kind):
 
 def test_jax_weights_of_openpi_are_named_with_their_conversion(tmp_path, kind):
     (tmp_path / "params").mkdir()
-    with pytest.raises(PolicyError, match=r"has JAX weights .* convert_jax_model_to_pytorch.py"):
+    with pytest.raises(PolicyError, match=r"has JAX weights .*/convert_jax_model_to_pytorch.py"):
         POLICIES[kind].needs(FIELDS, ACTIONS, **_options(tmp_path))
 
 
@@ -98,7 +98,9 @@ def test_tokenizer_json_alone_is_a_tokenizer(folder, kind):
     text = (folder / "tokenizer.json").read_text().replace(json.dumps(WORDS[1]), '"<start>"')
     (folder / "tokenizer.json").write_text(text)
     with pytest.raises(PolicyError, match=r"tokenizer.json has no begin token, <bos>"):
-        POLICIES[kind].needs(FIELDS, ACTIONS, **_options(folder, state_in_prompt=False) if kind == "pi05" else _options(folder))
+        POLICIES[kind].needs(
+            FIELDS, ACTIONS, **_options(folder, state_in_prompt=False) if kind == "pi05" else _options(folder)
+        )
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "paligemma_tokenizer.model"])

@@ -76,7 +76,9 @@ class OptimizerConfig(Section):
         default=0.0, ge=0, le=1, description="Final learning rate after lr_decay_steps, as a fraction of learning_rate."
     )
     adam_epsilon: float = Field(
-        default=1e-8, gt=0, description="Added to the denominator of AdamW's step, the root of the mean squared gradient."
+        default=1e-8,
+        gt=0,
+        description="Added to the denominator of AdamW's step, the root of the mean squared gradient.",
     )
 
 

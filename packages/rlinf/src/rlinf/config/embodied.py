@@ -237,9 +237,9 @@ class PolicyActorConfig(TrainerConfig):
     adam_epsilon: float = Field(
         default=1e-5,
         gt=0,
-        description="Added to the denominator of AdamW's step, the root of the mean squared gradient. The default follows "
-        "PPO for small networks; billions of weights need 1e-8, since a gradient of norm 1 over them has a root mean "
-        "square near 1e-5.",
+        description="Added to the denominator of AdamW's step, the root of the mean squared gradient. The default "
+        "follows PPO for small networks; billions of weights need 1e-8, since a gradient of norm 1 over them has a "
+        "root mean square near 1e-5.",
     )
     num_shards: int = Field(
         default=2,

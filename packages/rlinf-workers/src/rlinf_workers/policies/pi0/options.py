@@ -33,8 +33,8 @@ class Pi0Options:
     openpi_files.py), with its tokenizer's files and `assets/<dataset>/norm_stats.json` or `<dataset>/norm_stats.json`.
     None: a small model with random weights and the sizes below."""
     horizon: int | None = None
-    """Number of actions that the checkpoint predicts, for openpi's files without it in config.json (`action_horizon`: 50
-    in openpi's `pi0_libero`, 10 in `pi05_libero`)."""
+    """Number of actions that the checkpoint predicts, for openpi's files without it in config.json (`action_horizon`;
+    50 in openpi's `pi0_libero`, 10 in `pi05_libero`)."""
     dataset: str | None = None
     """Key of the normalisation statistics, with a checkpoint."""
     normalization: str | None = None

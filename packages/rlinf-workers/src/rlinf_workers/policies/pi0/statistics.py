@@ -1,9 +1,9 @@
 """Normalises states and actions by the statistics of a checkpoint's training data.
 
-The file is that of openpi, the authors' code: `assets/<dataset>/norm_stats.json`, or `<dataset>/norm_stats.json` in the
-folders that RLinf publishes: `{"norm_stats": {"state": {...}, "actions": {...}}}`, each with `mean`, `std`, `q01` and
-`q99` for each dimension; dimensions beyond those of the environment are padding. openpi normalises pi0 by mean and standard deviation, later models by quantiles, with 1e-6 in
-the divisor.
+The file is that of openpi, the authors' code: `assets/<dataset>/norm_stats.json`, or `<dataset>/norm_stats.json` in
+the folders that RLinf publishes. It has `{"norm_stats": {"state": {...}, "actions": {...}}}`, each with `mean`, `std`,
+`q01` and `q99` for each dimension; dimensions beyond those of the environment are padding. openpi
+normalises pi0 by mean and standard deviation, later models by quantiles, with 1e-6 in the divisor.
 """
 
 from __future__ import annotations
