@@ -43,7 +43,9 @@ def test_the_public_command_line_is_this():
     assert command_line(make_parser()) == {
         "rlinf": ["-h", "--help", "--version", "-V", "--traceback", "--log-level"],
         "rlinf train": ["-h", "--help", "recipe", "--output", "--resume", "--accept-changed-inputs"],
-        "rlinf eval": ["-h", "--help", "benchmarks", "--suite", "--output", "--resume"],
+        "rlinf eval": [
+            *("-h", "--help", "benchmarks", "--suite", "--compare", "--force", "--output", "--resume"),
+        ],
         "rlinf play": [
             *("-h", "--help", "path", "--checkpoint", "--episodes", "--seed", "--no-video", "--output"),
         ],

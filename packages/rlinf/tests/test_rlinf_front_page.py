@@ -15,6 +15,7 @@ from benchmarks.targets import RatioTarget
 
 from rlinf.cli.main import main, make_parser
 from rlinf.config.catalog import read_recipe, shipped_recipes
+from rlinf.config.comparison import CompareConfig
 from rlinf.config.explain_key import explain_key
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides, split_overrides
@@ -159,7 +160,7 @@ def test_the_clip_ranges_of_the_page_are_those_of_the_presets():
 def is_key(name: str) -> bool:
     """Whether this is a whole key, or a name of the user's in a mapping such as env.options."""
     parts = name.removeprefix("suite.").split(".")
-    if name in SuiteEvalConfig.model_fields:
+    if name in SuiteEvalConfig.model_fields or name.removeprefix("compare.") in CompareConfig.model_fields:
         return True
     for length in range(len(parts), 0, -1):
         try:

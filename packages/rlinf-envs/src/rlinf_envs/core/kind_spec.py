@@ -6,10 +6,13 @@ A custom environment may define one, as the attribute `kind_spec` of the callabl
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -49,6 +52,8 @@ class KindSpec:
     RunEnvironment) -> DemonstrationFiles`."""
     venv: VenvSpec | None = None
     """The venv for its packages; None: they are installed with the product."""
+    packages: tuple[str, ...] = ()
+    """Distributions whose versions decide the numbers of an episode."""
     picture_size: int = 128
     """Default side of its images in pixels, if the option `image_size` is not set."""
     seconds_per_step: float | None = None
@@ -88,6 +93,20 @@ class KindSpec:
         "": none."""
         return ""
 
+    def evaluation_facts(self, env_id: str, options: Mapping[str, Any]) -> Mapping[str, str]:
+        """Returns what decides the numbers of an episode besides its seed, its actions and its time limit, by dotted
+        name, so that evaluations under other conditions are told apart: by default the options as they are given, and
+        the versions of `packages` that are installed. Custom environments also have the digest of their file."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        facts = {f"option.{name}": str(value) for name, value in options.items()}
+        for package in self.packages:
+            with suppress(PackageNotFoundError):
+                facts[f"version.{package}"] = version(package)
+        if self.make == IMPORTED and (file := _source_file(env_id)) is not None:
+            facts["digest.code"] = hashlib.sha256(file.read_bytes()).hexdigest()
+        return facts
+
     def own_limit(self, env_id: str, env: Any) -> int | None:
         """Returns the registered time limit of an environment in actions; None: unknown.
 
@@ -103,6 +122,17 @@ class KindSpec:
             version_of: version of every installed distribution.
         """
         return None
+
+
+def _source_file(env_id: str) -> Path | None:
+    """Returns the file that defines a custom environment, if it is written in Python."""
+    from rlinf_envs.core.importing import object_at
+
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(object_at(env_id)))
+    except TypeError:  # neither a class nor a function
+        return None
+    return None if file is None else Path(file)
 
 
 def loaded(plugin: Any) -> Any:

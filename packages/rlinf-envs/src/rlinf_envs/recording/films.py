@@ -44,6 +44,7 @@ class _Tile:
     """Position of an episode on the sheet, and its scaled images."""
 
     episode: RecordedEpisode
+    title: str
     top: int
     left: int
 
@@ -56,24 +57,34 @@ class _Tile:
         return frame.repeat(scale, axis=0).repeat(scale, axis=1)
 
 
-def write_grid(path: Path, episodes: Sequence[RecordedEpisode], *, fps: float = 20.0) -> bool:
+def write_grid(
+    path: Path,
+    episodes: Sequence[RecordedEpisode],
+    *,
+    fps: float = 20.0,
+    titles: Sequence[str] = (),
+    columns: int = COLUMNS,
+) -> bool:
     """Writes the film of all episodes with images; returns False, without a file, if there are none.
 
     Args:
         path: ends in .mp4; an existing file is replaced once the new one is complete.
+        titles: one for each episode, in place of its task; the episodes then keep their order.
+        columns: maximum number of episodes in a row.
 
     Raises: EnvError if imageio is missing.
     """
     require_video()
-    seen = [episode for episode in episodes if len(episode.pictures)]
+    seen = [place for place, episode in enumerate(episodes) if len(episode.pictures)]
     if not seen:
         return False
-    tiles, sheet = _laid_out(seen)
+    drawn = [episodes[place] for place in seen]
+    tiles, sheet = _laid_out(drawn, [titles[place] for place in seen] if titles else [], columns)
     partial = path.with_name(f".partial-{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = mp4_writer(partial, fps)
     try:
-        for time in range(max(len(episode.pictures) for episode in seen) + round(fps)):
+        for time in range(max(len(episode.pictures) for episode in drawn) + round(fps)):
             writer.append_data(_page(sheet, tiles, time))
     finally:
         writer.close()
@@ -89,24 +100,37 @@ def by_task(episodes: Sequence[RecordedEpisode]) -> dict[str, list[RecordedEpiso
     return dict(groups)
 
 
-def _laid_out(episodes: Sequence[RecordedEpisode]) -> tuple[list[_Tile], np.ndarray]:
+def _laid_out(
+    episodes: Sequence[RecordedEpisode], titles: Sequence[str], columns: int
+) -> tuple[list[_Tile], np.ndarray]:
     """Returns the position of each episode, and the sheet with all frames and labels."""
     sizes = [np.multiply(episode.pictures.shape[1:3], _scale(episode)) for episode in episodes]
     height, width = (int(side) for side in np.max(sizes, axis=0))
     step_down, step_right = height + LABEL + 3 * FRAME, width + 3 * FRAME
-    lines = [
-        rows[start : start + COLUMNS] for rows in by_task(episodes).values() for start in range(0, len(rows), COLUMNS)
-    ]
-    columns = max(map(len, lines))
-    sheet = np.empty((len(lines) * step_down + FRAME, columns * step_right + FRAME, 3), np.uint8)
+    if titles:
+        blocks = [list(zip(episodes, titles, strict=True))]
+    else:
+        blocks = [[(one, _title(one.end)) for one in rows] for rows in by_task(episodes).values()]
+    lines = [rows[start : start + columns] for rows in blocks for start in range(0, len(rows), columns)]
+    width_in_tiles = max(map(len, lines))
+    sheet = np.empty((len(lines) * step_down + FRAME, width_in_tiles * step_right + FRAME, 3), np.uint8)
     sheet[:] = PAPER
     sheet = np.pad(sheet, ((0, sheet.shape[0] % 2), (0, sheet.shape[1] % 2), (0, 0)), mode="edge")
     tiles = [
-        _Tile(episode=episode, top=down * step_down + LABEL + 2 * FRAME, left=across * step_right + 2 * FRAME)
+        _Tile(
+            episode=episode,
+            title=title,
+            top=down * step_down + LABEL + 2 * FRAME,
+            left=across * step_right + 2 * FRAME,
+        )
         for down, line in enumerate(lines)
-        for across, episode in enumerate(line)
+        for across, (episode, title) in enumerate(line)
     ]
     return tiles, _labelled(sheet, tiles, width)
+
+
+def _title(end: EpisodeEnd) -> str:
+    return end.task or f"seed {end.seed}"
 
 
 def _scale(episode: RecordedEpisode) -> int:
@@ -123,10 +147,9 @@ def _labelled(sheet: np.ndarray, tiles: Sequence[_Tile], width: int) -> np.ndarr
         what = outcome_of(end)
         frame = (tile.left - FRAME, tile.top - FRAME, tile.left + size[1] + FRAME - 1, tile.top + size[0] + FRAME - 1)
         draw.rectangle(frame, fill=_COLORS[what])
-        title = end.task or f"seed {end.seed}"
-        below = f"{what}, seed {end.seed}" if end.task else f"{what}, return {end.return_:.3g}"
+        below = f"{what}, seed {end.seed}" if tile.title != f"seed {end.seed}" else f"{what}, return {end.return_:.3g}"
         top = tile.top - FRAME - LABEL
-        draw.text((tile.left - FRAME, top + 2), _cut(draw, font, title, width), fill=INK, font=font)
+        draw.text((tile.left - FRAME, top + 2), _cut(draw, font, tile.title, width), fill=INK, font=font)
         draw.text((tile.left - FRAME, top + 15), _cut(draw, font, below, width), fill=_COLORS[what], font=font)
     return np.array(image)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.address_space import check_address_space
-from rlinf.cli import eval_suite
+from rlinf.cli import eval_compare, eval_suite
 from rlinf.cli.output_folder import new_folder, resumable_evaluation
 from rlinf.cli.table import aligned
 from rlinf.config.catalog import SUFFIXES
@@ -22,14 +22,15 @@ from rlinf.errors import UserError
 from rlinf.run_folder.lock import check_empty
 from rlinf.tasks.published import published_set
 
-OPTIONS = ("--suite", "--output", "--resume", "--traceback", "--help")
+OPTIONS = ("--suite", "--compare", "--force", "--output", "--resume", "--traceback", "--help")
 
 DESCRIPTION = """Evaluates a model on benchmark problems, on all devices, and reports avg@k, pass@k and maj@k with
 standard errors over problems; result.json also has 95 % intervals. Known benchmarks: gsm8k, aime24, aime25, math500,
 gpqa_diamond, amc23, minerva_math, mmlu_stem; without =FILE they come from the Hugging Face Hub. Other names need a file
 and --benchmarks.NAME.reward. Files are JSON lines, CSV, parquet, folders, or names of data sets on the Hub. With
 --suite, evaluates a robot policy (a run's folder or a checkpoint) in environments that differ from training, and
-reports success by variant, with its interval, compared with seen."""
+reports success by variant, with its interval, compared with seen. With --compare,
+evaluates two robot policies on the same starts and tests their difference."""
 
 EPILOG = """--model MODEL is required: a Hugging Face model (its folder, or its name on the Hub), a run's folder (its
 newest checkpoint) or a checkpoint. A run's model gets the prompts of its training. Settings, with their defaults:
@@ -38,7 +39,9 @@ newest checkpoint) or a checkpoint. A run's model gets the prompts of its traini
 --on_bad_row stop|skip, --prompt_format auto|plain|chat, --system_prompt, --seed 0, --dtype float32,
 --cluster.num_devices auto. A YAML file holds the same keys. docs/evaluation.md explains them.
 With --suite: --only vision,execution (axes and variants), --suite.num_episodes 50, --suite.num_films 2, and the
-settings of rlinf play; docs/playing.md explains them."""
+settings of rlinf play; docs/playing.md explains them.
+With --compare: --compare.num_episodes 100, --compare.first_seed, and the settings of rlinf play, which hold for both;
+docs/evaluation-of-robots.md explains it."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -46,7 +49,8 @@ def add_parser(subparsers: Any) -> None:
         "eval",
         help="evaluate a model on benchmarks (avg@k, pass@k, maj@k), or a robot policy out of distribution",
         usage="rlinf eval NAME[=FILE]... --model MODEL [--SETTING VALUE ...] [--output FOLDER] [--resume]\n"
-        "       rlinf eval --suite SUITE RUN [--only AXES] [--SETTING VALUE ...] [--output FOLDER] [--resume]",
+        "       rlinf eval --suite SUITE RUN [--only AXES] [--SETTING VALUE ...] [--output FOLDER] [--resume]\n"
+        "       rlinf eval --compare A B [--SETTING VALUE ...] [--output FOLDER] [--force] [--resume]",
         description=DESCRIPTION,
         epilog=EPILOG,
     )
@@ -61,6 +65,13 @@ def add_parser(subparsers: Any) -> None:
         metavar="SUITE",
         help="suite for a robot policy: metaworld-ood, maniskill-ood, libero-ood, or a custom YAML file",
     )
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("A", "B"),
+        help="compare two robot policies on the same starts: runs, checkpoints, or folders that rlinf play wrote",
+    )
+    parser.add_argument("--force", action="store_true", help="compare although the protocols of A and B differ")
     parser.add_argument("--output", type=Path, help="the evaluation's folder (default: runs/eval-<model>-<time>)")
     parser.add_argument("--resume", action="store_true", help="continue the evaluation in --output")
     parser.set_defaults(run=run, takes_overrides=True)
@@ -69,6 +80,10 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.resume and args.output is None:
         raise UserError("--resume needs --output FOLDER, the folder of the evaluation to go on with")
+    if eval_compare.is_meant(args):
+        return eval_compare.run(args)
+    if args.force:
+        raise UserError("--force is for --compare")
     if eval_suite.is_meant(args):
         return eval_suite.run(args)
     refuse_misspelt_options(args.overrides, OPTIONS, set(EvalConfig.model_fields), "rlinf eval")

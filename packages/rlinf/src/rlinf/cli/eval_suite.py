@@ -16,7 +16,7 @@ from rlinf.config.yaml_source import read_file
 from rlinf.errors import UserError
 from rlinf.run_folder.lock import check_empty
 
-OPTIONS = ("--suite", "--output", "--resume", "--traceback", "--help")
+OPTIONS = ("--suite", "--compare", "--output", "--resume", "--traceback", "--help")
 
 
 def is_meant(args: argparse.Namespace) -> bool:

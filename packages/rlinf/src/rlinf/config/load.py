@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from rlinf.config.base import Section
 from rlinf.config.catalog import read_recipe, read_suite
 from rlinf.config.common import JobConfig
+from rlinf.config.comparison import ComparisonConfig
 from rlinf.config.evaluation import RESUMABLE as EVAL_RESUMABLE, EvalConfig
 from rlinf.config.messages import explain
 from rlinf.config.overrides import Override, apply_overrides
@@ -103,6 +104,43 @@ def load_suite_eval(checkpoint: Path, suite: str, overrides: Sequence[Override])
 def load_suite_eval_for_resume(folder: Path, overrides: Sequence[Override]) -> SuiteEvalConfig:
     """`load_for_resume` for the folder of a suite evaluation."""
     return _resumed(SuiteEvalConfig, folder, overrides, "evaluation", SUITE_RESUMABLE)
+
+
+def load_comparison(
+    checkpoints: Sequence[Path],
+    overrides: Sequence[Override],
+    preset: Callable[[TrainedConfig], Sequence[Override]] = lambda config: (),
+) -> ComparisonConfig:
+    """Returns the config of a comparison.
+
+    Args:
+        checkpoints: the two checkpoints, in their runs' folders.
+        overrides: `compare.KEY` hold for the comparison, all others for both policies.
+        preset: overrides for the config of a policy, to which the others are added.
+
+    Raises: as `load_trained`.
+    """
+    common = [one for one in overrides if one.key[0] != "compare"]
+    tree = Tree(values={})
+    for side, checkpoint in zip(("a", "b"), checkpoints, strict=True):
+        run = _trained(checkpoint.parent.parent)
+        config = _validated_as(TrainedConfig, apply_overrides(run, common, TrainedConfig))
+        added = list(preset(config))
+        of_compare = [one for one in added if one.key[0] == "compare"]
+        of_policy = [one for one in added if one.key[0] != "compare"]
+        run = apply_overrides(run, [*of_policy, *common], TrainedConfig)
+        _validated_as(TrainedConfig, run)
+        values = {**tree.values, side: {**run.values, "checkpoint": str(checkpoint)}}
+        places = dict(tree.places) | {(side, *key): place for key, place in run.places.items()}
+        notes = (*tree.notes, *(note for note in run.notes if note not in tree.notes))
+        tree = apply_overrides(Tree(values=values, places=places, notes=notes), of_compare, ComparisonConfig)
+    own = [one for one in overrides if one.key[0] == "compare"]
+    return _validated_as(ComparisonConfig, apply_overrides(tree, own, ComparisonConfig))
+
+
+def load_comparison_for_resume(folder: Path) -> ComparisonConfig:
+    """Returns the config of a comparison that a folder was started with."""
+    return _validated_as(ComparisonConfig, _stored(folder, "comparison"))
 
 
 def _trained(folder: Path) -> Tree:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from rlinf.errors import UserError
 from rlinf.plugin_checks import named_class
-from rlinf_envs import PICTURE, EnvError, EnvSpec, make_env
+from rlinf_envs import PICTURE, EnvError, EnvSpec, kind_spec, make_env
 from rlinf_workers import LocalLauncher, RemoteError, WorkerLost
 from rlinf_workers.launchers import Identity, WorkerSpec
 from rlinf_workers.plugins import POLICIES
@@ -30,7 +31,7 @@ def probe(spec: EnvSpec, python: str | None = None) -> EnvInterface:
         UserError: it cannot be made or stepped.
     """
     if python is not None:
-        return _probe_there(spec, python)
+        return _in_venv(spec, python, "look")
     where = f"env.id={spec.id!r}"
     try:
         env = make_env(one_step(spec))
@@ -48,8 +49,25 @@ def probe(spec: EnvSpec, python: str | None = None) -> EnvInterface:
     return interface
 
 
-def _probe_there(spec: EnvSpec, python: str) -> EnvInterface:
-    """As `probe`, in a process of the environments' own Python environment."""
+def facts_of(spec: EnvSpec, python: str | None = None) -> dict[str, str]:
+    """Returns what decides an evaluation in `spec` besides seeds, actions and the time limit
+    (`KindSpec.evaluation_facts`).
+
+    Args:
+        python: as `probe`, which has accepted `spec`.
+
+    Raises: UserError.
+    """
+    if python is not None:
+        return _in_venv(spec, python, "facts")
+    try:
+        return dict(kind_spec(spec.kind, spec.id).evaluation_facts(spec.id, spec.options))
+    except EnvError as error:
+        raise UserError(f"env.id={spec.id!r}: {error}") from error
+
+
+def _in_venv(spec: EnvSpec, python: str, method: str) -> Any:
+    """Calls a method of `EnvProbe` in a process of the environments' own venv."""
     where = f"env.id={spec.id!r} in {python}"
     with TemporaryDirectory(prefix="rlinf-") as folder:
         launcher = LocalLauncher()
@@ -59,7 +77,7 @@ def _probe_there(spec: EnvSpec, python: str) -> EnvInterface:
             started = launcher.start(
                 WorkerSpec(identity=identity, worker_class=EnvProbe, log_path=log_path, python=python)
             )
-            return started.call("look", spec).result()
+            return started.call(method, spec).result()
         except RemoteError as error:
             text = error.message if error.error_type == EnvError.__name__ else f"{error.error_type}: {error.message}"
             hint = f"raised in {error.raised_in}" if error.raised_in else None

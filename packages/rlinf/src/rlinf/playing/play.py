@@ -14,6 +14,7 @@ from rlinf.evaluation.folder import EvalFolder
 from rlinf.jobs.films import check_video
 from rlinf.playing import page
 from rlinf.playing.checkpoint import TrainedPolicy
+from rlinf.playing.protocol import Protocol
 from rlinf.playing.session import Played, PolicySession
 from rlinf.playing.tables import by_task, summary
 from rlinf.run_folder.rows import append_rows, naming, write_file
@@ -53,6 +54,8 @@ class Play:
         with EvalFolder(path, resume=False, config_yaml=yaml, command=command, inputs=inputs, job="play") as folder:
             notes = [*self.session.notes]
             message(f"{self.title}: {self.line}")
+            protocol = self._protocol()
+            message(protocol.line)
             with self.session:
                 played = self.session.play(
                     self.session.spec,
@@ -67,9 +70,12 @@ class Play:
                 message(f"note: {note}")
             append_rows(path / EPISODES, _rows(played))
             with naming(path / PAGE):
-                text = page.render(self.title, self.line, played.episodes, played.recorded, film, notes)
+                text = page.render(
+                    self.title, f"{self.line}. {protocol.line}", played.episodes, played.recorded, film, notes
+                )
                 write_file(path / PAGE, text)
-            folder.write_result({"checkpoint": str(self.policy.checkpoint), **summary(played.episodes)})
+            about = {"checkpoint": str(self.policy.checkpoint), "protocol": protocol.to_json()}
+            folder.write_result({**about, **summary(played.episodes)})
         return Playback(episodes=played.episodes, film=film, page=path / PAGE)
 
     @property
@@ -81,6 +87,9 @@ class Play:
         """Describes what was played."""
         seeds = f"seeds {self.first_seed} to {self.first_seed + self.num_episodes - 1}"
         return f"{self.num_episodes} episodes in {self.session.spec.id}, {seeds}, without exploration"
+
+    def _protocol(self) -> Protocol:
+        return self.session.protocol(self.session.spec, first_seed=self.first_seed, num_episodes=self.num_episodes)
 
     def _film(self, path: Path, played: Played) -> Path | None:
         if not self.films:

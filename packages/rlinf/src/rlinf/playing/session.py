@@ -6,7 +6,7 @@ Seeds, batches and their order are those of a run's evaluations, so the same see
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rlinf.config.devices import make_cluster
@@ -22,11 +22,12 @@ from rlinf.jobs.acting import (
     termination_notes,
 )
 from rlinf.jobs.embodied.flow import join_env_and_policy
-from rlinf.jobs.env_interface import needs_of, probe
+from rlinf.jobs.env_interface import facts_of, needs_of, probe
 from rlinf.jobs.films import collect, fps
 from rlinf.jobs.training import policy_digest
 from rlinf.machine import machine_of
 from rlinf.playing.checkpoint import TrainedPolicy
+from rlinf.playing.protocol import Protocol
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.processes.venvs import examine_venvs
 from rlinf.run_folder.adapters import check_same_base
@@ -37,6 +38,8 @@ from rlinf_workers.roles import EnvInterface, EnvironmentSettings, EvaluationEnv
 
 WORKER_TIMEOUT_S = 60.0
 """Heartbeat timeout in seconds."""
+ACTING = ("num_denoising_steps",)
+"""Options of policies that decide how they act without exploration, and not what they have learnt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,13 +60,17 @@ class PolicySession:
     Args:
         num_episodes: maximum number of episodes per evaluation.
         log_folder: folder for the workers' logs.
+        acts_one_by_one: the policy answers one environment at a time, so that numbers depend on no batch.
 
     Raises: UserError if the environment cannot be created, does not fit the policy, or devices are missing.
     """
 
-    def __init__(self, policy: TrainedPolicy, *, num_episodes: int, log_folder: Path) -> None:
+    def __init__(
+        self, policy: TrainedPolicy, *, num_episodes: int, log_folder: Path, acts_one_by_one: bool = False
+    ) -> None:
         config = policy.config
         self.policy = policy
+        self.acts_one_by_one = acts_one_by_one
         self._log_folder = log_folder
         machine = machine_of(config.cluster)
         self._on_host = simulates_on_host(config.env, config.cluster, machine)
@@ -87,6 +94,8 @@ class PolicySession:
         self._num_groups = min(config.env.num_groups, num_episodes)
         self.cluster = _whole_shares(make_cluster(config.cluster, machine), self._num_groups)
         self._opened = ExitStack()
+        self._known_facts: dict[str, dict[str, str]] = {}
+        """By environment, without disturbance."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -118,6 +127,33 @@ class PolicySession:
         if fields != self.interface.fields:
             needs_of(replace(self._settings, fields=fields), spec.id)
 
+    def protocol(self, spec: EnvSpec, *, first_seed: int, num_episodes: int) -> Protocol:
+        """Returns the record of an evaluation.
+
+        Args:
+            spec: an environment that was passed to `check`, or the session's.
+        """
+        env, policy = self.policy.config.env, self.policy.config.policy
+        changes = {} if spec.disturbance is None else asdict(spec.disturbance)
+        return Protocol(
+            kind=spec.kind,
+            env=spec.id,
+            first_seed=first_seed,
+            num_episodes=num_episodes,
+            max_episode_steps=spec.max_episode_steps or 0,
+            ends_early=not env.eval_ignore_terminations,
+            chunk_size=self._needs.chunk_size,
+            acting={name: str(policy.arguments[name]) for name in ACTING if name in policy.arguments},
+            simulator=self._facts(spec),
+            disturbance={name: str(value) for name, value in changes.items() if value},
+        )
+
+    def _facts(self, spec: EnvSpec) -> dict[str, str]:
+        key = f"{spec.kind} {spec.id} {dict(spec.options)}"
+        if key not in self._known_facts:
+            self._known_facts[key] = facts_of(spec, self._env_python)
+        return self._known_facts[key]
+
     def __enter__(self) -> PolicySession:
         with ExitStack() as opened:
             config = self.policy.config.cluster
@@ -134,6 +170,8 @@ class PolicySession:
             try:
                 self._executor.start(self._flow, plan_for_mode(self._flow.graph(), self.cluster, "collocated"))
                 self._executor.group("policy").call("load_policy", str(self.policy.model))
+                if self.acts_one_by_one:
+                    self._executor.group("policy").call("act_one_by_one")
             except RemoteError as error:
                 if error.error_type != WeightFilesError.__name__:
                     raise run_failed(error, self._log_folder) from error

@@ -25,6 +25,7 @@ from rlinf.jobs.films import check_video
 from rlinf.playing import suite_page
 from rlinf.playing.checkpoint import TrainedPolicy, trained_policy
 from rlinf.playing.play import check_seeds
+from rlinf.playing.protocol import Protocol
 from rlinf.playing.session import Played, PolicySession
 from rlinf.playing.suite_scores import VariantScore, score, to_json
 from rlinf.run_folder.checksums import SUMS, file_digest
@@ -69,6 +70,8 @@ class SuiteRun:
             for note in self.notes:
                 message(f"note: {note}")
             message(f"{self.title}: {self.line}")
+            protocols = self._protocols()
+            message(protocols[SEEN].line)
             recorded, problems = self._play(path, message)
             folder.note(*problems)
             scores = self._scores(path)
@@ -76,10 +79,13 @@ class SuiteRun:
             if recorded:
                 write_grid(film, recorded, fps=self.session.fps)
             notes = [*self.notes, *problems]
-            page = suite_page.render(self.title, self.line, scores, film if film.exists() else None, notes)
+            page = suite_page.render(
+                self.title, f"{self.line}. {protocols[SEEN].line}", scores, film if film.exists() else None, notes
+            )
             write_file(path / PAGE, page)
             about = {"suite": self.config.suite.name, "checkpoint": str(self.policy.checkpoint), "notes": notes}
-            folder.write_result({**about, **to_json(scores)})
+            records = {name: protocol.to_json() for name, protocol in protocols.items()}
+            folder.write_result({**about, "protocols": records, **to_json(scores)})
         return scores
 
     @property
@@ -91,6 +97,13 @@ class SuiteRun:
         """Describes the evaluation."""
         count = self.config.suite.num_episodes
         return f"{count} episodes of each of {len(self.variants)} variants of {self.session.spec.id}"
+
+    def _protocols(self) -> dict[str, Protocol]:
+        count = self.config.suite.num_episodes
+        return {
+            variant.name: self.session.protocol(variant.spec, first_seed=variant.first_seed, num_episodes=count)
+            for variant in self.variants
+        }
 
     def _play(self, path: Path, message: Callable[[str], None]) -> tuple[list[RecordedEpisode], list[str]]:
         """Returns this session's recorded episodes with the names of their variants, and problems with recording."""

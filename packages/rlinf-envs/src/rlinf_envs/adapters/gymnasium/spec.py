@@ -20,4 +20,8 @@ class GymnasiumSpec(KindSpec):
         return registered_limit(env_id)
 
 
-SPEC = GymnasiumSpec(name="gymnasium", make="rlinf_envs.adapters.gymnasium.env:make_gymnasium")
+SPEC = GymnasiumSpec(
+    name="gymnasium",
+    make="rlinf_envs.adapters.gymnasium.env:make_gymnasium",
+    packages=("gymnasium", "mujoco", "gymnasium-robotics"),
+)

@@ -16,6 +16,11 @@ class LiberoSpec(KindSpec):
     def drawing_options(self, env_id: str) -> Mapping[str, Any]:
         return {"render": True}
 
+    def evaluation_facts(self, env_id: str, options: Mapping[str, Any]) -> Mapping[str, str]:
+        from rlinf_envs.adapters.libero.facts import libero_facts
+
+        return {**super().evaluation_facts(env_id, {}), **libero_facts(env_id, options)}
+
     def published_simulator(self, env_id: str, options: Mapping[str, Any]) -> str:
         return "LIBERO"
 
@@ -27,6 +32,7 @@ SPEC = LiberoSpec(
     demonstrations={"libero": "rlinf_envs.adapters.libero.demonstrations:LiberoDemonstrations"},
     picture_size=128,
     published_pictures={"quality": "full", "image_size": 256},
+    packages=("hf-libero", "robosuite", "bddl", "mujoco"),
     venv=VenvSpec(
         name="libero",
         purpose="LIBERO's simulator",

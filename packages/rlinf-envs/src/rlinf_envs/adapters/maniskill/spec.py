@@ -61,6 +61,7 @@ SPEC = ManiSkillSpec(
     steps_after_end=True,
     published_pictures={"quality": "full"},
     demonstrations={"maniskill": "rlinf_envs.adapters.maniskill.demonstrations:ManiSkillDemonstrations"},
+    packages=("mani-skill", "sapien"),
     venv=VenvSpec(
         name="maniskill",
         purpose="simulators of ManiSkill 3",

@@ -21,4 +21,5 @@ SPEC = MetaworldSpec(
     steps_after_end=True,
     expert="rlinf_envs.adapters.metaworld.experts:record_expert",
     picture_size=64,
+    packages=("metaworld", "mujoco"),
 )

@@ -8,15 +8,17 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from torch import Tensor
 
 from rlinf_comm import record
 from rlinf_envs import EpisodeEnd
 from rlinf_workers.models.language_model import is_adapter
 from rlinf_workers.models.lora import add_adapter
-from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
+from rlinf_workers.policies.base import Policy, PolicySettings, PolicyStep, make_policy
 from rlinf_workers.roles.embodied.actor import PolicyModel
 from rlinf_workers.roles.embodied.environment import Environment, EnvironmentSettings
 from rlinf_workers.roles.embodied.rollout import EmbodiedRollout
+from rlinf_workers.roles.records.embodied import GroupObservation
 
 record(EpisodeEnd)
 
@@ -58,11 +60,31 @@ class EvaluationPolicy(EmbodiedRollout):
     def __init__(self, settings: PolicySettings) -> None:
         super().__init__(settings)
         self._settings = settings
+        self._is_one_by_one = False
 
     def load_policy(self, folder: str) -> None:
         """Loads the weights of a model's checkpoint folder, or of an adapter. Raises: WeightFilesError naming tensors
         that are missing or have another shape."""
         _load_weights(self._policy, self._settings, folder)
+
+    def act_one_by_one(self) -> None:
+        """From now on, answers one environment at a time: a row's numbers then do not depend on the rows beside it."""
+        self._is_one_by_one = True
+
+    def _answer(self, observation: GroupObservation, training: bool) -> tuple[PolicyStep, Tensor]:
+        if not self._is_one_by_one:
+            return super()._answer(observation, training)
+        rows = [slice(row, row + 1) for row in range(len(observation.rewards))]
+        steps = [
+            self._policy.act(
+                {name: value[row].clone().to(self.device) for name, value in observation.fields.items()}, None
+            )
+            for row in rows
+        ]
+        actions, logprobs, values = (
+            torch.cat([getattr(step, name) for step in steps]) for name in ("actions", "logprobs", "values")
+        )
+        return PolicyStep(actions=actions, logprobs=logprobs, values=values), values
 
 
 def load_policy(settings: PolicySettings, folder: str, device: torch.device) -> Policy:

@@ -78,6 +78,10 @@ def interface_of(env: BatchedEnv, spec: EnvSpec) -> EnvInterface:
 class EnvProbe(Worker):
     """Inspects environments in the venv that has their packages."""
 
+    def facts(self, spec: EnvSpec) -> dict[str, str]:
+        """Returns what decides an evaluation in `spec` (`KindSpec.evaluation_facts`)."""
+        return dict(kind_spec(spec.kind, spec.id).evaluation_facts(spec.id, spec.options))
+
     def look(self, spec: EnvSpec) -> EnvInterface:
         """Creates one row of `spec` for an episode of one step."""
         env = make_env(one_step(spec))
