@@ -11,7 +11,7 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf.tasks import DRAWS, games, make_task
 from rlinf_workers.agents.tools import EpisodeTools, make_tools, start_tools
 
-RECIPES = {"calculate": "tool-calculator", "digit": "code-loop", "roads": "search-hop", "grid": "grid-text"}
+RECIPES = {"calculate": "tool-calculator", "repair": "code-loop", "roads": "search-hop", "grid": "grid-text"}
 
 
 def problems(kind, number):
@@ -21,7 +21,7 @@ def problems(kind, number):
     return [task.train_problem(index) for index in range(number)], config.rollout, config.rollout.agent
 
 
-@pytest.mark.parametrize("kind", ["calculate", "digit", "roads"])
+@pytest.mark.parametrize("kind", ["calculate", "repair", "roads"])
 def test_solutions_show_the_results_that_the_tools_of_the_recipe_return(kind):
     some, _, agent = problems(kind, 20)
 
@@ -43,11 +43,31 @@ def test_solutions_show_the_results_that_the_tools_of_the_recipe_return(kind):
     ]
 
 
-@pytest.mark.parametrize("kind", ["calculate", "digit", "roads"])
+@pytest.mark.parametrize("kind", ["calculate", "repair", "roads"])
 def test_at_most_forty_percent_of_the_solutions_are_right(kind):
     some, *_ = problems(kind, 2000)
     share = sum(problem.solutions[0][-1] == ("policy", problem.answer) for problem in some) / len(some)
     assert 0.2 < share < 0.4
+
+
+def test_a_program_is_repaired_by_its_next_digit_until_it_prints_true():
+    some, *_ = problems("repair", 200)
+    for problem in some:
+        *turns, (_, answer) = problem.solutions[0]
+        programs = [problem.prompt.partition("\n")[0], *(text for author, text in turns if author == "policy")]
+        factor, digit, rest = re.findall(r"^\[python:(\d\d)\*(\d)(%7==\d\])$", programs[0])[0]
+        last = int(digit) + len(programs) - 1
+        assert programs == [f"[python:{factor}*{number}{rest}" for number in range(int(digit), last + 1)]
+        assert answer == str(last) <= problem.answer
+        assert [text for author, text in turns if author == "tool"] == [
+            f"{{{number == int(problem.answer)}\n}}" for number in range(int(digit) + 1, last + 1)
+        ]
+
+
+def test_the_prompt_of_a_repair_is_as_long_as_a_turn_with_its_result():
+    some, *_ = problems("repair", 100)
+    lengths = {len(f"{turns[0][1]} {turns[1][1]}") for problem in some if len(turns := problem.solutions[0]) > 3}
+    assert lengths == {len(problem.prompt) for problem in some}  # a space for the end token
 
 
 @pytest.mark.parametrize("kind", sorted(RECIPES))

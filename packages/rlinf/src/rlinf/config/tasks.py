@@ -253,16 +253,17 @@ def template_conflicts(template: str, field: str, key: str, field_key: str) -> I
         )
 
 
-class DigitTask(_EpisodesTask):
-    """Find a digit by running programs: `83*?%97=41`, the call `[python:83*4%97==41]`, its result `True`, `4`."""
+class RepairTask(_EpisodesTask):
+    """Repair a program that printed False by running others: `[python:83*2%7==3]`, a line feed, `{False}`, the call
+    `[python:83*4%7==3]`, its result `True`, `4`."""
 
     SIZE = ""
 
-    kind: Literal["digit"]
+    kind: Literal["repair"]
 
     @property
     def num_tokens(self) -> tuple[int, int]:
-        return len("83*?%97=41"), len("[python:83*4%97==41]")
+        return len("[python:83*2%7==3]\n{False\n}"), len("[python:83*4%7==3]")
 
 
 class RoadsTask(_EpisodesTask):
@@ -301,5 +302,5 @@ class TeamTask(_EpisodesTask):
         return 4, 2
 
 
-GeneratedTaskConfig = SortTask | AddTask | CalculateTask | DigitTask | RoadsTask | GridTask | TeamTask
+GeneratedTaskConfig = SortTask | AddTask | CalculateTask | RepairTask | RoadsTask | GridTask | TeamTask
 TaskConfig = Annotated[GeneratedTaskConfig | FilesTask, Field(discriminator="kind")]

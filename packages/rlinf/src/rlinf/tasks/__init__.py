@@ -10,7 +10,7 @@ from rlinf.config.tasks import FilesTask, GeneratedTaskConfig, TeamTask
 from rlinf.tasks.arithmetic import GeneratedTask, add_digits, sort_digits
 from rlinf.tasks.base import Task, TaskProblem
 from rlinf.tasks.files import FileProblems
-from rlinf.tasks.games import cross_grid, find_digit, multiply, secret, two_roads
+from rlinf.tasks.games import cross_grid, multiply, repair_program, secret, two_roads
 
 __all__ = ["TaskProblem", "Task", "make_task"]
 
@@ -18,7 +18,7 @@ DRAWS: Mapping[str, tuple[Callable[..., TaskProblem], str]] = {
     "sort": (sort_digits, "0123456789+="),
     "add": (add_digits, "0123456789+="),
     "calculate": (multiply, "0123456789*=[:]{}calc"),
-    "digit": (find_digit, "0123456789*?%=[:]{}pythonTrueFals\n"),
+    "repair": (repair_program, "0123456789*%=[:]{}pythonTrueFals\n"),
     "roads": (two_roads, "bdfgklmnprtaeiou>[:]{}find1 \n"),
     "grid": (cross_grid, "abcdef123456<=lrud"),
     "team": (secret, "!01234567=wxyz"),

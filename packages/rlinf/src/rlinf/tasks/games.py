@@ -1,5 +1,5 @@
-"""Small generated tasks of several turns, for models with one token a character: a calculator, a digit to find, two
-look-ups, a grid to cross, two players who must agree.
+"""Small generated tasks of several turns, for models with one token a character: a calculator, a program to repair,
+two look-ups, a grid to cross, two players who must agree.
 
 A call is `[NAME:ARGUMENT]` at the end of a turn, its result `{RESULT}`; see rlinf_workers.agents. The solutions, which
 an SFT warm-up imitates, show what the policy can do. Most of them are wrong, so rewards have to tell which to keep.
@@ -47,35 +47,34 @@ async def calc(product: str) -> str:
     return str(int(a) * int(b))
 
 
-# -- a digit -----------------------------------------------------------------------------------------------------------
+# -- a program to repair -----------------------------------------------------------------------------------------------
 
-DIGITS = range(2, 6)
-PRIME = 97
-SHARE_OF_ANSWERS = 0.35
-"""Of the solutions of `find_digit`; the others end with another digit than the one that was found. From solutions that
-mostly give up after a wrong program, the model of the recipe does not learn to tell True from False."""
+MODULUS = 7
+MAX_REPAIRS = 4
+SHARE_OF_REPAIRS = 0.62
+"""Of the programs that printed False in a solution of `repair_program`: those that are repaired. At the others the
+solution ends with a digit that is known to be wrong."""
 
 
-def find_digit(generator: random.Random) -> TaskProblem:
-    """Returns a problem such as `83*?%97=41` -> `4`, which is solved by running programs with one digit after the
-    other until the result is True."""
-    values: dict[int, int] = {}
-    factor, answer = 0, 0
-    while values.get(answer, 0) < 10:  # all prompts have the same length
-        factor, answer = generator.randrange(10, PRIME), generator.choice(DIGITS)
-        values = {digit: factor * digit % PRIME for digit in DIGITS}
-    prompt = f"{factor}*?%{PRIME}={values[answer]}"
-    turns = [
-        turn
-        for digit in range(DIGITS[0], answer + 1)
-        for turn in (
-            ("policy", f"[python:{factor}*{digit}%{PRIME}=={values[answer]}]"),
-            ("tool", f"{{{digit == answer}\n}}"),
-        )
-    ]
-    others = [digit for digit in DIGITS if digit != answer]
-    final = answer if generator.random() < SHARE_OF_ANSWERS else generator.choice(others)
-    return TaskProblem(prompt=prompt, answer=str(answer), solutions=((*turns, ("policy", str(final))),))
+def repair_program(generator: random.Random) -> TaskProblem:
+    """Returns a problem such as a program and what it printed, `[python:83*2%7==3]`, a line feed, `{False}` -> `4`: the
+    digit to put in the place of 2. It is found by running the program with one digit after the other, at most four.
+
+    The prompt looks like a turn with its result, so whatever a program copies is always at the same distance.
+    """
+    factor = generator.choice([number for number in range(10, 100) if number % MODULUS])
+    first = generator.randrange(1, 10 - MAX_REPAIRS)
+    answer = first + generator.randrange(1, MAX_REPAIRS + 1)
+    value = factor * answer % MODULUS
+    digit, turns = first, list[tuple[str, str]]()
+    while digit != answer and generator.random() < SHARE_OF_REPAIRS:
+        digit += 1
+        turns += [("policy", f"[python:{factor}*{digit}%{MODULUS}=={value}]"), ("tool", f"{{{digit == answer}\n}}")]
+    return TaskProblem(
+        prompt=f"[python:{factor}*{first}%{MODULUS}=={value}]\n{{False\n}}",
+        answer=str(answer),
+        solutions=((*turns, ("policy", str(digit))),),
+    )
 
 
 # -- two look-ups ------------------------------------------------------------------------------------------------------
