@@ -68,7 +68,7 @@ def opened(path: Path, *, resume: bool) -> RunFolder:
 def save(path: Path, steps: Iterable[int], kind: type[Chooser], *, resume: bool) -> None:
     with opened(path, resume=resume) as folder, CheckpointWriter(folder, print) as writer:
         for step in steps:
-            writer.save(cast(Any, OneRank(step, kind)), step, {"own_score": step / 10})
+            writer.save({"": cast(Any, OneRank(step, kind))}, step, {"own_score": step / 10})
         writer.wait()
 
 

@@ -64,7 +64,7 @@ def names(folder: RunFolder) -> list[str]:
 
 
 def save(writer: CheckpointWriter, ranks: Any, step: int) -> None:
-    writer.save(ranks, step, {"own_score": None})
+    writer.save({"": ranks}, step, {"own_score": None})
 
 
 def test_training_goes_on_until_the_checkpoint_is_whole(folder: RunFolder, writer: CheckpointWriter) -> None:
@@ -130,6 +130,20 @@ def test_what_the_driver_cannot_write_is_raised_with_the_checkpoint(
     with pytest.raises(OSError, match=r"No space left on device: '.*/checkpoints/step-000004'"):
         writer.wait()
     assert names(folder) == []
+
+
+def test_each_trainer_writes_into_its_own_folder(folder: RunFolder, writer: CheckpointWriter) -> None:
+    first, second = Ranks(), Ranks()
+    writer.save({"": first, "policies/second": second}, 3, {"own_score": None})
+    second.folder.mkdir(parents=True)
+    second.content = b"other weights"
+    second.write()
+    first.write()
+    writer.wait()
+    checkpoint = folder.latest_checkpoint()
+    assert checkpoint is not None and damage(checkpoint) is None
+    assert (checkpoint / "0").read_bytes() == b"weights"
+    assert (checkpoint / "policies" / "second" / "0").read_bytes() == b"other weights"
 
 
 def test_ranks_that_cannot_begin_leave_nothing(folder: RunFolder, writer: CheckpointWriter) -> None:

@@ -89,9 +89,13 @@ def test_the_memory_of_gpus_that_nothing_predicts_is_not_risked():
 def test_a_trainer_rehearses_with_a_checkpoint_if_there_is_one(checkpoint):
     calls: list[tuple[str, str]] = []
     trainer: Any = SimpleNamespace(start_call=lambda *call: calls.append(call) or [])
-    executor: Any = SimpleNamespace(start_ahead=lambda plans: {"rollout": None, "actor": trainer})
-    job: Any = SimpleNamespace(trainer="actor")
+    groups = {"rollout": None, "actor": trainer, "actor-second": trainer}
+    executor: Any = SimpleNamespace(start_ahead=lambda plans: groups)
+    job: Any = SimpleNamespace(
+        trainers={"actor": "", "actor-second": "policies/second", "actor-third": "policies/third"}
+    )
     planned: Any = SimpleNamespace(plans={})
     upcoming = begin_move(job, executor, planned, MemoryForBoth(is_enough=True, text="both fit"), checkpoint)
-    assert upcoming.text == "starts actor, rollout elsewhere while steps go on; both fit"
-    assert calls == ([] if checkpoint is None else [("load_checkpoint", "checkpoint")])
+    assert upcoming.text == "starts actor, actor-second, rollout elsewhere while steps go on; both fit"
+    folders = [] if checkpoint is None else ["checkpoint", "checkpoint/policies/second"]
+    assert calls == [("load_checkpoint", folder) for folder in folders]

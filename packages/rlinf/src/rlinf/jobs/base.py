@@ -57,8 +57,8 @@ class Job:
     """Its config, which its spec's model validated."""
     machine: Machine
     """Where it runs."""
-    trainer = "actor"
-    """Worker group that holds the training state."""
+    trainers: Mapping[str, str] = MappingProxyType({"actor": ""})
+    """Worker groups that hold training state -> their folders in a checkpoint; empty: the checkpoint's own."""
     num_items: int
     """Items of a training step: prompts, environment groups."""
     score: Score

@@ -10,7 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -51,7 +51,7 @@ class CheckpointWriter:
 
     def save(
         self,
-        trainer: WorkerGroup,
+        trainers: Mapping[str, WorkerGroup],
         step: int,
         state: dict[str, object],
         write_more: Callable[[Path], None] = lambda _: None,
@@ -59,6 +59,7 @@ class CheckpointWriter:
         """Begins a checkpoint; returns when every rank has its copy.
 
         Args:
+            trainers: folder in the checkpoint -> the group that writes into it; empty: the checkpoint's own folder.
             state: see `RunFolder.new_checkpoint`.
             write_more: writes the job's additional files to the folder.
 
@@ -71,9 +72,15 @@ class CheckpointWriter:
         digests: dict[str, str] = {}
         with ExitStack() as opened:
             path = opened.enter_context(self._folder.new_checkpoint(step, state, digests))
-            trainer.call("begin_checkpoint", str(path))
+            for folder, trainer in trainers.items():
+                trainer.call("begin_checkpoint", str(path / folder))
             write_more(path)
-            arguments = (opened.pop_all(), trainer.start_call("end_checkpoint", lane=LANE), digests, began_s)
+            calls = [
+                (folder, call)
+                for folder, trainer in trainers.items()
+                for call in trainer.start_call("end_checkpoint", lane=LANE)
+            ]
+            arguments = (opened.pop_all(), calls, digests, began_s)
         self._name, self._written = checkpoint_name(step), Future()
         self._wait_s = time.monotonic() - began_s
         self._thread = threading.Thread(target=self._finish, args=arguments, name="checkpoint")
@@ -120,13 +127,18 @@ class CheckpointWriter:
         return times
 
     def _finish(
-        self, opened: ExitStack, calls: Sequence[Future[dict[str, str]]], digests: dict[str, str], began_s: float
+        self,
+        opened: ExitStack,
+        calls: Sequence[tuple[str, Future[dict[str, str]]]],
+        digests: dict[str, str],
+        began_s: float,
     ) -> None:
         try:
             with opened:
-                concurrent.futures.wait(calls)  # even if one has failed, since the others write into the folder
-                for call in calls:
-                    digests.update(call.result())
+                # even if one has failed, since the others write into the folder
+                concurrent.futures.wait([call for _, call in calls])
+                for folder, call in calls:
+                    digests.update({str(Path(folder, file)): digest for file, digest in call.result().items()})
         except BaseException as error:  # noqa: BLE001 - `check` raises it
             self._written.set_exception(error)
         else:

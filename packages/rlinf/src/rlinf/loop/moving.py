@@ -1,9 +1,9 @@
 """Moves of worker groups to the places of another plan, while the processes of a run go on.
 
-decided      the new processes start beside the old ones if there is memory for both; those of the trainer load a
+decided      the new processes start beside the old ones if there is memory for both; those of trainers load a
              checkpoint, because the first load of a process takes several times as long as the second
 steps        go on under the old plan until the new processes are ready
-between two  the old processes leave, channels and weight syncs are opened anew, and the trainer's state passes through
+between two  the old processes leave, channels and weight syncs are opened anew, and the trainers' state passes through
 steps        shared memory
 
 Without memory for both, the old processes end first, and all of this happens between two steps
@@ -13,7 +13,7 @@ Without memory for both, the old processes end first, and all of this happens be
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class UpcomingMove:
     text: str
     """How it is made, and why, for the user."""
     rehearsal: Sequence[Future[Any]] = ()
-    """Calls of the trainer's new ranks, which need not succeed; empty if none started in advance."""
+    """Calls of the trainers' new ranks, which need not succeed; empty if none started in advance."""
 
     def is_ready(self, executor: Executor) -> bool:
         """Whether no worker that was started for it has to be waited for."""
@@ -52,19 +52,24 @@ def begin_move(
     if not memory.is_enough:
         return UpcomingMove(planned=planned, text=f"ends workers before it starts them elsewhere: {memory.text}")
     groups = executor.start_ahead(planned.plans)
-    trainer = groups.get(job.trainer) if checkpoint is not None else None
+    rehearsal: list[Future[Any]] = []
+    if checkpoint is not None:
+        for name, folder in job.trainers.items():
+            if name in groups:
+                rehearsal += groups[name].start_call("load_checkpoint", str(checkpoint / folder))
     return UpcomingMove(
         planned=planned,
         text=f"starts {', '.join(sorted(groups)) or 'no worker'} elsewhere while steps go on; {memory.text}",
-        rehearsal=[] if trainer is None else trainer.start_call("load_checkpoint", str(checkpoint)),
+        rehearsal=rehearsal,
     )
 
 
 @contextmanager
-def passed_state(executor: Executor, trainer: str, like: Path) -> Iterator[Path | None]:
-    """The present state of the trainer in shared memory, for `load_checkpoint`; None if there is no room.
+def passed_state(executor: Executor, trainers: Mapping[str, str], like: Path) -> Iterator[Path | None]:
+    """The present state of trainers in shared memory, in a folder like a checkpoint; None if there is no room.
 
     Args:
+        trainers: the worker groups -> their folders in it.
         like: a checkpoint, for its size.
     """
     num_bytes = sum(path.stat().st_size for path in like.rglob("*") if path.is_file())
@@ -73,8 +78,9 @@ def passed_state(executor: Executor, trainer: str, like: Path) -> Iterator[Path 
         yield None
         return
     try:
-        executor.group(trainer).call("begin_checkpoint", str(folder))
-        executor.group(trainer).call("end_checkpoint")
+        for name, own in trainers.items():
+            executor.group(name).call("begin_checkpoint", str(folder / own))
+            executor.group(name).call("end_checkpoint")
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

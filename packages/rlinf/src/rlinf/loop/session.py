@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,17 @@ class Session:
     def group(self, name: str) -> Any:
         """A running worker group."""
         return self.executor.group(name)
+
+    @property
+    def trainers(self) -> dict[str, Any]:
+        """Folder in a checkpoint -> the running worker group whose state it has."""
+        return {folder: self.group(name) for name, folder in self._job.trainers.items()}
+
+    def load_trainers(self, checkpoint: Path, names: Collection[str] | None = None) -> None:
+        """Loads the state of these trainers, of all by default."""
+        for name, folder in self._job.trainers.items():
+            if names is None or name in names:
+                self.group(name).call("load_checkpoint", str(checkpoint / folder))
 
     def message(self, text: str) -> None:
         """Prints a line for the user."""

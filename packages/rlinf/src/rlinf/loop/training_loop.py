@@ -7,7 +7,7 @@ which mode.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -180,7 +180,7 @@ class TrainingLoop:
 
     def _repair(self, failure: ProcessesLost) -> float:
         """New processes in place of those that were lost, while the others stay. The run goes on with the step that
-        failed, or from the newest checkpoint where the trainer was lost or had begun with that step, or steps overlap:
+        failed, or from the newest checkpoint where a trainer was lost or had begun with that step, or steps overlap:
         their completions come from weights that are gone. Returns the latest score.
 
         Raises: RunFailed where the run is to end. ProcessesLost where it has no checkpoint or this does not work: all
@@ -198,7 +198,7 @@ class TrainingLoop:
             if self._upcoming is not None:  # perhaps there was no memory for both, so it does not try that again
                 self._upcoming = replace(self._upcoming, rehearsal=())
             self._profiles.forget()
-            if self._job.trainer in changed or self._flows.train.max_staleness:
+            if changed & self._job.trainers.keys() or self._flows.train.max_staleness:
                 self._checkpoints.wait_until_written()
                 checkpoint = self._folder.begin_again(str(failure))
                 assert checkpoint is not None, "the run has saved one"
@@ -357,7 +357,7 @@ class TrainingLoop:
             self._end_upcoming()
 
     def _move(self, planned: RunPlans, adopt: Callable[[RunPlans], None]) -> None:
-        """Goes on under plans that place workers elsewhere; the others keep running. A trainer that moves takes its
+        """Goes on under plans that place workers elsewhere; the others keep running. Trainers that move take their
         state along.
 
         Args:
@@ -365,15 +365,16 @@ class TrainingLoop:
 
         Raises: ProcessesLost if a worker was lost meanwhile; all processes have to be new then.
         """
-        session, trainer, began_s = self._session, self._job.trainer, time.monotonic()
-        stage = self._flows.train.graph().workers[trainer][0]
-        trainer_moves = stage in moved_stages(self._auto.plan, planned.plans[self._flows.train.name])
+        session, began_s = self._session, time.monotonic()
+        stages = moved_stages(self._auto.plan, planned.plans[self._flows.train.name])
+        groups = {name: own[0] for name, own in self._flows.train.graph().workers.items()}
+        moving = {name: folder for name, folder in self._job.trainers.items() if groups[name] in stages}
         try:
             with self.progress.doing("moving workers to other devices"), ExitStack() as passing:
-                state = self._state_to_pass(passing) if trainer_moves else None
+                state = self._state_to_pass(passing, moving) if moving else None
                 moved = session.executor.move(planned.plans)
                 if state is not None:
-                    session.group(trainer).call("load_checkpoint", str(state))
+                    session.load_trainers(state, moving)
                 if moved:
                     session.sync_weights()
                     self._job.restore(session, self._clock.step)
@@ -386,13 +387,17 @@ class TrainingLoop:
         if moved:
             self.progress.message(f"moved {', '.join(sorted(moved))} in {moved_s:.2g} s, without a restart")
 
-    def _state_to_pass(self, passing: ExitStack) -> Path:
-        """The folder with the trainer's present state: in shared memory while `passing` is open if it has started in
-        advance, else the checkpoint of this step."""
-        self._checkpoints.wait()  # the trainer that writes it is about to end
+    def _state_to_pass(self, passing: ExitStack, moving: Mapping[str, str]) -> Path:
+        """The folder with the present state of trainers that move: in shared memory while `passing` is open if they
+        have started in advance, else the checkpoint of this step.
+
+        Args:
+            moving: as `Job.trainers`.
+        """
+        self._checkpoints.wait()  # the trainers that write it are about to end
         if self._upcoming is not None and self._upcoming.rehearsal:
             like = self._latest_checkpoint()
-            folder = passing.enter_context(passed_state(self._session.executor, self._job.trainer, like))
+            folder = passing.enter_context(passed_state(self._session.executor, moving, like))
             if folder is not None:
                 return folder
         self._save_checkpoint()
@@ -412,7 +417,7 @@ class TrainingLoop:
         self._saved_step = clock.step
         self._session.stage_s.update(state["stage_s"])
         with self.progress.doing(f"loading {checkpoint.name}"):
-            self._session.group(self._job.trainer).call("load_checkpoint", str(checkpoint))
+            self._session.load_trainers(checkpoint)
             self._session.sync_weights()
         self._job.load(checkpoint)
         self._job.restore(self._session, clock.step)
@@ -450,7 +455,7 @@ class TrainingLoop:
             "stage_s": dict(self._session.stage_s),
         }
         with self.progress.doing("saving a checkpoint"):
-            self._checkpoints.save(self._session.group(self._job.trainer), step, state, self._job.save)
+            self._checkpoints.save(self._session.trainers, step, state, self._job.save)
         self._history.write()
 
     def _is_over(self, score: float) -> bool:
