@@ -3,9 +3,12 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -114,6 +117,30 @@ def train_here(recipe, output, overrides):
     """
     assert rlinf(*training(recipe, output, overrides)).returncode == 0
     return Path(output)
+
+
+def train_and_kill(recipe, output, overrides, victim, *, after_step):
+    """A run in this process, of which a thread kills a worker once so many steps are done.
+
+    Returns: what the command line returned; worker name -> its process when one was killed.
+    """
+    is_over = threading.Event()
+
+    def kill():
+        while not is_over.wait(0.02):
+            if steps_done(output) >= after_step:
+                workers = worker_processes(output)
+                os.kill(workers[victim], signal.SIGKILL)
+                return workers
+        pytest.fail(f"the run ended before step {after_step}")
+
+    with ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill)
+        try:
+            done = rlinf(*training(recipe, output, overrides))
+        finally:
+            is_over.set()
+        return done, killing.result()
 
 
 def rlinf(*arguments):

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,12 +13,11 @@ from command_line import (
     SHORT_SORT,
     all_gone,
     last_checkpoint,
-    rlinf,
     rows,
     start,
     steps_done,
     train,
-    training,
+    train_and_kill,
     wait_for,
     weights,
     worker_processes,
@@ -48,30 +45,6 @@ def test_a_killed_worker_ends_the_run_with_its_name_cause_and_log(tmp_path, reci
     assert f"worker {victim}, process {workers[victim]}" in done.stderr, "the end of its log"
     assert "Traceback" not in done.stderr
     assert all_gone(workers.values())
-
-
-def train_and_kill(recipe, output, overrides, victim, *, after_step):
-    """A run in this process, of which a thread kills a worker once so many steps are done.
-
-    Returns: what the command line returned; worker name -> its process when one was killed.
-    """
-    is_over = threading.Event()
-
-    def kill():
-        while not is_over.wait(0.02):
-            if steps_done(output) >= after_step:
-                workers = worker_processes(output)
-                os.kill(workers[victim], signal.SIGKILL)
-                return workers
-        pytest.fail(f"the run ended before step {after_step}")
-
-    with ThreadPoolExecutor(1) as pool:
-        killing = pool.submit(kill)
-        try:
-            done = rlinf(*training(recipe, output, overrides))
-        finally:
-            is_over.set()
-        return done, killing.result()
 
 
 @pytest.mark.slow

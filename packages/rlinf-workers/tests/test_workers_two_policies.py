@@ -24,8 +24,11 @@ from rlinf_workers.worker import StepContext
 SAMPLING = SamplingSettings(group_size=4, max_new_tokens=5)
 TEXTS = ("12", "345", "6")
 MAX_TOKENS = 30
-COMPARED = ("rollout/entropy", "reward/agent/solver", "reward/agent/judge", "actor/loss", "actor/grad_norm")
-"""Metrics; those of the actor are means over the two that train."""
+COMPARED = (
+    *("rollout/entropy", "reward/agent/solver", "reward/agent/judge", "actor/loss", "actor/grad_norm"),
+    *("policy/critic/rollout/entropy", "policy/second/actor/loss", "policy/second/actor/grad_norm"),
+)
+"""Metrics."""
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -42,7 +45,7 @@ def rollout_settings(model, partner, monkeypatch):
     )
 
 
-def actor_settings(model) -> ActorSettings:
+def actor_settings(model, policy="") -> ActorSettings:
     return ActorSettings(
         model=model,
         algorithm=preset("grpo"),
@@ -53,6 +56,7 @@ def actor_settings(model) -> ActorSettings:
         max_completion_tokens=MAX_TOKENS,
         temperature=1.0,
         num_agents=1,
+        policy=policy,
     )
 
 
@@ -64,7 +68,7 @@ def flow_of_two(rollout, model, partner, *, is_random=True) -> Flow:
         random_in_training=is_random,
     )
     flow = Flow("two").worker("rollout", AgentRollout, rollout).worker("reward", Reward, reward)
-    flow.worker("actor", Actor, actor_settings(model)).worker("critic", Actor, actor_settings(partner))
+    flow.worker("actor", Actor, actor_settings(model)).worker("critic", Actor, actor_settings(partner, "second"))
     flow.stage("rollout", AgentRollout.generate, reads="prompts", writes="samples")
     flow.stage("reward", Reward.score, reads="samples", writes=("scored", "judged"), needs_device=False)
     flow.stage("actor", Actor.train, reads="scored", dispatch="key", trains=True)

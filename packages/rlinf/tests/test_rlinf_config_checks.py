@@ -449,14 +449,43 @@ def test_ranks_follow_from_the_devices_with_the_shards(tmp_path, backend: str, n
         ),
         ("--rollout.agent.agents.a/b={}", "rollout.agent.agents.a/b"),
         (
+            "--rollout.agent.agents.guesser.path=/m --rollout.agent.agents.hinter.policy=second",
+            "rollout.agent.agents: all of hinter, guesser that train have a further policy, and the policy of "
+            "model.path would not train; leave path and policy of one of them out",
+        ),
+        (
+            "--rollout.agent.agents.judge.policy=second --rollout.agent.agents.judge.trains=false",
+            "rollout.agent.agents.judge.policy=second: none of its agents (judge) trains it; set trains: true for one "
+            "of them, or leave the policy out",
+        ),
+        (
+            "--rollout.agent.agents.judge.policy=guesser --rollout.agent.agents.judge.path=/n "
             "--rollout.agent.agents.guesser.path=/m",
-            "--rollout.agent.agents.guesser.path=/m: one policy is trained, model.path, by all agents without a path; "
-            "set trains: false, or leave the path out",
+            "rollout.agent.agents.judge.path=/n: the policy guesser begins with /m, the path of another of its "
+            "agents; give one path, or another policy",
+        ),
+        (
+            "--rollout.agent.agents.guesser.policy=second --rollout.engine=sglang --rollout.engine_options={}",
+            "--rollout.agent.agents.guesser.policy=second: it needs an engine of its own",
+        ),
+        (
+            "--rollout.agent.agents.guesser.path=/m --algorithm.kl_coef=0.1",
+            "--algorithm.kl_coef=0.1: the reference is one model, and the policy guesser begins with /m; use "
+            "algorithm.kl_coef 0, actor.lora, or a policy that begins with model.path",
+        ),
+        (
+            "--rollout.agent.agents.guesser.policy=second --algorithm.kl_coef=0.1 --reference.sync_every=2",
+            "--reference.sync_every=2: the reference would follow the policy of model.path alone, and the policy "
+            "second is compared with it too; leave it out",
+        ),
+        (
+            "--rollout.agent.agents.guesser.policy=second --mode=collocated --plan.num_ranks.actor-second=3",
+            "--plan.num_ranks.actor-second=3 does not divide actor.num_shards=2",
         ),
         (
             "--rollout.agent.agents.guesser.path=/m --rollout.agent.agents.guesser.trains=false "
             "--rollout.engine=sglang --rollout.engine_options={}",
-            "--rollout.agent.agents.guesser.path=/m: a partner needs an engine of its own beside the policy's, and "
+            "--rollout.agent.agents.guesser.path=/m: it needs an engine of its own beside that of model.path, and "
             "rollout.engine=sglang cannot share a device with another; use huggingface",
         ),
     ],
@@ -472,7 +501,8 @@ def test_agents_that_cannot_play_are_refused(line: str, expected: str) -> None:
         "--rollout.on_new_weights=keep --algorithm.max_staleness=1",
     ],
 )
-def test_turns_of_a_partner_end_with_their_step(line: str) -> None:
-    partner = "--rollout.agent.agents.guesser.trains=false --rollout.agent.agents.guesser.path=/m"
-    ends = "turns of a partner (rollout.agent.agents.guesser.path=/m) end with their step; use "
-    assert ends in message("guess-team", f"{line} {partner}")
+@pytest.mark.parametrize("key", ["path=/m", "policy=second"])
+def test_turns_of_a_partner_or_a_further_policy_end_with_their_step(line: str, key: str) -> None:
+    keys = f"--rollout.agent.agents.guesser.trains={'false' if 'path' in key else 'true'}"
+    ends = f"turns of a partner or a further policy (rollout.agent.agents.guesser.{key}) end with their step; use "
+    assert ends in message("guess-team", f"{line} {keys} --rollout.agent.agents.guesser.{key}")

@@ -23,6 +23,7 @@ def recorded() -> set[str]:
     names = re.findall(r"record(?:_spread)?\(\s*f?\"([^\"]+)\"", text) + re.findall(
         r"\"((?:actor|critic|sft|dpo|reward_model|rewards)/\w+)\"", text
     )
+    names = [name.removeprefix("{prefix}") for name in names]  # of a policy
     return {re.sub(r"\{[^}]*\}", "{}", name) for name in names} - NOT_OF_STEPS
 
 
@@ -48,6 +49,7 @@ def test_every_metric_that_a_role_records_is_explained_and_the_other_way_round()
         ("reward/nonsense", False, None),
         ("reward/aime24", True, "reward/<set>"),
         ("actor/loss", True, None),
+        ("policy/guesser/actor/loss", False, "actor/loss"),
     ],
 )
 def test_families_and_names(name, evaluation, expected):

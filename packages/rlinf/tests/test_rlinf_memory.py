@@ -23,12 +23,13 @@ from rlinf.jobs.reasoning.memory import (
     rank_memory,
     reference_shape,
     shape_of,
+    stored_bytes,
 )
-from rlinf.jobs.reasoning.planning import reasoning_problem
+from rlinf.jobs.reasoning.planning import reasoning_loads, reasoning_problem
 from rlinf.machine import Machine
 from rlinf.planning.memory import Load
 from rlinf_algos import token_logprobs
-from rlinf_sched import Cluster, Plan, StagePlan
+from rlinf_sched import Cluster, Plan, StagePlan, plan_for_mode
 from rlinf_sched.derive import Adapter, JobShape, Lengths, ModelShape, forward_memory
 from rlinf_sched.derive.memory.activations import layers_bytes, packed_pass, passes_of_micro_batch
 from rlinf_workers.models.packed import pack_without_padding, packed_logits
@@ -673,3 +674,31 @@ def test_a_plan_counts_the_memory_of_a_partner() -> None:
     assert partner is not None
     more = profiles[1].state_bytes - profiles[0].state_bytes
     assert more > 4 * partner.num_parameters  # and its cache
+
+
+def test_a_further_policy_has_an_actor_and_an_engine_of_its_own() -> None:
+    base = ["--model.path=Qwen/Qwen2.5-1.5B", "--model.architecture=null", "--sft_warm_up=null"]
+    base += ["--cluster.num_devices=4", "--actor.num_shards=2"]
+    begins_alike = "--rollout.agent.agents.guesser.policy=second"
+    begins_otherwise = "--rollout.agent.agents.guesser.path=Qwen/Qwen2.5-0.5B"
+    alone, alike, smaller = (
+        load_config("guess-team", parse_overrides([*base, *lines]))
+        for lines in ([], [begins_alike], [begins_otherwise])
+    )
+    assert isinstance(alone, ReasoningConfig) and isinstance(alike, ReasoningConfig)
+    assert isinstance(smaller, ReasoningConfig)
+    shape = shape_of(alone, 30)
+    assert shape is not None
+    job = job_shape(alike)
+    one, two, other = (rank_memory(config, shape, job, {}) for config in (alone, alike, smaller))
+    assert two["actor"] == two["actor-second"] == one["actor"]
+    assert two["rollout"].weights == 2 * one["rollout"].weights
+    assert one["rollout"].weights < other["rollout"].weights < two["rollout"].weights
+    assert other["actor-guesser"].optimizer < other["actor"].optimizer == one["actor"].optimizer
+    assert stored_bytes(shape, alike) == 2 * stored_bytes(shape, alone)
+    for config, trainer in ((alike, "actor-second"), (smaller, "actor-guesser")):
+        problem = reasoning_problem(config, 4, gpu="H100", env_step_s=None)
+        assert problem.flow.training_groups == ("actor", trainer)
+        plan = plan_for_mode(problem.flow, problem.cluster, "collocated")
+        loads = reasoning_loads(config, plan, problem.cluster)
+        assert {load.group: load.memory for load in loads}.keys() == {"rollout", "actor", trainer}

@@ -1,4 +1,4 @@
-"""Partners: agents with a model of their own, checked before any process starts."""
+"""Partners and further policies: agents with a model or a policy of their own, checked before any process starts."""
 
 from pathlib import Path
 
@@ -21,6 +21,32 @@ def test_a_partner_that_can_be_loaded_and_continued_is_accepted(model_folder, tm
     assert check_partners(agent, {}, (), "rollout.") == []
     folders = {name: one.folder for name, one in named_agents(agent).items()}
     assert folders == {"solver": None, "judge": str(tmp_path / "model")}
+
+
+def test_agents_with_one_policy_share_its_trainer_and_the_model_that_it_begins_with(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    agents = {
+        "solver": {},
+        "critic": {"path": path},
+        "editor": {"policy": "critic", "trains": False},
+        "planner": {"policy": "second"},
+        "judge": {"path": path, "trains": False},
+    }
+    agent = AgentConfig.model_validate({"run": "a:b", "agents": agents, "max_context_tokens": 32})
+    assert agent.further_policies == {"critic": tmp_path, "second": None}
+    assert agent.partner_paths == {"judge": tmp_path}
+    assert [agent.trained_agents(policy) for policy in (None, "critic", "second")] == [
+        ("solver",),
+        ("critic",),
+        ("planner",),
+    ]
+    assert {name: (one.trainer, one.folder, one.trains) for name, one in named_agents(agent).items()} == {
+        "solver": ("", None, True),
+        "critic": ("actor-critic", path, True),
+        "editor": ("actor-critic", path, False),
+        "planner": ("actor-second", None, True),
+        "judge": ("", path, False),
+    }
 
 
 def test_a_partner_that_cannot_play_is_refused_with_its_key(model_folder, tmp_path: Path) -> None:

@@ -36,10 +36,20 @@ policy: {{name: actor_critic, hidden_sizes: [16]}}
 algorithm: {{name: ppo, num_minibatches: 2, num_epochs: 2}}
 actor: {{learning_rate: 1.0e-3, num_shards: 2}}
 """
+TEAM = [
+    "--task={kind: team, num_held_out: 8}",
+    "--rollout.max_prompt_tokens=4",
+    "--rollout.engine_options={refill: true}",
+    "--rollout.agent={run: 'rlinf.tasks.games:play_team', max_turns: 2, max_context_tokens: 8}",
+    "--rollout.agent.agents={hinter: {}, guesser: {policy: second}}",
+    "--reward={kind: episode}",
+]
 CASES = {
     "grpo": (reasoning.train, SORT, []),
     "a KL to a reference": (reasoning.train, SORT, ["--algorithm.kl_coef=0.1", "--algorithm.num_minibatches=2"]),
     "ppo, packed": (reasoning.train, SORT, ["--algorithm.name=ppo", "--actor.max_tokens_per_micro_batch=64"]),
+    "two policies": (reasoning.train, SORT, TEAM),
+    "two policies and their KL to a reference": (reasoning.train, SORT, [*TEAM, "--algorithm.kl_coef=0.1"]),
     "actor_critic": (embodied.train, POLE, []),
 }
 
@@ -53,20 +63,33 @@ def test_the_program_is_the_collocated_run_to_the_bit(case, tmp_path):
     overrides = ["--mode=collocated", *overrides]
     assert main(["train", str(path), "--output", str(run), *overrides]) == 0
     rows = [json.loads(line)["metrics"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    expected = [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+    expected = [without_times(row) for row in rows]
 
     threads = torch.get_num_threads()
-    metrics = list(train(load_config(str(path), parse_overrides(overrides)), tmp_path / "program"))
+    trained = train(load_config(str(path), parse_overrides(overrides)), tmp_path / "program")
+    metrics = [without_times(row) for row in trained]
     torch.set_num_threads(threads)
 
     assert len(expected) == NUM_STEPS
     assert metrics == expected
     assert any(row["actor/grad_norm"] > 0 for row in expected), "nothing was learned"
-    weights = weights_in(tmp_path / "program" / "model")
-    for name, tensor in weights_in(run / "checkpoints" / f"step-{NUM_STEPS:06}" / "model").items():
+    weights = weights_in(tmp_path / "program")
+    for name, tensor in weights_in(run / "checkpoints" / f"step-{NUM_STEPS:06}").items():
         assert torch.equal(weights.pop(name), tensor), name
     assert not weights
+    assert len({name for name in metrics[-1] if name.endswith("actor/loss")}) == 1 + (TEAM[0] in overrides)
+
+
+def without_times(metrics):
+    return {name: value for name, value in metrics.items() if not name.startswith("time/") and "_engine_s" not in name}
 
 
 def weights_in(folder):
-    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    """Of all policies."""
+    models = ["model", *(str(path.relative_to(folder)) for path in folder.glob("policies/*/model"))]
+    return {
+        f"{model}/{name}": tensor
+        for model in models
+        for file in (folder / model).glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }

@@ -15,6 +15,7 @@ from rlinf.errors import UserError
 from rlinf.report import write_report
 from rlinf.report.axes import number, percent, ticks
 from rlinf.report.curves import MAX_POINTS, Curve, Line, draw
+from rlinf.report.metric_names import curves
 from rlinf.report.records import Series, read_run
 from rlinf.report.timeline import busy_shares, draw_timeline, last_steps
 from rlinf.run_folder import RunFolder, TraceEvent
@@ -370,6 +371,16 @@ def test_workers_that_compute_at_once_get_a_row_each(tmp_path: Path) -> None:
 
 
 # -- curves and axes ---------------------------------------------------------------------------------------------------
+
+
+def test_the_metrics_of_a_further_policy_are_drawn_beside_the_first_ones(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_steps=1)
+    folder.metrics(1, {"actor/grad_norm": 1.0, "policy/second/actor/grad_norm": 2.0}, time_s=20.0)
+    folder.close()
+    panels, rest = curves(read_run(folder.path))
+    (norms,) = (curve for curve in panels if curve.title == "Gradient norm before clipping")
+    assert [(line.label, line.series.values) for line in norms.lines] == [("norm", (1.0,)), ("norm, second", (2.0,))]
+    assert not any("grad_norm" in curve.title for curve in rest)
 
 
 def test_a_long_series_is_drawn_as_means_with_a_band() -> None:

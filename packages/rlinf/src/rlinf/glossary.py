@@ -109,6 +109,9 @@ TRAINING = (
         actor/router_loss | - | Load-balancing loss of the experts, with algorithm.router_aux_coef. It is at least the
             number of experts per token.
         actor/entropy_coef | - | Weight of the entropy bonus, if algorithm.entropy_target adapts it.
+        policy/<policy>/<metric> | as the metric | A metric rollout/..., actor/... or critic/... of a further policy
+            (rollout.agent.agents.NAME.policy), such as policy/guesser/actor/loss; without the prefix it is that of the
+            policy of model.path.
         critic/loss | - | Loss of the critic, mean over tokens.
         critic/grad_norm | - | Norm of the critic's gradient before clipping.
         critic/return | reward | Mean of the returns, which the critic learns to predict.
@@ -236,8 +239,23 @@ LOGGERS = (
 )
 
 
+def policy_prefix(policy: str | None) -> str:
+    """Returns what the metrics of a policy's trainer begin with; None: the policy of model.path, whose have none."""
+    return "" if policy is None else f"policy/{policy}/"
+
+
+def of_further_policy(name: str) -> tuple[str, str] | None:
+    """Returns the further policy that a metric is about, and the name that it has for the first policy; None: it is
+    about no further policy."""
+    match = re.fullmatch(r"policy/([^/]+)/(.+)", name)
+    return None if match is None else (match[1], match[2])
+
+
 def find(name: str, *, evaluation: bool = False) -> MetricEntry | None:
-    """Returns the metric of a name, an exact name before a family."""
+    """Returns the metric of a name, an exact name before a family; of a further policy the one of the first."""
+    further = of_further_policy(name)
+    if further is not None and (metric := find(further[1], evaluation=evaluation)) is not None:
+        return metric
     metrics = [metric for metric in (EVALUATION if evaluation else TRAINING) if metric.covers(name)]
     return min(metrics, key=lambda metric: "<" in metric.name, default=None)
 

@@ -23,6 +23,8 @@ class NamedAgent:
     the job's policy."""
     trainer: str = ""
     """Worker group whose weights it speaks with, a policy beside the job's; empty: the job's policy, or a partner."""
+    policy: str = ""
+    """Name of that policy in metrics; empty: `trainer`."""
     stop_ids: list[int] = field(default_factory=list)
     """Tokens at which the partner's engine ends a turn; set by the rank."""
 
@@ -72,6 +74,11 @@ class EpisodeSettings:
         """Worker group that trains a further policy -> the agents by name whose turns it learns from."""
         trained = [(name, agent.trainer) for name, agent in self.agents.items() if agent.trains and agent.trainer]
         return {trainer: tuple(name for name, of in trained if of == trainer) for _, trainer in trained}
+
+    @property
+    def further_policies(self) -> dict[str, str]:
+        """Worker group that trains a further policy -> the policy's name in metrics."""
+        return {agent.trainer: agent.policy or agent.trainer for agent in self.agents.values() if agent.trainer}
 
     @property
     def partner_folders(self) -> dict[str, str]:

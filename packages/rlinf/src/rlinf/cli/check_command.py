@@ -74,7 +74,7 @@ def _check(config: JobConfig, command: list[str]) -> int:
 def verdict_screen(job: ReasoningJob, check: Check) -> str:
     """Returns the result of a check as text for the terminal."""
     config, rounds = job.config, check.rounds
-    title = f"{config.name}: {config.rollout.engine} serves, {config.actor.backend} trains; {job.arithmetic}"
+    title = f"{config.name}: {config.rollout.engine} serves, {config.actor.backend} trains; {job.arithmetics[None]}"
     rows = [
         ("", *(one.name for one in rounds)),
         ("policy version, engine", *("/".join(map(str, sorted(one.engine_versions))) for one in rounds)),

@@ -386,6 +386,16 @@ class JobConfig(Section):
         raise NotImplementedError
 
     @property
+    def training_groups(self) -> tuple[str, ...]:
+        """The worker groups that the section `actor` is about."""
+        return ("actor",)
+
+    @property
+    def group_venvs(self) -> dict[str, str]:
+        """Worker group -> its Python, as `venvs`."""
+        return self.venvs
+
+    @property
     def replica_sizes(self) -> dict[str, int]:
         """Worker group -> ranks that hold one copy of its model together, where they are more than one."""
         return dict(self.plan.num_ranks_per_replica)
@@ -451,12 +461,13 @@ class JobConfig(Section):
             yield Conflict(keys=keys, text=f": actor.backend={actor.backend} {text}")
         if size is None:
             return
-        chosen = self.plan.num_ranks_per_replica.get("actor")
-        if chosen is not None and chosen != size:
-            yield Conflict(
-                keys=("plan.num_ranks_per_replica.actor", "actor.backend_options"),
-                text=f"={chosen}, but actor.backend_options make replicas of {size}; leave it out",
-            )
+        for group in self.training_groups:
+            chosen = self.plan.num_ranks_per_replica.get(group)
+            if chosen is not None and chosen != size:
+                yield Conflict(
+                    keys=(f"plan.num_ranks_per_replica.{group}", "actor.backend_options"),
+                    text=f"={chosen}, but actor.backend_options make replicas of {size}; leave it out",
+                )
         if size > 1 and self.mode == "auto":
             yield Conflict(
                 keys=("mode", "actor.backend_options"),
@@ -465,19 +476,20 @@ class JobConfig(Section):
             )
 
     def _cut_conflicts(self, actor: TrainerConfig) -> Iterator[Conflict]:
-        size = self.plan.num_ranks_per_replica.get("actor", 1)
-        if actor.trainer_spec.shards_state and size > 1:
-            yield Conflict(
-                keys=("plan.num_ranks_per_replica.actor", "actor.backend"),
-                text=f"={size}: {actor.backend} cuts the model over all ranks of the actor and gives each its own "
-                "micro-batches; leave it out and set plan.num_ranks.actor",
-            )
+        for group in self.training_groups if actor.trainer_spec.shards_state else ():
+            if (size := self.plan.num_ranks_per_replica.get(group, 1)) > 1:
+                yield Conflict(
+                    keys=(f"plan.num_ranks_per_replica.{group}", "actor.backend"),
+                    text=f"={size}: {actor.backend} cuts the model over all ranks of the actor and gives each its own "
+                    f"micro-batches; leave it out and set plan.num_ranks.{group}",
+                )
 
     def _shard_conflicts(self, num_shards: int) -> Iterator[Conflict]:
-        num_ranks = self.plan.num_ranks.get("actor", 0) // self.replica_sizes.get("actor", 1)
-        if num_ranks and num_shards % num_ranks:
-            yield Conflict(
-                keys=("plan.num_ranks.actor", "actor.num_shards"),
-                text=f"={num_ranks} does not divide actor.num_shards={num_shards}; use a divisor of {num_shards}, "
-                f"or {num_ranks} or a multiple of it as actor.num_shards, which a resumed run keeps",
-            )
+        for group in self.training_groups:
+            num_ranks = self.plan.num_ranks.get(group, 0) // self.replica_sizes.get(group, 1)
+            if num_ranks and num_shards % num_ranks:
+                yield Conflict(
+                    keys=(f"plan.num_ranks.{group}", "actor.num_shards"),
+                    text=f"={num_ranks} does not divide actor.num_shards={num_shards}; use a divisor of {num_shards}, "
+                    f"or {num_ranks} or a multiple of it as actor.num_shards, which a resumed run keeps",
+                )

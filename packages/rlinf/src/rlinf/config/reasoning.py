@@ -99,6 +99,11 @@ class SftWarmUpConfig(Section):
     )
 
 
+def trainer_of(policy: str) -> str:
+    """The worker group that trains a further policy."""
+    return f"actor-{policy}"
+
+
 def _environment_by_name(value: Any) -> Any:
     """`environment: my_module:Game` means `environment: {name: my_module:Game}`."""
     return {"name": value} if isinstance(value, str) else value
@@ -112,8 +117,13 @@ class NamedAgentConfig(Section):
     )
     path: ModelPath | None = Field(
         default=None,
-        description="Folder, or name on the Hub, of a partner's model, whose weights never change; needs trains: "
-        "false. null: the agent is a part of the policy.",
+        description="Folder, or name on the Hub, of a model of its own. With trains: false the agent is a partner, "
+        "whose weights never change; otherwise a further policy begins with it. null: model.path.",
+    )
+    policy: AgentName | None = Field(
+        default=None,
+        description="A further policy, by any name, which a worker group of its own trains; agents with the same name "
+        "share it. null: the policy of model.path, but an agent with a path that trains has a policy of its own name.",
     )
 
 
@@ -213,6 +223,38 @@ class AgentConfig(Section):
                 text=f"={self.python} is not used: it is for a custom harness; leave it out",
             )
 
+    def policy_of(self, agent: str) -> str | None:
+        """The further policy that an agent speaks with; None: the policy of model.path, or a partner."""
+        settings = self.agents[agent]
+        return settings.policy or (agent if settings.path is not None and settings.trains else None)
+
+    @property
+    def further_policies(self) -> dict[str, Path | None]:
+        """Further policy that is trained -> the model that it begins with; None: the one that model.path's begins
+        with."""
+        policies: dict[str, Path | None] = {}
+        for name, agent in self.agents.items():
+            if (policy := self.policy_of(name)) is not None:
+                policies[policy] = policies.get(policy) or agent.path
+        return policies
+
+    @property
+    def partner_paths(self) -> dict[str, Path]:
+        """Agent -> the model of a partner."""
+        paths = {name: agent.path for name, agent in self.agents.items() if self.policy_of(name) is None}
+        return {name: path for name, path in paths.items() if path is not None}
+
+    @property
+    def models(self) -> dict[str, Path]:
+        """Agent -> the model that it speaks with, or its policy begins with, where it is another than model.path."""
+        policies = {name: self.policy_of(name) for name in self.agents}
+        begun = {name: self.further_policies[policy] for name, policy in policies.items() if policy is not None}
+        return {name: path for name, path in (self.partner_paths | begun).items() if path is not None}
+
+    def trained_agents(self, policy: str | None) -> tuple[str, ...]:
+        """The agents by name whose turns a policy learns from; None: the policy of model.path."""
+        return tuple(name for name, agent in self.agents.items() if agent.trains and self.policy_of(name) == policy)
+
     def _named_conflicts(self) -> Iterator[Conflict]:
         if not self.agents:
             return
@@ -226,29 +268,44 @@ class AgentConfig(Section):
                 keys=("rollout.agent.agents",),
                 text=f": none of {', '.join(self.agents)} trains; set trains: true for at least one",
             )
-        for name, agent in self.agents.items():
-            if agent.trains and agent.path is not None:
-                at = f"rollout.agent.agents.{name}."
-                yield Conflict(
-                    keys=(f"{at}path", f"{at}trains"),
-                    text=f"={agent.path}: one policy is trained, model.path, by all agents without a path; set trains: "
-                    "false, or leave the path out",
-                )
+        elif not self.trained_agents(None):
+            yield Conflict(
+                keys=("rollout.agent.agents",),
+                text=f": all of {', '.join(self.agents)} that train have a further policy, and the policy of "
+                "model.path would not train; leave path and policy of one of them out",
+            )
+        for policy, path in self.further_policies.items():
+            yield from self._policy_conflicts(policy, path)
 
-    @property
-    def partner_paths(self) -> dict[str, Path]:
-        """Agent -> the model of a partner."""
-        return {name: agent.path for name, agent in self.agents.items() if agent.path is not None}
+    def _policy_conflicts(self, policy: str, path: Path | None) -> Iterator[Conflict]:
+        """A policy begins with one model, and one of its agents trains it."""
+        members = {name: agent for name, agent in self.agents.items() if self.policy_of(name) == policy}
+        at = "rollout.agent.agents."
+        for name, agent in members.items():
+            if agent.path not in (None, path):
+                yield Conflict(
+                    keys=(f"{at}{name}.path", f"{at}{name}.policy"),
+                    text=f"={agent.path}: the policy {policy} begins with {path}, the path of another of its agents; "
+                    "give one path, or another policy",
+                )
+        if not self.trained_agents(policy):
+            name = next(iter(members))
+            yield Conflict(
+                keys=(f"{at}{name}.policy", f"{at}{name}.trains"),
+                text=f"={policy}: none of its agents ({', '.join(members)}) trains it; set trains: true for one of "
+                "them, or leave the policy out",
+            )
 
     def options_of_engines(self, engine: EngineConfig, *, on_gpu: bool) -> Mapping[str, Any] | None:
         """`engine_options` of each engine of a rank, which has one for each model; None: it cannot have several."""
-        num_engines = 1 + len(set(self.partner_paths.values()))
+        num_engines = 1 + len(set(self.partner_paths.values())) + len(self.further_policies)
         if num_engines == 1:
             return engine.engine_options
         return engine.engine_spec.options_beside(engine.engine_options, num_engines, on_gpu=on_gpu)
 
     def engine_conflicts(self, engine: EngineConfig) -> Iterator[Conflict]:
-        """Episodes need an engine that takes turns while it generates, and partners one beside the policy's."""
+        """Episodes need an engine that takes turns while it generates, and agents with another model or policy one
+        beside the first."""
         if (problem := engine.engine_spec.episodes_problem(engine.engine_options)) is not None:
             yield Conflict(
                 keys=(f"{engine.AT}agent", f"{engine.AT}engine"),
@@ -256,12 +313,24 @@ class AgentConfig(Section):
                 f"{engine.engine} does not: {problem}",
             )
         if self.options_of_engines(engine, on_gpu=True) is None:
-            name, path = next(iter(self.partner_paths.items()))
+            key, value = next(self.keys_of_engines(engine.AT))
             yield Conflict(
-                keys=(f"{engine.AT}agent.agents.{name}.path", f"{engine.AT}engine"),
-                text=f"={path}: a partner needs an engine of its own beside the policy's, and {engine.AT}engine="
+                keys=(key, f"{engine.AT}engine"),
+                text=f"={value}: it needs an engine of its own beside that of model.path, and {engine.AT}engine="
                 f"{engine.engine} cannot share a device with another; use huggingface",
             )
+
+    def keys_of_engines(self, at: str) -> Iterator[tuple[str, str]]:
+        """The keys that ask for a further engine, and their values.
+
+        Args:
+            at: before `agent`.
+        """
+        for name, agent in self.agents.items():
+            if agent.path is not None:
+                yield f"{at}agent.agents.{name}.path", str(agent.path)
+            elif agent.policy is not None:
+                yield f"{at}agent.agents.{name}.policy", agent.policy
 
 
 def agent_by_name(value: Any) -> Any:
@@ -343,17 +412,26 @@ class RolloutConfig(EngineConfig):
         """Tokens after the prompt: of a completion, or of the rest of a conversation."""
         return self.max_sequence_tokens - self.max_prompt_tokens
 
-    @property
-    def num_trained_agents(self) -> int:
-        """Agents by name that train; 0: there is one, without a name."""
-        return 0 if self.agent is None else sum(one.trains for one in self.agent.agents.values())
+    def num_trained_agents(self, policy: str | None) -> int:
+        """Agents by name that a policy learns from, None for that of model.path; 0: there is one, without a name."""
+        return 0 if self.agent is None else len(self.agent.trained_agents(policy))
 
     @property
     def partner_paths(self) -> dict[str, Path]:
         """Agent -> the model of a partner."""
         return {} if self.agent is None else self.agent.partner_paths
 
-    def options_beside_partners(self, *, on_gpu: bool) -> Mapping[str, Any] | None:
+    @property
+    def further_policies(self) -> dict[str, Path | None]:
+        """As `AgentConfig.further_policies`."""
+        return {} if self.agent is None else self.agent.further_policies
+
+    @property
+    def agent_models(self) -> dict[str, Path]:
+        """As `AgentConfig.models`."""
+        return {} if self.agent is None else self.agent.models
+
+    def options_beside_others(self, *, on_gpu: bool) -> Mapping[str, Any] | None:
         """`engine_options` of each engine of a rank; None: it cannot have several."""
         return self.engine_options if self.agent is None else self.agent.options_of_engines(self, on_gpu=on_gpu)
 
@@ -367,16 +445,17 @@ class RolloutConfig(EngineConfig):
                 f"{needed}, so that not even a first turn fits; use more",
             )
         yield from agent.engine_conflicts(self)
-        for name, path in agent.partner_paths.items():
-            yield from self._conflicts_of_steps(f"rollout.agent.agents.{name}.path", path)
+        for key, chosen in agent.keys_of_engines("rollout."):
+            yield from self._conflicts_of_steps(key, chosen)
 
-    def _conflicts_of_steps(self, key: str, path: Path) -> Iterator[Conflict]:
-        """Turns of a partner end with their step."""
+    def _conflicts_of_steps(self, key: str, chosen: str) -> Iterator[Conflict]:
+        """Turns of a further engine end with their step."""
         for other, value in (("sampler", "in_order"), ("on_new_weights", "finish")):
             if getattr(self, other) != value:
                 yield Conflict(
                     keys=(f"rollout.{other}", key),
-                    text=f"={getattr(self, other)}: turns of a partner ({key}={path}) end with their step; use {value}",
+                    text=f"={getattr(self, other)}: turns of a partner or a further policy ({key}={chosen}) end with "
+                    f"their step; use {value}",
                 )
 
     def _distribution_conflicts(self) -> Iterator[Conflict]:
@@ -516,10 +595,31 @@ class ReasoningConfig(JobConfig):
         return ("rollout", "reward", "actor", *(("reference",) if self.has_reference_worker else ()))
 
     @property
+    def policies(self) -> dict[str | None, Path | None]:
+        """Policy that is trained, None for that of model.path -> the model that it begins with, where it is another
+        than that of model.path or model.architecture."""
+        return {None: None, **self.rollout.further_policies}
+
+    @property
+    def trainers(self) -> dict[str, str | None]:
+        """Worker group that trains -> its policy, as in `policies`."""
+        return {"actor" if policy is None else trainer_of(policy): policy for policy in self.policies}
+
+    @property
+    def training_groups(self) -> tuple[str, ...]:
+        return tuple(self.trainers)
+
+    @property
+    def group_venvs(self) -> dict[str, str]:
+        """The actor's is that of all trainers."""
+        actor = self.venvs.get("actor")
+        return self.venvs if actor is None else {**self.venvs, **dict.fromkeys(self.trainers, actor)}
+
+    @property
     def replica_sizes(self) -> dict[str, int]:
-        """Includes the actor's replica size that the backend's options determine."""
+        """Includes the actors' replica size that the backend's options determine."""
         size = self.actor.ranks_per_replica
-        return super().replica_sizes | ({"actor": size} if size is not None and size > 1 else {})
+        return super().replica_sizes | (dict.fromkeys(self.trainers, size) if size is not None and size > 1 else {})
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
@@ -530,6 +630,7 @@ class ReasoningConfig(JobConfig):
         yield from self._critic_conflicts()
         yield from self._lora_conflicts()
         yield from self._algorithm_conflicts()
+        yield from self._further_policy_conflicts()
         yield from self._cut_conflicts(self.actor)
         if self.actor.num_shards != "auto":
             yield from self._shard_conflicts(self.actor.num_shards)
@@ -682,9 +783,10 @@ class ReasoningConfig(JobConfig):
 
     @property
     def model_paths(self) -> dict[str, Path | None]:
-        """Key -> the model that it names: the policy's, the reference's, and those of partners."""
-        partners = {f"rollout.agent.agents.{name}.path": path for name, path in self.rollout.partner_paths.items()}
-        return {"model.path": self.model.path, "reference.path": self.reference.path, **partners}
+        """Key -> the model that it names: the policy's, the reference's, and those of agents."""
+        agents = {} if self.rollout.agent is None else self.rollout.agent.agents
+        of_agents = {f"rollout.agent.agents.{name}.path": one.path for name, one in agents.items() if one.path}
+        return {"model.path": self.model.path, "reference.path": self.reference.path, **of_agents}
 
     @property
     def chat_options(self) -> dict[str, bool | int | float | str]:
@@ -743,6 +845,24 @@ class ReasoningConfig(JobConfig):
                 text=f"={self.algorithm.max_staleness}: reference.sync_every={every} changes the reference between "
                 "steps, which overlap; leave one of them out",
             )
+
+    def _further_policy_conflicts(self) -> Iterator[Conflict]:
+        """The reference's log-probabilities are those of one model."""
+        if not self.has_reference_worker:
+            return
+        for policy, path in self.rollout.further_policies.items():
+            if path is not None:
+                yield Conflict(
+                    keys=("algorithm.kl_coef", "rollout.agent.agents"),
+                    text=f"={self.algorithm.kl_coef:g}: the reference is one model, and the policy {policy} begins "
+                    f"with {path}; use algorithm.kl_coef 0, actor.lora, or a policy that begins with model.path",
+                )
+            elif self.reference.sync_every is not None:
+                yield Conflict(
+                    keys=("reference.sync_every", "rollout.agent.agents"),
+                    text=f"={self.reference.sync_every}: the reference would follow the policy of model.path alone, "
+                    f"and the policy {policy} is compared with it too; leave it out",
+                )
 
     def _model_conflicts(self) -> Iterator[Conflict]:
         architecture = self.model.architecture

@@ -33,7 +33,7 @@ def prepare(config: JobConfig, machine: Machine | None = None) -> Job:
     from rlinf.run_folder.fingerprints import code_fingerprints
 
     run_checks("driver", config)
-    venvs = examine_venvs(config.venvs)
+    venvs = examine_venvs(config.group_venvs)
     machine = machine or machine_of(config.cluster)
     num_devices = check_cluster(config.cluster, machine)
     run_checks("machine", config, machine, num_devices)

@@ -142,13 +142,17 @@ def judge(arithmetic: Arithmetic, *, kl: float, p999: float, largest: float) -> 
     )
 
 
-def judge_step(arithmetic: Arithmetic, metrics: Mapping[str, float]) -> MismatchVerdict | None:
-    """The verdict on a training step by its metrics; None: it trained on no token."""
-    kl = metrics.get("rollout/logprob_gap_kl")
+def judge_step(arithmetic: Arithmetic, metrics: Mapping[str, float], prefix: str = "") -> MismatchVerdict | None:
+    """The verdict on a training step by its metrics; None: it trained on no token.
+
+    Args:
+        prefix: of the metrics of the policy, see `rlinf.glossary.policy_prefix`.
+    """
+    at = f"{prefix}rollout/logprob_gap"
+    kl = metrics.get(f"{at}_kl")
     if kl is None:
         return None
-    p999, largest = metrics["rollout/logprob_gap_p999"], metrics["rollout/logprob_gap_max"]
-    return judge(arithmetic, kl=kl, p999=p999, largest=largest)
+    return judge(arithmetic, kl=kl, p999=metrics[f"{at}_p999"], largest=metrics[f"{at}_max"])
 
 
 def arithmetic_of(model: Mapping[str, Any], *, trained_dtype: str, served_dtype: str, temperature: float) -> Arithmetic:

@@ -3,6 +3,7 @@ none of its own code would have to run, and that this system computes its archit
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ from rlinf.config.common import EngineConfig, TrainerConfig
 from rlinf.config.inputs import own_code
 from rlinf.errors import UserError
 from rlinf_workers.models import end_tokens
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Reads config.json of a model."""
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
 
 def check_end_tokens(folder: Path, tokenizer: Any, key: str = "model.path") -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.config.inputs import check_model_folder
-from rlinf.config.reasoning import AgentConfig
+from rlinf.config.reasoning import AgentConfig, trainer_of
 from rlinf.errors import UserError
 from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes
 from rlinf.run_folder.checkpoints import refuse_damaged_model
@@ -17,15 +17,22 @@ from rlinf_workers.agents import NamedAgent, TemplateRefused, template_of_folder
 
 def named_agents(agent: AgentConfig) -> dict[str, NamedAgent]:
     """The agents by name."""
+    policies = {name: agent.policy_of(name) or "" for name in agent.agents}
+    folders = {name: str(path) for name, path in agent.models.items()}
     return {
-        name: NamedAgent(trains=one.trains, folder=None if one.path is None else str(one.path))
+        name: NamedAgent(
+            trains=one.trains,
+            folder=folders.get(name),
+            trainer=policies[name] and trainer_of(policies[name]),
+            policy=policies[name],
+        )
         for name, one in agent.agents.items()
     }
 
 
 def check_partners(agent: AgentConfig, chat_options: Mapping[str, Any], ways: Sequence[str], at: str) -> list[str]:
-    """Whether the models of an agent's partners are complete, can end their turns, have a chat template that can be
-    continued token by token, and are computed as transformers does. Returns notes.
+    """Whether the models that agents have beside model.path are complete, can end their turns, have a chat template
+    that can be continued token by token, and are computed as transformers does. Returns notes.
 
     Args:
         ways: of the engine, see `jobs.models.engine_ways`.
@@ -34,7 +41,7 @@ def check_partners(agent: AgentConfig, chat_options: Mapping[str, Any], ways: Se
     Raises: UserError.
     """
     notes: list[str] = []
-    for name, path in agent.partner_paths.items():
+    for name, path in ((name, one.path) for name, one in agent.agents.items() if one.path is not None):
         key = f"{at}agent.agents.{name}.path"
         check_model_folder(path, key=key)
         refuse_damaged_model(path, key=key)

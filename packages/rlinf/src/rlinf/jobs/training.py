@@ -123,7 +123,13 @@ def _settings(lora: LoraConfig, find: Callable[[tuple[str, ...]], tuple[tuple[st
 
 
 def with_base(
-    lora: LoraSettings | None, base: Path, run: Path, *, digest: str | None = None, key: str = "model.path"
+    lora: LoraSettings | None,
+    base: Path,
+    run: Path,
+    *,
+    digest: str | None = None,
+    key: str = "model.path",
+    under: str = "",
 ) -> LoraSettings | None:
     """The settings with the digest of the base, which is read for it.
 
@@ -131,13 +137,14 @@ def with_base(
         run: its folder, which need not exist.
         digest: known already.
         key: what the config calls the base.
+        under: folder of the adapter's policy in a checkpoint.
 
     Raises: UserError where the run's newest checkpoint was trained on another base.
     """
     if lora is None:
         return None
     digest = digest or base_digest(base)
-    newest = [path / MODEL for _, path in checkpoint_steps(run / CHECKPOINTS)][-1:]
+    newest = [path / under / MODEL for _, path in checkpoint_steps(run / CHECKPOINTS)][-1:]
     for folder in newest:
         check_same_base(folder, digest, base, key=key)
     return replace(lora, base_digest=digest)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from rlinf.config.devices import device_kind
 from rlinf.config.downloads import snapshot_folders
 from rlinf.console.progress import Progress
+from rlinf.glossary import policy_prefix
 from rlinf.jobs.agreement import MismatchVerdict, judge
 from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.loop.deadlines import Deadlines
@@ -35,6 +36,8 @@ TELLING = 10.0
 class CheckedRound:
     """The result of one round."""
 
+    policy: str | None = None
+    """A further policy; None: the policy of model.path."""
     name: str
     num_tokens: int
     gap: LogprobMismatch
@@ -70,9 +73,9 @@ class Check:
 
     @property
     def can_tell_versions(self) -> bool:
-        """Whether the step between the rounds was large enough to detect an engine that missed it."""
-        first = self.rounds[0]
-        return first.moved_kl >= TELLING * first.agreement.kl_bound
+        """Whether the steps between the rounds were large enough to detect an engine that missed them."""
+        first_rounds = {one.policy: one for one in reversed(self.rounds)}
+        return all(one.moved_kl >= TELLING * one.agreement.kl_bound for one in first_rounds.values())
 
 
 def check(job: ReasoningJob, folder: RunFolder) -> Check:
@@ -82,8 +85,8 @@ def check(job: ReasoningJob, folder: RunFolder) -> Check:
     not arrive.
     """
     config, flows = job.config, job.build(folder.path)
-    flow = job.check_flow(flows.train)
-    planned = make_plans(job, replace(flows, others=(flow,)), folder.path)
+    checked = job.check_flows(flows.train)
+    planned = make_plans(job, replace(flows, others=tuple(checked.values())), folder.path)
     job.write_inputs(folder.path)
     forks = device_kind(config.cluster, job.machine) == "cpu" and fork_server.start(config)
     executor = make_executor(
@@ -98,32 +101,37 @@ def check(job: ReasoningJob, folder: RunFolder) -> Check:
     session = Session(job, flows, executor, folder, Progress(total=len(ROUNDS)), Deadlines(config.run.step_timeout_s))
     with executor:
         try:
-            executor.start(flow, planned.plans[flow.name])
+            for flow in checked.values():
+                executor.start(flow, planned.plans[flow.name])
             session.sync_weights()
             rounds = []
-            for number, name in enumerate(ROUNDS):
-                feeds = {"prompts": job.feeds(number)["prompts"][:NUM_PROMPTS]}
-                rounds.append(_checked(job, name, session.run_flow(flow, step=number, feeds=feeds)))
+            for policy, flow in checked.items():
+                for number, name in enumerate(ROUNDS):
+                    feeds = {"prompts": job.feeds(number)["prompts"][:NUM_PROMPTS]}
+                    rounds.append(_checked(job, policy, name, session.run_flow(flow, step=number, feeds=feeds)))
         except WorkersError as error:
             raise run_failed(error, None) from error
-        (edge,) = flow.graph().weight_edges
-        return Check(rounds=rounds, start_s=session.start_s, weights_bytes=executor.weights_bytes(edge))
+        edges = [edge for flow in checked.values() for edge in flow.graph().weight_edges]
+        sizes = map(executor.weights_bytes, edges)
+        return Check(rounds=rounds, start_s=session.start_s, weights_bytes=sum(sizes))
 
 
-def _checked(job: ReasoningJob, name: str, run: FlowRun) -> CheckedRound:
+def _checked(job: ReasoningJob, policy: str | None, name: str, run: FlowRun) -> CheckedRound:
     groups: list[ComparedGroup] = run.collected["compared"]
     gap = LogprobMismatch.of([_sums(group) for group in groups])
     assert gap is not None, "every completion has a token"
+    arithmetic = job.arithmetics[policy]
     worst = sorted((one for group in groups for one in _worst(group)), key=lambda token: token.order)
     return CheckedRound(
-        name=name,
+        policy=policy,
+        name=name if policy is None else f"{policy}, {name}",
         num_tokens=int(gap.num_tokens),
         gap=gap,
-        agreement=judge(job.arithmetic, kl=gap.kl, p999=min(gap.quantile(0.999), worst[0].gap), largest=worst[0].gap),
+        agreement=judge(arithmetic, kl=gap.kl, p999=min(gap.quantile(0.999), worst[0].gap), largest=worst[0].gap),
         worst=worst[:NUM_WORST],
         engine_versions=frozenset(group.samples.policy_version for group in groups),
         trainer_version=groups[0].policy_version,
-        moved_kl=run.metrics["check/moved_kl"],
+        moved_kl=run.metrics[policy_prefix(policy) + "check/moved_kl"],
         sync_s=sum(span.duration_s for span in run.spans if span.category == SYNC_SPAN),
         generate_s=sum(
             span.duration_s for span in run.spans if span.category == COMPUTE_SPAN and span.name == "rollout"

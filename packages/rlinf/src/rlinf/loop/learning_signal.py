@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+METRIC = "actor/groups_without_advantage"
 NUM_STEPS = 3
 """One step without a signal is common with hard problems and few prompts."""
 
@@ -16,7 +17,8 @@ class LearningSignal:
 
     def observe(self, metrics: Mapping[str, float]) -> str | None:
         """Returns what to tell the user, once, after the first `NUM_STEPS` steps in a row without a signal."""
-        if metrics.get("actor/groups_without_advantage") != 1.0:
+        shares = [value for name, value in metrics.items() if name == METRIC or name.endswith(f"/{METRIC}")]
+        if set(shares) != {1.0}:
             self._num_steps = 0
             return None
         self._num_steps += 1

@@ -19,28 +19,32 @@ from typing import cast
 from rlinf.config.common import JobConfig
 from rlinf.config.reasoning import ReasoningConfig, SftWarmUpConfig
 from rlinf.errors import UserError
+from rlinf.jobs.reasoning.flow import warmed_up_trainers
 from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.jobs.reasoning.reference import REFERENCE_FOLDER
 from rlinf.program.recipe import main, make_workers
+from rlinf.run_folder.checkpoints import MODEL
 from rlinf_workers import FlowRun, InProcessWorkers, StepContext
 from rlinf_workers.roles import Actor, Prompt, Reference, Reward, Rollout, ScoredGroup
 
 
 def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:
-    """Trains for `run.num_steps` steps and writes the model to `folder/model`.
+    """Trains for `run.num_steps` steps and writes the model to `folder/model`, and those of further policies as a
+    checkpoint has them.
 
     Yields: the metrics of each step.
     Raises: UserError.
     """
     job, workers = _make_workers(config, folder)
     config = job.config
-    rollout, reward, actor = cast(Rollout, workers["rollout"]), cast(Reward, workers["reward"]), _actor(workers)
+    rollout, reward = cast(Rollout, workers["rollout"]), cast(Reward, workers["reward"])
     reference = cast(Reference, workers["reference"]) if "reference" in workers else None
-    workers.sync("actor", "rollout")
+    for trainer in config.trainers:
+        workers.sync(trainer, "rollout")
     if config.sft_warm_up is not None:
         warm_up(job, workers, config.sft_warm_up)
     if reference is not None and config.sft_warm_up is not None and config.reference.path is None:
-        actor.save_model(str(folder / REFERENCE_FOLDER))
+        workers["actor"].save_model(str(folder / REFERENCE_FOLDER))
         reference.load_model(str(folder / REFERENCE_FOLDER))
 
     for step in range(config.run.num_steps):
@@ -57,36 +61,42 @@ def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:
         scored = sorted(reward.score_groups(groups), key=lambda group: group.samples.index)
         reward.check_failures()
 
-        # Advantages: how much better a completion, [G], or a token of it, [G, T], is than the others of its group.
-        actor.begin_step()
-        learning = actor.learning_groups(scored)
+        for trainer, policy in config.trainers.items():  # one, unless agents by name have policies of their own
+            actor: Actor = workers[trainer]
+            own = scored if policy is None else [reward.of_policy(group, trainer) for group in scored]
 
-        for minibatch in actor.minibatches(learning):  # one optimizer step each
-            micro_batches = actor.micro_batches(minibatch)
-            actor.begin_update()
-            for batch in micro_batches:
-                # Loss and backward: log-probabilities [B, T] of the policy, the algorithm's loss, its gradient.
-                actor.learn(batch)
-            # Clip and step: the gradient summed over the shards of the batch, clipped to max_grad_norm, AdamW.
-            actor.end_update()
-        actor.end_step()
+            # Advantages: how much better a completion, [G], or a token of it, [G, T], is than the others of its group.
+            actor.begin_step()
+            learning = actor.learning_groups(own)
 
-        # Sync: the next step samples with the new weights.
-        workers.sync("actor", "rollout")
+            for minibatch in actor.minibatches(learning):  # one optimizer step each
+                micro_batches = actor.micro_batches(minibatch)
+                actor.begin_update()
+                for batch in micro_batches:
+                    # Loss and backward: log-probabilities [B, T] of the policy, the algorithm's loss, its gradient.
+                    actor.learn(batch)
+                # Clip and step: the gradient summed over the shards of the batch, clipped to max_grad_norm, AdamW.
+                actor.end_update()
+            actor.end_step()
+
+            # Sync: the next step samples with the new weights.
+            workers.sync(trainer, "rollout")
         yield workers.metrics()
 
-    actor.save_model(str(folder / "model"))
+    for trainer, of_policy in job.trainers.items():
+        workers[trainer].save_model(str(folder / of_policy / MODEL))
     workers.close()
 
 
 def warm_up(job: ReasoningJob, workers: InProcessWorkers, settings: SftWarmUpConfig) -> None:
     """Trains on the task's answers until the model answers enough held-out problems right."""
-    actor, score, step = _actor(workers), 0.0, 0
+    score, step = 0.0, 0
     while step < settings.max_steps and score < settings.target_accuracy:
         workers.begin(StepContext(step=0, phase="train", seed=job.config.seed, num_items=0))
         steps = range(step, min(step + settings.check_every, settings.max_steps))
-        actor.imitate([job.prompts.examples(settings, number) for number in steps])
-        workers.sync("actor", "rollout")
+        for trainer in warmed_up_trainers(job.config):
+            workers[trainer].imitate([job.prompts.examples(settings, number) for number in steps])
+            workers.sync(trainer, "rollout")
         score, step = evaluate(job, workers)[job.score.name], steps.stop
         workers.metrics()
         print(f"SFT warm-up {step}: {job.score.name} {score:.3f}", file=sys.stderr)
@@ -116,10 +126,6 @@ def _make_workers(config: JobConfig, folder: Path) -> tuple[ReasoningJob, InProc
             hint="rlinf.program.reasoning samples in this process; use --rollout.engine huggingface",
         )
     return job, workers
-
-
-def _actor(workers: InProcessWorkers) -> Actor:
-    return workers["actor"]
 
 
 if __name__ == "__main__":

@@ -13,9 +13,8 @@ from rlinf.errors import UserError
 from rlinf.glossary import SHARE
 from rlinf.report import html
 from rlinf.report.axes import number, percent
-from rlinf.report.curves import Curve, Line, draw
+from rlinf.report.curves import NUM_COLORS, Curve, Line, draw
 from rlinf.report.metric_names import EVALUATION, SCORES, panels_of, score_name, unit_of
-from rlinf.report.page import NUM_COLORS
 from rlinf.report.picture import write_picture
 from rlinf.report.records import RunRecords, read_run
 from rlinf.run_folder.rows import write_file

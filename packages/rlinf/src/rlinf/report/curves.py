@@ -13,6 +13,8 @@ from rlinf.report.records import Series
 
 WIDTH, HEIGHT = 380, 210
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 14, 36
+NUM_COLORS = 7
+"""Colours of the page for lines and bars."""
 MAX_POINTS = 200
 """A longer series is drawn as means of equal intervals, with a band from their lowest to their highest value."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlinf.glossary import SHARE, find
-from rlinf.report.curves import Curve, Line
+from rlinf.glossary import SHARE, find, of_further_policy, policy_prefix
+from rlinf.report.curves import NUM_COLORS, Curve, Line
 from rlinf.report.records import RunRecords, is_stage_time
 from rlinf.report.waits_section import AGE
 
@@ -75,8 +75,20 @@ def curves(records: RunRecords) -> tuple[list[Curve], list[Curve]]:
 
 
 def panels_of(runs: Sequence[RunRecords]) -> dict[str, dict[str, str]]:
-    """Returns `PANELS` with one more for each further set of problems that a run evaluates on."""
-    panels = dict(PANELS)
+    """Returns `PANELS` with lines for further policies that a run trains, and one more for each further set of problems
+    that it evaluates on."""
+    names = dict.fromkeys(name for records in runs for name in records.metric_names())
+    policies = dict.fromkeys(further[0] for name in names if (further := of_further_policy(name)) is not None)
+    panels = {
+        title: metrics
+        | {
+            policy_prefix(policy) + name: f"{label}, {policy}"
+            for policy in policies
+            for name, label in metrics.items()
+            if policy_prefix(policy) + name in names
+        }
+        for title, metrics in PANELS.items()
+    }
     ages = {AGE.format(age): f"{age} steps" if age != 1 else "1 step" for age in range(7)}
     panels["Tokens or environment steps by that age"] = ages
     for name in dict.fromkeys(name for records in runs for name in records.metric_names(evaluation=True)):
@@ -107,7 +119,8 @@ def _curves(panels: Mapping[str, Mapping[str, str]], records: RunRecords) -> lis
             own_name, is_evaluation = name.removeprefix(EVALUATION), name.startswith(EVALUATION)
             series = records.series(own_name, evaluation=is_evaluation)
             if len(series):
-                lines.append(Line(label=label, series=series, color=f"var(--c{place})", has_marks=is_evaluation))
+                color = f"var(--c{place % NUM_COLORS})"
+                lines.append(Line(label=label, series=series, color=color, has_marks=is_evaluation))
                 units.append(unit_of(own_name, evaluation=is_evaluation))
         if lines:
             is_share = units[0] == SHARE

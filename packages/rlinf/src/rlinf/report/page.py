@@ -15,7 +15,7 @@ from urllib.parse import quote
 from rlinf.errors import INTERRUPTED
 from rlinf.report import html
 from rlinf.report.axes import number, percent
-from rlinf.report.curves import MAX_POINTS, draw
+from rlinf.report.curves import MAX_POINTS, NUM_COLORS, draw
 from rlinf.report.evaluations import films, success_by_task
 from rlinf.report.metric_names import SCORES, curves, score_name
 from rlinf.report.records import WORST, RunRecords, read_run
@@ -28,7 +28,6 @@ from rlinf_sched.explain import gib, seconds
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
-NUM_COLORS = 7
 NUM_WORST = 6
 """Tokens with the largest mismatch that are shown."""
 

@@ -25,6 +25,8 @@ CHECKPOINTS = "checkpoints"
 """Folder with the checkpoints of a run."""
 MODEL = "model"
 """Folder with the model in a checkpoint of a language model."""
+POLICIES = "policies"
+"""Folder with the further policies in a checkpoint; each has a folder with all that its trainer needs."""
 BEST = "best"
 BAD_SUFFIX = ".bad"
 PARTIAL_SUFFIX = ".partial"
@@ -43,6 +45,11 @@ def checkpoint_steps(folder: Path) -> list[tuple[int, Path]]:
 def is_checkpoint(path: Path) -> bool:
     """Returns whether a folder is a checkpoint, by its name or its checksums."""
     return (path / SUMS).is_file() or _NAME.fullmatch(path.name) is not None
+
+
+def policy_folder(policy: str | None) -> str:
+    """The folder of a policy in a checkpoint: that of a further one, or the checkpoint itself for the first, None."""
+    return "" if policy is None else f"{POLICIES}/{policy}"
 
 
 def checkpoint_name(step: int) -> str:

@@ -70,6 +70,8 @@ class ActorSettings:
     """The rollout's."""
     num_agents: int = 0
     """Agents by name that train; 0: there is one, without a name."""
+    policy: str = ""
+    """Name of a further policy: its metrics begin with `policy/NAME/`; empty: the job's policy."""
 
 
 class Actor(WarmedUpWorker):
@@ -148,7 +150,8 @@ class Actor(WarmedUpWorker):
     def compare(self, samples: Reader[SampleGroup], compared: Writer[ComparedGroup]) -> None:
         """Stage of `rlinf check`: re-scores rollouts with the trainer, then takes one max-likelihood step, so that
         there are new weights to sync; records how far the step moved the policy."""
-        groups = sorted((group for chunk in samples for group in chunk), key=lambda group: group.index)
+        own = (group.of_policies.get(self.identity.role, group) for chunk in samples for group in chunk)
+        groups = sorted(own, key=lambda group: group.index)
         before = self._batches.by_token(groups, self._logprobs)
         for group in groups:
             rescored = ComparedGroup(samples=group, actor_logprobs=before[group.index], policy_version=self._version)
@@ -167,6 +170,10 @@ class Actor(WarmedUpWorker):
         total, tokens = self._backend.sum_over_shards(sums).tolist()
         if self.rank == 0:
             self.record("check/moved_kl", total / tokens)
+
+    def record(self, name: str, value: float, weight: float = 1.0) -> None:
+        policy = self._settings.policy
+        super().record(f"policy/{policy}/{name}" if policy else name, value, weight)
 
     # -- a training step, in the order of the calls ----------------------------------------------------------------
 
@@ -383,6 +390,7 @@ class Actor(WarmedUpWorker):
         before, token, after = (self._tokenizer.decode(ids) for ids in (worst.before, (worst.token,), worst.after))
         self.show(
             {
+                **({"policy": self._settings.policy} if self._settings.policy else {}),
                 "worst_token": token,
                 "before": before,
                 "after": after,

@@ -353,6 +353,12 @@ class AgentRollout(Rollout):
             samples.append(group)
         return samples
 
+    def _measure(self, group: SampleGroup, prefix: str = "") -> None:
+        super()._measure(group, prefix)
+        names = self._episode_settings.further_policies
+        for trainer, part in group.of_policies.items():
+            super()._measure(part, f"policy/{names[trainer]}/")
+
     def _left(self, groups: OpenEpisodes, index: int) -> None:
         """A whole group leaves; measures its episodes."""
         episodes = groups.leave(index)

@@ -59,8 +59,10 @@ class Reference(TrainingWorker):
                 referenced.put(self.with_logprobs(group), key=group.index)
 
     def with_logprobs(self, group: SampleGroup) -> SampleGroup:
-        """The group with `ref_logprobs`."""
-        return dataclasses.replace(group, ref_logprobs=self._logprobs_of(group) * group.loss_mask)
+        """The group with `ref_logprobs`, also as further policies learn from it."""
+        of_policies = {trainer: self.with_logprobs(part) for trainer, part in group.of_policies.items()}
+        logprobs = self._logprobs_of(group) * group.loss_mask
+        return dataclasses.replace(group, ref_logprobs=logprobs, of_policies=of_policies)
 
     def _logprobs_of(self, group: SampleGroup) -> Tensor:
         """[G, T]"""

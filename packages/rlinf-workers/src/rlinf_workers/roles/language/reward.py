@@ -121,7 +121,7 @@ class Reward(Worker):
         for chunk in samples:
             groups = self.score_groups(chunk)
             for trainer, writer in zip(self._settings.further_policies, further, strict=bool(further)):
-                writer.put_many([(group.samples.index, self._of_policy(group, trainer)) for group in groups])
+                writer.put_many([(group.samples.index, self.of_policy(group, trainer)) for group in groups])
             scored.put_many([(group.samples.index, _of_own_policy(group)) for group in groups])
         self.check_failures()
 
@@ -137,7 +137,7 @@ class Reward(Worker):
                 self.record_spread("reward/std_between_groups", mean)
             if len(rewards) > 1:
                 self.record("reward/std_within_group", float(rewards.std()))
-            for one in (group, *(self._of_policy(group, trainer) for trainer in group.samples.of_policies)):
+            for one in (group, *(self.of_policy(group, trainer) for trainer in group.samples.of_policies)):
                 for part in parts_by_agent(one) if one.samples.agents else ():
                     if len(own := part.group.counted_rewards):
                         self.record(f"reward/agent/{part.agent}", float(own.mean()))
@@ -145,19 +145,7 @@ class Reward(Worker):
                 self._show(group)
         return scored
 
-    def check_failures(self) -> None:
-        """Ends a step. Raises: RewardError if the reward itself failed on too many of its completions."""
-        failures, self._failures = self._failures, Failures()
-        failures.check(self._settings.max_judge_failures)
-
-    def abandon(self) -> None:
-        self._failures = Failures()
-
-    def close(self) -> None:
-        """Closes the reward's resources, such as a pool of processes."""
-        close_reward(self._reward)
-
-    def _of_policy(self, group: ScoredGroup, trainer: str) -> ScoredGroup:
+    def of_policy(self, group: ScoredGroup, trainer: str) -> ScoredGroup:
         """The group as a further policy learns from it, with the rewards of its own agents."""
         samples, rewards = group.samples.of_policies[trainer], group.rewards
         samples = replace(samples, prompt=replace(samples.prompt, index=group.samples.index))
@@ -170,6 +158,18 @@ class Reward(Worker):
             own = torch.full_like(own, nan)
         by_agent = _agent_rewards(samples, own, rewards)
         return ScoredGroup(samples=samples, rewards=rewards, agent_rewards=by_agent, completions=())
+
+    def check_failures(self) -> None:
+        """Ends a step. Raises: RewardError if the reward itself failed on too many of its completions."""
+        failures, self._failures = self._failures, Failures()
+        failures.check(self._settings.max_judge_failures)
+
+    def abandon(self) -> None:
+        self._failures = Failures()
+
+    def close(self) -> None:
+        """Closes the reward's resources, such as a pool of processes."""
+        close_reward(self._reward)
 
     @property
     def _flips_coins(self) -> bool:

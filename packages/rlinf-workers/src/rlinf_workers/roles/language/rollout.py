@@ -315,13 +315,22 @@ class Rollout(ServingWorker):
             tokens = {str(version): count for version, count in group.tokens_by_version().items()}
             submission = {"submitted": list(submitted), "tokens": tokens}
             self.decide({"group": group.index, "samples": group.digest()} | submission)
+        self._measure(group)
+
+    def _measure(self, group: SampleGroup, prefix: str = "") -> None:
+        """Records lengths and entropy of a group.
+
+        Args:
+            prefix: of the metrics.
+        """
         size, tokens = group.num_counted, float(group.loss_mask.sum())
         if not size:
             return
-        self.record("rollout/completion_tokens", tokens / size)
-        self.record("rollout/entropy", -float(group.rollout_logprobs.sum()) / max(tokens, 1.0), weight=tokens)
+        self.record(f"{prefix}rollout/completion_tokens", tokens / size)
+        self.record(f"{prefix}rollout/entropy", -float(group.rollout_logprobs.sum()) / max(tokens, 1.0), weight=tokens)
         if group.truncated is not None:
-            self.record("rollout/truncated_fraction", float((group.by_episode(group.truncated.int()) > 0).sum()) / size)
+            num_truncated = float((group.by_episode(group.truncated.int()) > 0).sum())
+            self.record(f"{prefix}rollout/truncated_fraction", num_truncated / size)
 
     def layout(self) -> Layout:
         return layout_of_group(self._engine, self.num_ranks)

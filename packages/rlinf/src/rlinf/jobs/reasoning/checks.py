@@ -6,8 +6,8 @@ The parts of a job are created when they are first read, and raise UserError whe
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rlinf.config.devices import device_kind
 from rlinf.config.inputs import check_model_folder
@@ -16,10 +16,11 @@ from rlinf.config.rewards import BySourceRewardConfig
 from rlinf.errors import UserError
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.generation import check_engine, check_installed
-from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, engine_ways, trainer_ways
+from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, config_of, engine_ways, trainer_ways
 from rlinf.jobs.named_agents import check_partners, check_template
 from rlinf.jobs.reasoning.memory import cut_refusal
 from rlinf.jobs.rewards import check_reward
+from rlinf.jobs.training import backend_settings
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
@@ -65,7 +66,11 @@ def backend(job: ReasoningJob) -> None:
 
 def routers(job: ReasoningJob) -> None:
     """Only a mixture of experts has a load-balancing loss."""
-    kind, coef = str(job.model_config.get("model_type")), job.config.algorithm.router_aux_coef
+    _check_routers(job, job.model_config)
+
+
+def _check_routers(job: ReasoningJob, model_config: Mapping[str, Any]) -> None:
+    kind, coef = str(model_config.get("model_type")), job.config.algorithm.router_aux_coef
     if coef and not has_balanced_routers(kind):
         raise UserError(
             f"algorithm.router_aux_coef={coef:g}: {kind} is no mixture of experts whose routers have a "
@@ -74,9 +79,26 @@ def routers(job: ReasoningJob) -> None:
         )
 
 
+def further_policies(job: ReasoningJob) -> None:
+    """The trainer can hold the models that further policies begin with, and computes them as transformers does."""
+    config, ways = job.config, _trainer_ways(job)
+    begun = {path for path in config.rollout.further_policies.values() if path is not None}
+    for key, path in config.model_paths.items():
+        if path not in begun or not key.startswith("rollout."):
+            continue
+        backend_settings(config.actor, config.actor.resolved_shards, config_of(path))
+        _check_routers(job, config_of(path))
+        check_architecture(path, ways, num_tokens=config.rollout.max_sequence_tokens, key=key)
+
+
+def _trainer_ways(job: ReasoningJob) -> tuple[str, ...]:
+    actor = job.config.actor
+    return trainer_ways(actor, packs=actor.max_tokens_per_micro_batch is not None)
+
+
 def adapter(job: ReasoningJob) -> None:
-    """The backend can train adapters, and the targets are layers of the model."""
-    _ = job.lora
+    """The backend can train adapters, and the targets are layers of the models."""
+    _ = job.loras
 
 
 def teacher(job: ReasoningJob) -> None:
@@ -145,7 +167,7 @@ def positions(job: ReasoningJob) -> None:
 
 
 def partners(job: ReasoningJob) -> Sequence[str]:
-    """The models of an agent's partners can be loaded and continued."""
+    """The models of partners and further policies can be loaded and continued."""
     rollout = job.config.rollout
     if rollout.agent is None:
         return ()
@@ -175,7 +197,7 @@ def architectures(job: ReasoningJob) -> None:
         return
     num_tokens = config.rollout.max_sequence_tokens
     on_gpu = device_kind(config.cluster, job.machine) == "cuda"
-    trained = trainer_ways(config.actor, packs=config.actor.max_tokens_per_micro_batch is not None)
+    trained = _trainer_ways(job)
     check_architecture(folder, (*engine_ways(config.rollout, on_gpu=on_gpu), *trained), num_tokens=num_tokens)
     if config.reference.path is not None and config.has_reference_worker:
         check_architecture(config.reference.path, trained, num_tokens=num_tokens, key="reference.path")
@@ -243,6 +265,7 @@ CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (
     adapter,
     teacher,
     partners,
+    further_policies,
     prompts,
     sources,
     settings_without_effect,

@@ -3,6 +3,8 @@
 Nothing here imports torch.
 
 prompts -> rollout -> [reference] -> reward -> actor -> weights -> rollout
+
+Further policies, of agents by name, have an actor each: the reward stage writes a channel for each of them.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ WORKERS = {
     "reward": "rlinf_workers.roles:Reward",
     "actor": "rlinf_workers.roles:Actor",
 }
+"""Role -> import path of its class."""
+SCORED, EXAMPLES = "scored", "examples"
+"""Channels of the policy of model.path; those of a further policy end with its name."""
 NONE: Mapping[str, Sequence[Any]] = MappingProxyType({})
 
 
@@ -37,8 +42,10 @@ def training_flow(config: ReasoningConfig, arguments: Mapping[str, Sequence[Any]
         arguments: worker group -> arguments of its class; a plan needs none.
     """
     flow = Flow(config.algorithm.name.rpartition(":")[2], max_staleness=config.steps_ahead)
-    for role in ("rollout", *(("reference",) if config.has_reference_worker else ()), "reward", "actor"):
+    for role in ("rollout", *(("reference",) if config.has_reference_worker else ()), "reward"):
         flow.worker(role, _worker_class(config, role), *arguments.get(role, ()))
+    for trainer in config.trainers:
+        flow.worker(trainer, WORKERS["actor"], *arguments.get(trainer, ()))
     if config.has_prompts_by_rank:
         add_generation(flow, config, dispatch="key", granularities=(0,))
     else:
@@ -47,43 +54,66 @@ def training_flow(config: ReasoningConfig, arguments: Mapping[str, Sequence[Any]
     if config.has_reference_worker:
         flow.stage("reference", "logprobs", reads="samples", writes="referenced")
         samples = "referenced"
-    flow.stage("reward", "score", reads=samples, writes="scored", needs_device=False)
-    flow.stage(
-        "actor",
-        "train",
-        reads="scored",
-        dispatch="key",
-        ordered=config.actor.group_order == "index",
-        trains=True,
-        granularities=actor_granularities(config),
-        num_parts=config.actor.resolved_shards,
-    )
-    return flow.weights("actor", to="rollout", offers=config.takes_weights)
+    scored = tuple(channel_of(SCORED, policy) for policy in config.trainers.values())
+    flow.stage("reward", "score", reads=samples, writes=scored, needs_device=False)
+    for trainer, channel in zip(config.trainers, scored, strict=True):
+        flow.stage(
+            trainer,
+            "train",
+            reads=channel,
+            dispatch="key",
+            ordered=config.actor.group_order == "index",
+            trains=True,
+            granularities=actor_granularities(config),
+            num_parts=config.actor.resolved_shards,
+        )
+        flow.weights(trainer, to="rollout", offers=config.takes_weights)
+    return flow
+
+
+def channel_of(name: str, policy: str | None) -> str:
+    """The channel of a policy; None: that of model.path."""
+    return name if policy is None else f"{name}-{policy}"
 
 
 def evaluation_flow(train: Flow, config: ReasoningConfig) -> Flow:
     """Answers to held-out problems, and their scores."""
     flow = Flow("evaluate").workers_of(train, "rollout", "reward")
     add_generation(flow, config)
-    return flow.stage("reward", "score", reads="samples", writes="scored", needs_device=False)
+    return flow.stage("reward", "score", reads="samples", writes=SCORED, needs_device=False)
 
 
-def sft_warm_up_flow(train: Flow) -> Flow:
-    """Supervised training of the actor."""
-    flow = Flow("sft-warm-up").workers_of(train, "actor")
-    return flow.stage("actor", "imitate", reads="examples", dispatch="key", ordered=True, trains=True)
+def warmed_up_trainers(config: ReasoningConfig) -> dict[str, str]:
+    """Worker group whose policy the SFT warm-up trains, one that has no path of its own -> the channel of its
+    examples."""
+    return {
+        trainer: channel_of(EXAMPLES, policy)
+        for trainer, policy in config.trainers.items()
+        if config.policies[policy] is None
+    }
 
 
-def check_flow(train: Flow, config: ReasoningConfig, rollout: Any) -> Flow:
+def sft_warm_up_flow(train: Flow, config: ReasoningConfig) -> Flow:
+    """Supervised training of the actors, each on the same examples."""
+    flow = Flow("sft-warm-up")
+    for trainer, channel in warmed_up_trainers(config).items():
+        flow.workers_of(train, trainer)
+        flow.stage(trainer, "imitate", reads=channel, dispatch="key", ordered=True, trains=True)
+    return flow
+
+
+def check_flow(train: Flow, config: ReasoningConfig, rollout: Any, trainer: str = "actor") -> Flow:
     """The engine samples and the trainer scores the same tokens (`rlinf check`).
 
     Args:
         rollout: settings of the rollout, which samples as in training.
+        trainer: the worker group whose policy is checked.
     """
-    flow = Flow("check").worker("rollout", _worker_class(config, "rollout"), rollout).workers_of(train, "actor")
+    name = channel_of("check", config.trainers[trainer])
+    flow = Flow(name).worker("rollout", _worker_class(config, "rollout"), rollout).workers_of(train, trainer)
     add_generation(flow, config)
     flow.stage(
-        "actor",
+        trainer,
         "compare",
         reads="samples",
         writes="compared",
@@ -92,7 +122,7 @@ def check_flow(train: Flow, config: ReasoningConfig, rollout: Any) -> Flow:
         trains=True,
         num_parts=config.actor.resolved_shards,
     )
-    return flow.weights("actor", to="rollout")
+    return flow.weights(trainer, to="rollout")
 
 
 def add_generation(flow: Flow, config: ReasoningConfig, **how: Any) -> None:
@@ -167,7 +197,7 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int
         sft_warm_up_sequences=config.sft_warm_up.batch_size // config.actor.resolved_shards
         if config.sft_warm_up
         else 0,
-        engine_options=rollout.options_beside_partners(on_gpu=on_gpu) or rollout.engine_options,
+        engine_options=rollout.options_beside_others(on_gpu=on_gpu) or rollout.engine_options,
         tensor_parallel=rollout.tensor_parallel_size,
         device_bytes=device_bytes,
     )

@@ -1,12 +1,11 @@
 """The reasoning job: a language model learns to answer, from rewards alone.
 
 prompts -> rollout -> samples -> [reference ->] reward -> scored -> actor;  the actor's weights go back to the
-rollout
+rollout, and so do those of further policies, each with an actor of its own
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +18,10 @@ import torch
 from rlinf.config.devices import device_kind, make_cluster
 from rlinf.config.reasoning import ReasoningConfig
 from rlinf.errors import UserError
+from rlinf.glossary import policy_prefix
 from rlinf.jobs.agreement import Arithmetic, MismatchVerdict, arithmetic_of, judge_step
 from rlinf.jobs.base import Flows, Job, Score
+from rlinf.jobs.models import config_of
 from rlinf.jobs.reasoning.checks import CHECKS
 from rlinf.jobs.reasoning.flow import (
     actor_granularities,
@@ -40,6 +41,7 @@ from rlinf.jobs.reasoning.workers import MODEL_FOLDER, WorkerSettings
 from rlinf.jobs.rewards import JUDGES, judging_s, reward_folders
 from rlinf.jobs.training import backend_settings, lora_settings
 from rlinf.machine import Machine
+from rlinf.run_folder.checkpoints import policy_folder
 from rlinf.run_folder.fingerprints import model_fingerprint
 from rlinf.tasks import TaskProblem
 from rlinf.tasks.files import FileProblems
@@ -73,6 +75,7 @@ class ReasoningJob(Job):
         self.machine = machine
         self.num_items = num_sampled_prompts(config)
         self.stops_on_mismatch = config.rollout.stop_on_mismatch
+        self.trainers = {trainer: policy_folder(policy) for trainer, policy in config.trainers.items()}
         self.prompts = PromptSource(config)
         self._sft_warm_up: Flow | None = None
         self._late = LateGroups() if config.max_lateness else None
@@ -98,7 +101,7 @@ class ReasoningJob(Job):
     def model_config(self) -> dict[str, Any]:
         """config.json of the model, as far as sizes go."""
         if self.config.model.path is not None:
-            return json.loads((self.config.model.path / "config.json").read_text(encoding="utf-8"))
+            return config_of(self.config.model.path)
         architecture = self.config.model.architecture
         assert architecture is not None, "a config has a path or an architecture"
         return {
@@ -116,8 +119,11 @@ class ReasoningJob(Job):
         return backend_settings(self.config.actor, self.config.actor.resolved_shards, self.model_config)
 
     @cached_property
-    def lora(self) -> LoraSettings | None:
-        return lora_settings(self.config.actor.lora, self.config.actor.backend, self.config.model.path)
+    def loras(self) -> Mapping[str | None, LoraSettings | None]:
+        """Policy -> its adapter; None: the policy of model.path."""
+        actor = self.config.actor
+        bases = {policy: path or self.config.model.path for policy, path in self.config.policies.items()}
+        return {policy: lora_settings(actor.lora, actor.backend, base) for policy, base in bases.items()}
 
     @cached_property
     def shape(self) -> ModelShape | None:
@@ -132,15 +138,19 @@ class ReasoningJob(Job):
         return ReasoningMemory(self.config, self.shape, cluster, self.machine.memory_bytes)
 
     @cached_property
-    def arithmetic(self) -> Arithmetic:
-        """What engine and trainer compute with."""
+    def arithmetics(self) -> Mapping[str | None, Arithmetic]:
+        """Policy -> what its engine and its trainer compute with; None: the policy of model.path."""
         config = self.config
-        return arithmetic_of(
-            self.model_config,
-            trained_dtype=config.actor.trainer_spec.compute_dtype(config.actor.backend_options, config.model.dtype),
-            served_dtype=config.served_dtype,
-            temperature=config.rollout.temperature,
-        )
+        dtype = config.actor.trainer_spec.compute_dtype(config.actor.backend_options, config.model.dtype)
+        return {
+            policy: arithmetic_of(
+                self.model_config if path is None else config_of(path),
+                trained_dtype=dtype,
+                served_dtype=config.served_dtype,
+                temperature=config.rollout.temperature,
+            )
+            for policy, path in config.policies.items()
+        }
 
     @property
     def judging_s(self) -> float:
@@ -156,16 +166,17 @@ class ReasoningJob(Job):
         if plan.mode == "collocated":
             return {}
         size = max(1, self.num_items // NUM_CHUNKS)
-        stages = [placed.stage for placed in plan.stages if placed.stage != "actor"]
+        stages = [placed.stage for placed in plan.stages]
         whole = {"rollout": 0} if self.config.has_prompts_by_rank else {}
-        return {**dict.fromkeys(stages, size), **whole, "actor": actor_granularities(self.config)[0]}
+        of_trainers = dict.fromkeys(self.config.trainers, actor_granularities(self.config)[0])
+        return {**dict.fromkeys(stages, size), **whole, **of_trainers}
 
     def build(self, folder: Path) -> Flows:
         device = make_cluster(self.config.cluster, self.machine).devices[0]
         settings = WorkerSettings(
             config=self.config,
             backend=self.backend,
-            lora=self.lora,
+            loras=self.loras,
             shape=self.shape,
             job_shape=job_shape(self.config, on_gpu=device.kind == "cuda", device_bytes=device.memory_bytes),
             max_prompt_tokens=self.prompts.max_tokens,
@@ -176,15 +187,19 @@ class ReasoningJob(Job):
         evaluate = evaluation_flow(train, self.config)
         if self.config.sft_warm_up is None:
             return Flows(train=train, evaluate=evaluate)
-        self._sft_warm_up = sft_warm_up_flow(train)
+        self._sft_warm_up = sft_warm_up_flow(train, self.config)
         return Flows(train=train, evaluate=evaluate, others=[self._sft_warm_up])
 
-    def check_flow(self, train: Flow) -> Flow:
-        """Few short completions, which the actor compares; sampled as in training."""
+    def check_flows(self, train: Flow) -> dict[str | None, Flow]:
+        """Policy -> a flow of few short completions, which its actor compares; sampled as in training. None: the policy
+        of model.path."""
         rollout: RolloutSettings = train.workers["rollout"].arguments[0]
         num_tokens = min(rollout.train.max_new_tokens, NUM_CHECKED_TOKENS)
         sampling = replace(rollout.train, group_size=NUM_CHECKED_COMPLETIONS, max_new_tokens=num_tokens)
-        return check_flow(train, self.config, replace(rollout, train=sampling))
+        rollout = replace(rollout, train=sampling)
+        return {
+            policy: check_flow(train, self.config, rollout, trainer) for trainer, policy in self.config.trainers.items()
+        }
 
     def write_inputs(self, folder: Path) -> None:
         """A small model's config and tokenizer; a user's own model is loaded from where it is."""
@@ -200,7 +215,12 @@ class ReasoningJob(Job):
         return {"prompts": self.prompts.training(first, self.num_items)}
 
     def agreement(self, metrics: Mapping[str, float]) -> MismatchVerdict | None:
-        return judge_step(self.arithmetic, metrics)
+        """The verdict on the first policy that disagrees, or else on that of model.path."""
+        of_policies = (
+            judge_step(arithmetic, metrics, policy_prefix(policy)) for policy, arithmetic in self.arithmetics.items()
+        )
+        verdicts = [verdict for verdict in of_policies if verdict is not None]
+        return next((verdict for verdict in verdicts if not verdict.agrees), verdicts[0] if verdicts else None)
 
     def evaluation_feeds(self) -> dict[str, list[Any]]:
         return {"prompts": self.prompts.evaluation()}

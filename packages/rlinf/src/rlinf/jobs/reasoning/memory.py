@@ -94,13 +94,31 @@ def reference_shape(config: ReasoningConfig, shape: ModelShape) -> ModelShape | 
     return _shape_at(config.reference.path, "reference.path")
 
 
-def partner_shapes(config: ReasoningConfig) -> dict[Path, ModelShape | None]:
-    """The shapes of the models that agents have of their own; None where we cannot count the parts.
+def policy_shapes(config: ReasoningConfig, shape: ModelShape) -> dict[str, ModelShape | None]:
+    """Worker group that trains -> the shape of its model; None where we cannot count the parts.
+
+    Args:
+        shape: of the model of model.path or of model.architecture.
 
     Raises: UserError for a path that is neither a folder nor a public model.
     """
-    partners = config.rollout.partner_paths
-    return {path: _shape_at(path, f"rollout.agent.agents.{name}.path") for name, path in partners.items()}
+    paths = {trainer: config.policies[policy] for trainer, policy in config.trainers.items()}
+    return {
+        trainer: shape if path is None else _shape_at(path, _key_of(config, path)) for trainer, path in paths.items()
+    }
+
+
+def partner_shapes(config: ReasoningConfig) -> dict[Path, ModelShape | None]:
+    """The shapes of the models of partners; None where we cannot count the parts.
+
+    Raises: UserError for a path that is neither a folder nor a public model.
+    """
+    return {path: _shape_at(path, _key_of(config, path)) for path in config.rollout.partner_paths.values()}
+
+
+def _key_of(config: ReasoningConfig, path: Path) -> str:
+    """The key that gives an agent this model."""
+    return next(key for key, one in config.model_paths.items() if one == path and key.startswith("rollout."))
 
 
 def _shape_at(path: Path, key: str) -> ModelShape | None:
@@ -122,11 +140,13 @@ def rank_memory(
 ) -> dict[str, RankMemory]:
     """Worker group -> what one of its ranks holds. Raises: as `reference_shape`."""
     trainer, reference = config.actor.trainer_spec, reference_shape(config, shape)
-    engine = config.rollout.engine_spec
-    partners = [engine.memory(one, job) for one in partner_shapes(config).values() if one is not None]
-    memory = {
-        "rollout": reduce(_engines_together, partners, engine.memory(shape, job)),
-        "actor": trainer.rank_memory(shape, job, num_ranks.get("actor", 1)),
+    engine, trained = config.rollout.engine_spec, policy_shapes(config, shape)
+    served = [*trained.values(), *partner_shapes(config).values()]
+    engines = [engine.memory(one, job) for one in served if one is not None]
+    memory = {"rollout": reduce(_engines_together, engines)} | {
+        group: trainer.rank_memory(own, job, num_ranks.get(group, 1))
+        for group, own in trained.items()
+        if own is not None
     }
     return memory if reference is None else {**memory, "reference": forward_memory(reference, trainer.computed(job))}
 
@@ -161,7 +181,11 @@ def loads_of(
     span = trainer.num_ranks_of_replica(job)  # the planner's plans have a rank for each replica
     ranks = {stage.stage: stage.num_replicas * span if span > 1 else stage.num_ranks for stage in plan.stages}
     of_group = rank_memory(config, shape, job, ranks)
-    versions = kept_weights(config, shape, ranks.get("actor", 1), nodes=nodes, on_gpu=on_gpu)
+    versions = {
+        group: kept_weights(config, own, ranks.get(group, 1), nodes=nodes, on_gpu=on_gpu)
+        for group, own in policy_shapes(config, shape).items()
+        if own is not None
+    }
     loads = []
     for stage in plan.stages:
         if (memory := of_group.get(stage.stage)) is None:
@@ -176,7 +200,7 @@ def loads_of(
                 offload=stage.offload,
                 devices=stage.devices_of(rank)[:num_devices],  # where a rank has more, it computes on the first
                 engine_process_bytes=num_devices * engine.process_bytes if stage.stage == "rollout" else 0,
-                versions=versions if stage.stage == "actor" else KeptWeights(),
+                versions=versions.get(stage.stage, KeptWeights()),
             )
             loads.append(load)
     return loads
@@ -216,10 +240,16 @@ class ReasoningMemory(PlanMemory):
         config, actor, rollout = self.config, plan.stage("actor"), plan.stage("rollout")
 
         def place_of(changed: ReasoningConfig) -> MemoryPool:
-            trains = trainer_stage(config, changed, actor)
             span, before = changed.rollout.tensor_parallel_size, config.rollout.tensor_parallel_size
             generates = rollout if span == before else replace(rollout, num_ranks=len(rollout.devices) // span)
-            stages = (trains if stage is actor else generates if stage is rollout else stage for stage in plan.stages)
+            stages = (
+                trainer_stage(config, changed, stage)
+                if stage.stage in config.trainers
+                else generates
+                if stage is rollout
+                else stage
+                for stage in plan.stages
+            )
             return replace(self, config=changed).fullest_place(replace(plan, stages=tuple(stages)))
 
         check_fits(
@@ -325,9 +355,11 @@ def kept_weights(
 
 
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
-    """Bytes of published weights in the memory of a machine without GPUs, which its processes share."""
-    served = DTYPE_BYTES[config.served_dtype] * shape.num_parameters
-    return max(NUM_STORED * served, kept_weights(config, shape, 1, on_gpu=False).host_bytes)
+    """Bytes of published weights of all policies in the memory of a machine without GPUs, which its processes share."""
+    trained = [own for own in policy_shapes(config, shape).values() if own is not None]
+    served = [DTYPE_BYTES[config.served_dtype] * own.num_parameters for own in trained]
+    versions = [kept_weights(config, own, 1, on_gpu=False).host_bytes for own in trained]
+    return sum(max(NUM_STORED * size, num_bytes) for size, num_bytes in zip(served, versions, strict=True))
 
 
 # -- settings that fit -------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from rlinf.jobs.reasoning.memory import (
     kept_weights,
     loads_of,
     nodes_of,
+    policy_shapes,
     rank_memory,
     reference_shape,
 )
@@ -93,9 +94,13 @@ def _check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices
     def place_of(changed: ReasoningConfig) -> MemoryPool:
         job = job_of(changed)
         size = changed.actor.trainer_spec.num_ranks_of_replica(job)
-        ranks = {"actor": ranks_in_replicas(changed, size, num_devices)}
+        ranks = dict.fromkeys(changed.trainers, ranks_in_replicas(changed, size, num_devices))
         memory_of = rank_memory(changed, shape, job, ranks)
-        versions = {"actor": kept_weights(changed, shape, ranks["actor"], nodes=nodes)}
+        versions = {
+            group: kept_weights(changed, own, ranks[group], nodes=nodes)
+            for group, own in policy_shapes(changed, shape).items()
+            if own is not None
+        }
         alone = [
             Load(group=group, memory=memory, num_items=1, offload=True, versions=versions.get(group, KeptWeights()))
             for group, memory in memory_of.items()
@@ -119,15 +124,15 @@ def _check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices
 def recipe_profiles(flow: FlowGraph, config: ReasoningConfig, model: ModelShape, gpu: Gpu, job: JobShape) -> Profiles:
     """Profiles of the workers that `rlinf train` starts. Raises: ProfileError."""
     trainer, engine = config.actor.trainer_spec, config.rollout.engine_spec
-    reference = reference_shape(config, model) or model
+    reference, trained = reference_shape(config, model) or model, policy_shapes(config, model)
 
     def profile(stage: Stage) -> StageProfile:
         if not stage.needs_device:
             return rule_profile(job.lengths.group_size, job.num_groups)
         if stage.trains:
-            return trainer.train_profile(model, gpu, job)
+            return trainer.train_profile(trained[stage.worker] or model, gpu, job)
         if stage.role == "rollout":
-            derived = with_partners(engine.profile(model, gpu, job), config, model, job)
+            derived = with_others(engine.profile(model, gpu, job), config, model, job)
             # Where late groups fill the places of those that have ended, a step costs what its mean group costs.
             return replace(derived, batching="sum") if config.max_lateness else derived
         return trainer.forward_profile(reference, gpu, job)
@@ -135,9 +140,10 @@ def recipe_profiles(flow: FlowGraph, config: ReasoningConfig, model: ModelShape,
     return Profiles(stages={stage.name: profile(stage) for stage in flow.stages})
 
 
-def with_partners(profile: StageProfile, config: ReasoningConfig, model: ModelShape, job: JobShape) -> StageProfile:
-    """The rollout's profile with the memory of the partners' engines. Their time is not counted."""
-    if not config.rollout.partner_paths:
+def with_others(profile: StageProfile, config: ReasoningConfig, model: ModelShape, job: JobShape) -> StageProfile:
+    """The rollout's profile with the memory of the engines of partners and further policies. Their time is not
+    counted."""
+    if not config.rollout.partner_paths and not config.rollout.further_policies:
         return profile
     alone = config.rollout.engine_spec.memory(model, job)
     whole = rank_memory(config, model, job, {})["rollout"]
@@ -164,9 +170,12 @@ def with_versions(flow: FlowGraph, config: ReasoningConfig, model: ModelShape, n
     Args:
         nodes: nodes of trainer and engines.
     """
-    versions = kept_weights(config, model, 1, nodes=nodes)
-    of_version = versions.gpu_bytes // versions.num_versions
-    return replace(flow, weight_edges=tuple(replace(edge, kept_bytes=of_version) for edge in flow.weight_edges))
+    versions = {
+        group: kept_weights(config, own or model, 1, nodes=nodes) for group, own in policy_shapes(config, model).items()
+    }
+    of_version = {group: one.gpu_bytes // one.num_versions for group, one in versions.items()}
+    edges = tuple(replace(edge, kept_bytes=of_version[edge.source]) for edge in flow.weight_edges)
+    return replace(flow, weight_edges=edges)
 
 
 def planned_flow(config: ReasoningConfig, *, group_bytes: float) -> FlowGraph:

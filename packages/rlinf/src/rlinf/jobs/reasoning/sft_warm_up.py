@@ -1,4 +1,6 @@
-"""The SFT warm-up of a reasoning run: supervised training on the task's own answers before the first step."""
+"""The SFT warm-up of a reasoning run: supervised training on the task's own answers before the first step. All
+policies that begin with the same model are trained on the same examples, so they are equal afterwards, and one of them
+is kept for the next run."""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlinf.config.reasoning import ReasoningConfig, SftWarmUpConfig
 from rlinf.errors import UserError
+from rlinf.jobs.reasoning.flow import warmed_up_trainers
 from rlinf.jobs.reasoning.prompts import PromptSource
 from rlinf.jobs.sft_warm_ups import SftWarmUps, cache_folder
 from rlinf_workers import Flow
@@ -26,7 +29,7 @@ def prepare_sft_warm_up(
     device: str,
     venvs: Mapping[str, Interpreter],
 ) -> None:
-    """Trains until the model reaches `target_accuracy`, or loads the identical SFT warm-up of an earlier run.
+    """Trains until the task is solved with `target_accuracy`, or loads the identical SFT warm-up of an earlier run.
 
     Args:
         score: name of the metric that ends it.
@@ -38,20 +41,29 @@ def prepare_sft_warm_up(
     sft_warm_ups = SftWarmUps(config, num_ranks=actor.num_ranks, device=device, venvs=venvs)
     if (entry := sft_warm_ups.find()) is not None:
         folder, text = entry
-        actor.call("load_checkpoint", str(folder))
+        for trainer in warmed_up_trainers(config):
+            session.group(trainer).call("load_checkpoint", str(folder))
         session.sync_weights()
         session.note(text)
     else:
-        accuracy = _train(session, config.sft_warm_up, prompts, flow, score)
+        accuracy = _train(session, config, config.sft_warm_up, prompts, flow, score)
         _keep(session, config.name, sft_warm_ups, accuracy)
 
 
-def _train(session: Session, settings: SftWarmUpConfig, prompts: PromptSource, flow: Flow, score: str) -> float:
+def _train(
+    session: Session,
+    config: ReasoningConfig,
+    settings: SftWarmUpConfig,
+    prompts: PromptSource,
+    flow: Flow,
+    score: str,
+) -> float:
     """Returns the final score."""
     accuracy, step = 0.0, 0
     while step < settings.max_steps and accuracy < settings.target_accuracy:
         steps = range(step, min(step + settings.check_every, settings.max_steps))
-        feeds = {"examples": [batch for s in steps for batch in prompts.examples(settings, s)]}
+        examples = [batch for s in steps for batch in prompts.examples(settings, s)]
+        feeds = dict.fromkeys(warmed_up_trainers(config).values(), examples)
         run = session.run_flow(flow, step=0, feeds=feeds)
         step = steps.stop
         accuracy = session.evaluate(0)[score]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlinf.config.reasoning import ReasoningConfig
+from rlinf.config.reasoning import ReasoningConfig, trainer_of
 from rlinf.config.tasks import FilesTask
 from rlinf.jobs.generation import engine_options, sampling_settings
 from rlinf.jobs.named_agents import named_agents
 from rlinf.jobs.rewards import reward_spec
 from rlinf.jobs.training import optimizer_settings, with_base
+from rlinf.run_folder.checkpoints import policy_folder
 from rlinf_sched.derive import JobShape, ModelShape
 from rlinf_workers.agents import EpisodeSettings
 from rlinf_workers.models import LoraSettings, ModelSettings
@@ -29,7 +31,8 @@ class WorkerSettings:
 
     config: ReasoningConfig
     backend: BackendSettings
-    lora: LoraSettings | None
+    loras: Mapping[str | None, LoraSettings | None]
+    """Policy -> its adapter; None: that of model.path."""
     shape: ModelShape | None
     """None: the architecture is unknown."""
     job_shape: JobShape
@@ -49,8 +52,11 @@ class WorkerSettings:
         arguments: dict[str, tuple[Any, ...]] = {
             "rollout": (self._rollout(model),),
             "reward": (self._reward(model),),
-            "actor": (self._actor(model, folder),),
         }
+        for trainer, policy in config.trainers.items():
+            path = config.policies[policy]
+            own = model if path is None else replace(model, folder=str(path), has_weights=True)
+            arguments[trainer] = (self._actor(own, folder, policy),)
         if config.has_reference_worker:
             teacher = config.reference.path
             judge = model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
@@ -99,14 +105,16 @@ class WorkerSettings:
             random_in_training=reward.kind == "random",
             judges=self.judges_answers,
             tokenizer_folder=model.folder,
-            tokenizers_of_agents={name: str(path) for name, path in self.config.rollout.partner_paths.items()},
+            tokenizers_of_agents={name: str(path) for name, path in self.config.rollout.agent_models.items()},
+            further_policies=tuple(map(trainer_of, self.config.rollout.further_policies)),
             seed=self.config.seed,
             num_shown=self.config.run.num_samples_logged,
             max_judge_failures=self.config.run.max_judge_failures,
             cut_reward=0.0 if reward.kind == "episode" else None,
         )
 
-    def _actor(self, model: ModelSettings, folder: Path) -> ActorSettings:
+    def _actor(self, model: ModelSettings, folder: Path, policy: str | None) -> ActorSettings:
+        """The actor of a further policy; of that of model.path with None."""
         actor, algorithm, sft_warm_up = self.config.actor, self.config.algorithm, self.config.sft_warm_up
         return ActorSettings(
             model=model,
@@ -116,7 +124,7 @@ class WorkerSettings:
             and OptimizerSettings(learning_rate=sft_warm_up.learning_rate, lr_warmup_steps=WARMUP_STEPS),
             critic=optimizer_settings(self.config.critic) if algorithm.has_critic else None,
             backend=self.backend,
-            lora=with_base(self.lora, Path(model.folder), folder),
+            lora=with_base(self.loras[policy], Path(model.folder), folder, under=policy_folder(policy)),
             knows_reference=self.config.knows_reference,
             micro_batch_groups=actor.micro_batch_groups,
             max_tokens_per_micro_batch=actor.max_tokens_per_micro_batch,
@@ -124,5 +132,6 @@ class WorkerSettings:
             num_prompts=self.config.rollout.num_prompts,
             max_completion_tokens=self.config.rollout.max_completion_tokens,
             temperature=self.config.rollout.temperature,
-            num_agents=self.config.rollout.num_trained_agents,
+            num_agents=self.config.rollout.num_trained_agents(policy),
+            policy=policy or "",
         )
