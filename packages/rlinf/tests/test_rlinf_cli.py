@@ -44,10 +44,12 @@ def test_the_public_command_line_is_this():
         "rlinf": ["-h", "--help", "--version", "-V", "--traceback", "--log-level"],
         "rlinf train": ["-h", "--help", "recipe", "--output", "--resume", "--accept-changed-inputs"],
         "rlinf eval": [
-            *("-h", "--help", "benchmarks", "--suite", "--compare", "--force", "--output", "--resume"),
+            *("-h", "--help", "benchmarks", "--suite", "--compare", "--protocol", "--force"),
+            *("--output", "--resume"),
         ],
         "rlinf play": [
-            *("-h", "--help", "path", "--checkpoint", "--episodes", "--seed", "--no-video", "--output"),
+            *("-h", "--help", "path", "--checkpoint", "--episodes", "--seed", "--protocol"),
+            *("--no-video", "--output"),
         ],
         "rlinf explain": ["-h", "--help", "run_folder", "--all", "--json"],
         "rlinf export": [

@@ -22,7 +22,7 @@ from rlinf.errors import UserError
 from rlinf.run_folder.lock import check_empty
 from rlinf.tasks.published import published_set
 
-OPTIONS = ("--suite", "--compare", "--force", "--output", "--resume", "--traceback", "--help")
+OPTIONS = ("--suite", "--compare", "--protocol", "--force", "--output", "--resume", "--traceback", "--help")
 
 DESCRIPTION = """Evaluates a model on benchmark problems, on all devices, and reports avg@k, pass@k and maj@k with
 standard errors over problems; result.json also has 95 % intervals. Known benchmarks: gsm8k, aime24, aime25, math500,
@@ -71,6 +71,11 @@ def add_parser(subparsers: Any) -> None:
         metavar=("A", "B"),
         help="compare two robot policies on the same starts: runs, checkpoints, or folders that rlinf play wrote",
     )
+    parser.add_argument(
+        "--protocol",
+        metavar="NAME",
+        help="with --compare: evaluate LIBERO as openvla, openpi, lerobot or simplevla publish it",
+    )
     parser.add_argument("--force", action="store_true", help="compare although the protocols of A and B differ")
     parser.add_argument("--output", type=Path, help="the evaluation's folder (default: runs/eval-<model>-<time>)")
     parser.add_argument("--resume", action="store_true", help="continue the evaluation in --output")
@@ -82,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--resume needs --output FOLDER, the folder of the evaluation to go on with")
     if eval_compare.is_meant(args):
         return eval_compare.run(args)
-    if args.force:
-        raise UserError("--force is for --compare")
+    if args.force or args.protocol is not None:
+        raise UserError(f"{'--force' if args.force else '--protocol'} is for --compare")
     if eval_suite.is_meant(args):
         return eval_suite.run(args)
     refuse_misspelt_options(args.overrides, OPTIONS, set(EvalConfig.model_fields), "rlinf eval")

@@ -11,13 +11,14 @@ from rlinf.cli.output_folder import new_folder, resumable_evaluation
 from rlinf.config.comparison import ComparisonConfig
 from rlinf.config.downloads import with_downloads
 from rlinf.config.load import load_comparison, load_comparison_for_resume
-from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
+from rlinf.config.overrides import Override, parse_overrides, refuse_misspelt_options
 from rlinf.config.playing import TrainedConfig
+from rlinf.config.protocols import chosen_protocol
 from rlinf.config.yaml_source import read_file
 from rlinf.errors import UserError
 from rlinf.run_folder.lock import check_empty
 
-OPTIONS = ("--compare", "--output", "--resume", "--force", "--traceback", "--help")
+OPTIONS = ("--compare", "--protocol", "--output", "--resume", "--force", "--traceback", "--help")
 
 
 def is_meant(args: argparse.Namespace) -> bool:
@@ -49,7 +50,21 @@ def run(args: argparse.Namespace) -> int:
     overrides = parse_overrides(args.overrides)
     from rlinf.run_folder.export import find_checkpoint
 
-    config = load_comparison([find_checkpoint(path, None) for path in paths], overrides)
+    notes: list[str] = []
+
+    def preset(config: TrainedConfig) -> list[Override]:
+        if args.protocol is None:
+            return []
+        chosen = chosen_protocol(args.protocol, config)
+        notes[:] = [chosen.note]
+        counts = {"num_episodes": chosen.num_episodes, "first_seed": chosen.first_seed}
+        return [
+            *chosen.overrides,
+            *(Override(key=("compare", name), text=str(value)) for name, value in counts.items()),
+        ]
+
+    config = load_comparison([find_checkpoint(path, None) for path in paths], overrides, preset)
+    config = config.with_notes([*config.notes, *notes])
     if args.force:
         config = config.model_copy(update={"compare": config.compare.model_copy(update={"force": True})})
     path = args.output or new_folder(f"compare-{config.a.name}-{config.b.name}")
@@ -58,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _resume(args: argparse.Namespace) -> int:
-    if args.compare is not None or args.force or args.overrides:
+    if args.compare is not None or args.force or args.protocol or args.overrides:
         raise UserError("a resumed comparison has its policies and settings already", hint="leave them out")
     return _compare(
         load_comparison_for_resume(args.output), args.output, resume=True, command=["rlinf", *args.arguments]

@@ -13,11 +13,15 @@ from rlinf.cli.output_folder import cannot_write, new_folder
 from rlinf.config.downloads import with_downloads
 from rlinf.config.overrides import parse_overrides, refuse_misspelt_options
 from rlinf.config.playing import TrainedConfig
+from rlinf.config.protocols import chosen_protocol
 from rlinf.console.live_line import LiveLine
 from rlinf.errors import UserError
 from rlinf.run_folder.lock import check_empty
 
-OPTIONS = ("--output", "--checkpoint", "--episodes", "--seed", "--no-video", "--traceback", "--help")
+OPTIONS = ("--output", "--checkpoint", "--episodes", "--seed", "--protocol", "--no-video", "--traceback", "--help")
+
+EPISODES = 8
+"""Number of episodes without --episodes and --protocol."""
 
 DESCRIPTION = """Runs a trained robot policy without exploration in its environment, or in another one, and writes a
 film (a grid by task, successes framed green, failures red), a table of the episodes, and an HTML page with the film and
@@ -36,8 +40,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--checkpoint", metavar="WHICH", help="checkpoint of a run: newest (default), best, or step-000100"
     )
-    parser.add_argument("--episodes", type=int, default=8, metavar="N", help="number of episodes (default: 8)")
+    parser.add_argument("--episodes", type=int, metavar="N", help="number of episodes (default: 8)")
     parser.add_argument("--seed", type=int, metavar="S", help="first seed (default: that of the run's evaluations)")
+    parser.add_argument(
+        "--protocol", metavar="NAME", help="evaluate LIBERO as openvla, openpi, lerobot or simplevla publish it"
+    )
     parser.add_argument("--no-video", action="store_true", help="do not film (films need the extra rlinf[video])")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="output folder (default: runs/play-<run>-<time>)")
     parser.set_defaults(run=run, takes_overrides=True)
@@ -45,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     refuse_misspelt_options(args.overrides, OPTIONS, set(TrainedConfig.model_fields), "rlinf play")
-    if args.episodes < 1:
+    if args.episodes is not None and args.episodes < 1:
         raise UserError(f"--episodes {args.episodes}: play at least 1")
     overrides = parse_overrides(args.overrides)
     check_address_space()
@@ -53,6 +60,13 @@ def run(args: argparse.Namespace) -> int:
     from rlinf.playing.checkpoint import find_policy
 
     policy = find_policy(args.path, args.checkpoint, overrides)
+    num_episodes, first_seed = args.episodes or EPISODES, args.seed
+    if args.protocol is not None:
+        chosen = chosen_protocol(args.protocol, policy.config)
+        policy = find_policy(args.path, args.checkpoint, [*chosen.overrides, *overrides])
+        policy = replace(policy, config=policy.config.with_notes([*policy.config.notes, chosen.note]))
+        num_episodes = args.episodes or chosen.num_episodes
+        first_seed = chosen.first_seed if first_seed is None else first_seed
     policy = replace(policy, config=with_downloads(policy.config))
     check_trained_references(policy.config)
     path = args.output or new_folder(f"play-{policy.config.name}")
@@ -61,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     with line.doing("loading torch, then checking the policy, the environment and the devices"):
         from rlinf.playing import play  # imports torch
 
-        prepared = play.prepare(policy, path, first_seed=args.seed, num_episodes=args.episodes, films=not args.no_video)
-    with line.doing(f"playing {args.episodes} episodes"):
+        prepared = play.prepare(policy, path, first_seed=first_seed, num_episodes=num_episodes, films=not args.no_video)
+    with line.doing(f"playing {num_episodes} episodes"):
         playback = _played(prepared, path, ["rlinf", *args.arguments], line)
     return _print(playback)
 

@@ -192,7 +192,7 @@ def prepare(config: ComparisonConfig, path: Path) -> ComparisonRun:
     compare = config.compare
     first_seed = config.a.env.eval_seed if compare.first_seed is None else compare.first_seed
     check_seeds(first_seed, compare.num_episodes, at="--compare.first_seed ")
-    notes: list[str] = []
+    notes = list(config.notes)
     if compare.num_films:
         try:
             check_video("")
