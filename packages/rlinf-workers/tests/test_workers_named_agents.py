@@ -22,6 +22,7 @@ from rlinf_workers.models.language_model import load_tokenizer
 from rlinf_workers.models.sequences import pack_groups
 from rlinf_workers.roles.language.advantages import AdvantageMaker, signals, whiten
 from rlinf_workers.roles.language.agent_parts import parts_by_agent
+from rlinf_workers.roles.language.conversation import conversation
 from rlinf_workers.roles.language.episodes import group_of
 from rlinf_workers.roles.language.reward import Reward, RewardSettings
 from rlinf_workers.roles.records.language import Prompt, ScoredGroup, Segment
@@ -323,3 +324,16 @@ def test_the_reward_stage_fills_in_records_and_shows_the_rewards_of_agents(model
     assert json.loads(first["agent_rewards"]) == {"hinter": 0.25, "guesser": 1.0} and "agent_rewards" not in lost
     assert [one["agent"] for one in json.loads(first["segments"]) if "agent" in one] == ["guesser"]
     assert json.loads(first["branches"])[0][0]["agent"] == "hinter"
+
+
+def test_a_conversation_is_read_with_the_tokenizer_of_its_agent(model):
+    class Shouted:
+        def decode(self, ids, **_):
+            return f"{len(ids)}!"
+
+    prompt = Prompt(index=0, token_ids=torch.tensor([1]), reference_answer="")
+    nodes = [written("user", [3, 4], -1), turn([5, 6, 7], 0, agent="guesser")]
+    group = group_of(prompt, [AgentTrajectory(nodes=nodes)], policy_version=0, agents=TRAINED)
+    tokenizers = {"": load_tokenizer(model.folder), "guesser": Shouted()}
+    texts = [one["text"] for one in conversation(group, 0, tokenizers)]
+    assert texts[-1] == "3!" and len(texts) == len(group.segments[0])

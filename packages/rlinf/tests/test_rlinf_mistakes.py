@@ -425,6 +425,16 @@ MISTAKES = [
         "--rollout.agent.environment.ids x",
         says="rollout.agent.environment.ids: gymnasium has no option of that name; did you mean 'id'?",
     ),
+    Mistake(
+        line="train guess-team --rollout.agent.run my_module:run --rollout.agent.tools [python]",
+        says="rollout.agent.tools: my_module:run talks to the policy over HTTP, since its first parameter is not 'sess",
+        files={"my_module.py": "async def run(base_url, task, *, session): ..."},
+    ),
+    Mistake(
+        line="train grid-text --rollout.agent.run loop --rollout.agent.environment my_module:Gamme",
+        says="my_module.py has no 'Gamme'; did you mean 'Game'?",
+        files={"my_module.py": "class Game: ..."},
+    ),
     # -- rewards
     Mistake(
         line=GSM8K + " --reward.kind function --reward.path mine:reward",
@@ -620,6 +630,12 @@ MISTAKES = [
     Mistake(
         line="eval own=test.jsonl --model model --benchmarks.own.reward absent:reward",
         says="benchmarks.own.reward=absent:reward: the reward 'absent:reward' cannot be imported: No module named 'a",
+    ),
+    Mistake(
+        line="eval gsm8k=test.jsonl --model model --engine_options.refill true --agent.max_context_tokens 4096 "
+        "--agent.tools [my_module:wether]",
+        says="my_module.py has no 'wether'; did you mean 'weather'?",
+        files={"my_module.py": "async def weather(city: str) -> str: ..."},
     ),
     Mistake(line="eval gsm8k=test.jsonl", says="model is not set; give --model VALUE, or write it in a recipe"),
     Mistake(line="eval gsm9k=test.jsonl --model model", says="no benchmark is called 'gsm9k'; did you mean gsm8k?"),

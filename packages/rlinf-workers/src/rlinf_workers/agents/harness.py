@@ -48,14 +48,15 @@ class TakesRewards(Protocol):
         ...
 
 
-def import_problem(path: str, python: str | None = None) -> str:
+def import_problem(path: str, python: str | None = None, *, first: str = "") -> str:
     """Why an interpreter cannot import a function, a harness or a tool; "": it can.
 
     Args:
         path: `package.module:function`.
         python: None: this one.
+        first: what its first parameter has to be called.
     """
-    arguments = [python or sys.executable, "-B", str(_SCRIPT), "check", path]
+    arguments = [python or sys.executable, "-B", str(_SCRIPT), "check", path, first]
     env = same_interpreter() if python in (None, sys.executable) else other_interpreter()
     try:
         done = subprocess.run(arguments, env=env, capture_output=True, text=True, errors="replace", timeout=START_S)

@@ -127,9 +127,11 @@ def _reason(error):
     return str(error) if isinstance(error, NotThere) else "its module raises an exception:\n" + traceback.format_exc()
 
 
-def _check(path):
+def _check(path, first):
     try:
-        _located(path)
+        function = _located(path)
+        if first and next(iter(inspect.signature(function).parameters), "base_url") != first:
+            raise NotThere(f"{path} talks to the policy over HTTP, since its first parameter is not {first!r}")
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a module may raise anything
         print("\0" + _reason(error), end="")
         sys.exit(PROBLEM)
@@ -184,7 +186,7 @@ async def _serve(descriptor, path):
 
 if __name__ == "__main__":
     if sys.argv[1] == "check":
-        _check(sys.argv[2])
+        _check(*sys.argv[2:4])
         sys.exit()
     sys.stdout, sys.stderr = _Printed(sys.stdout), _Printed(sys.stderr)  # type: ignore[assignment]
     asyncio.run(_serve(int(sys.argv[1]), sys.argv[2]))

@@ -24,6 +24,7 @@ from .language.actor import (
     ActorSettings as ActorSettings,
 )
 from .language.agent_rollout import AgentRollout as AgentRollout
+from .language.conversation import conversation as conversation
 from .language.late_groups import LateGroup as LateGroup, late_from_start as late_from_start
 from .language.logprob_mismatch import (
     LogprobMismatch as LogprobMismatch,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from rlinf.evaluation.folder import EvalFolder
 from rlinf.evaluation.model import EvaluatedModel, load_model
 from rlinf.evaluation.run_prompt import prompted_as_in_run
 from rlinf.evaluation.scores import DISCARDED, RIGHT, WRONG, BenchmarkScores, score_benchmark
+from rlinf.jobs.agents import check_agent
 from rlinf.jobs.generation import check_engine, check_installed, engine_options, sampling_settings
 from rlinf.jobs.models import check_architecture, engine_ways
 from rlinf.jobs.named_agents import check_partners, named_agents
@@ -39,6 +40,7 @@ from rlinf.processes.env_vars import as_in_workers
 from rlinf.processes.executor import check_plugins, make_executor, run_failed
 from rlinf.processes.venvs import describe_venvs, examine_venvs
 from rlinf.tasks import TaskProblem
+from rlinf.tasks.language import load_checkpoint_tokenizer
 from rlinf.tasks.prompts import PromptEncoder
 from rlinf_sched import Cluster, ProfileError, plan_for_mode
 from rlinf_sched.derive import JobShape, Lengths, ModelShape
@@ -46,7 +48,15 @@ from rlinf_workers import Executor, Flow, StepContext, WorkersError
 from rlinf_workers.agents import EpisodeSettings
 from rlinf_workers.launchers import Interpreter
 from rlinf_workers.models import ModelSettings
-from rlinf_workers.roles import AgentRollout, Reward, RewardSettings, Rollout, RolloutSettings, ScoredGroup
+from rlinf_workers.roles import (
+    AgentRollout,
+    Reward,
+    RewardSettings,
+    Rollout,
+    RolloutSettings,
+    ScoredGroup,
+    conversation,
+)
 
 HANDOVERS = 4
 """Minimum number of batches per device and benchmark, for visible progress and load balancing."""
@@ -156,11 +166,11 @@ class EvalRun:
         )
         by_number = {problem.number: problem for problem in problems}
 
+        tokenizers = {"": self.model.tokenizer, **self._tokenizers_of_partners()}
+
         def on_items(_: str, groups: Sequence[ScoredGroup]) -> None:
             for group in groups:
-                folder.write_samples(
-                    _rows(benchmark.name, by_number[group.samples.index], group, encoder, self.model.tokenizer)
-                )
+                folder.write_samples(_rows(benchmark.name, by_number[group.samples.index], group, encoder, tokenizers))
                 progress.problem(sum(_outcome(group, sample) == RIGHT for sample in range(len(group.completions))))
 
         is_agent = config.agent is not None
@@ -212,6 +222,10 @@ class EvalRun:
         flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples", devices_per_rank=span)
         flow.stage("reward", Reward.score, reads="samples", writes="scored", worker=reward, needs_device=False)
         return flow
+
+    def _tokenizers_of_partners(self) -> dict[str, Any]:
+        paths = {} if self.config.agent is None else self.config.agent.partner_paths
+        return {name: load_checkpoint_tokenizer(path, f"agent.agents.{name}.path") for name, path in paths.items()}
 
     def _episodes(self, agent: AgentConfig) -> EpisodeSettings:
         return EpisodeSettings(
@@ -291,6 +305,7 @@ def prepare(config: EvalConfig) -> EvalRun:
     ways = engine_ways(config, on_gpu=cluster.devices[0].kind == "cuda")
     check_architecture(model.folder, ways, num_tokens=num_tokens, key="model")
     if config.agent is not None:
+        check_agent(config.agent, config.chat_options, model.folder, at="", model_key="model")
         notes += check_partners(config.agent, config.chat_options, ways, "")
     if config.prompt_format == "auto":
         notes.append(f"prompt_format=auto: {benchmarks.encoder.describe()}")
@@ -318,7 +333,7 @@ def benchmark_seed(seed: int, name: str) -> int:
 
 
 def _rows(
-    benchmark: str, problem: TaskProblem, group: ScoredGroup, encoder: PromptEncoder, tokenizer: Any
+    benchmark: str, problem: TaskProblem, group: ScoredGroup, encoder: PromptEncoder, tokenizers: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Returns the samples of one problem as rows of samples.jsonl."""
     samples = group.samples
@@ -346,7 +361,7 @@ def _rows(
             "truncated": truncated[i],
         }
         if samples.trajectories is not None:
-            row |= _episode(group, i, tokenizer)
+            row |= _episode(group, i, tokenizers)
         rows.append(row)
     return rows
 
@@ -360,22 +375,17 @@ def _outcome(group: ScoredGroup, sample: int) -> str:
     return RIGHT if float(group.rewards[sample]) >= 1 else WRONG
 
 
-def _episode(group: ScoredGroup, episode: int, tokenizer: Any) -> dict[str, Any]:
+def _episode(group: ScoredGroup, episode: int, tokenizers: Mapping[str, Any]) -> dict[str, Any]:
     """What a row has of an episode: turns, cause, and who wrote what in its last branch."""
     samples = group.samples
     assert samples.trajectories is not None, "rows of episodes"
     of_episode = samples.trajectories == episode
     last = int(of_episode.nonzero()[-1])
     turns = None if samples.turns is None else samples.turns[of_episode]
-    segments, begin, token_ids = [], 0, samples.completion_ids[last].tolist()
-    for one in samples.segments[last]:
-        end = begin + one.num_tokens
-        segments.append({"author": one.author, "text": tokenizer.decode(token_ids[begin:end])})
-        begin = end
     return {
         "num_turns": 0 if turns is None else int(turns.max()) + 1,
         "cause": samples.causes[episode],
         "detail": samples.details[episode],
-        "segments": segments,
+        "segments": conversation(samples, last, tokenizers),
         **({"reward": None} if bool(group.rewards[episode].isnan()) else {}),
     }

@@ -76,7 +76,7 @@ class HuggingFaceSpec(EngineSpec):
     def late_groups_problem(self, options: Mapping[str, Any]) -> str | None:
         if options.get("refill") is True:
             return None
-        return "without continuous batching a batch is generated as a whole; set --rollout.engine_options.refill true"
+        return "without continuous batching a batch is generated as a whole; set engine_options.refill: true"
 
     def episodes_problem(self, options: Mapping[str, Any]) -> str | None:
         return self.late_groups_problem(options)  # both need rows that can be refilled

@@ -35,6 +35,7 @@ from rlinf_workers.agents.records import NOT_OF_POLICY, Cause
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import load_tokenizer, silent_token_ids
 from rlinf_workers.roles.language.agent_parts import parts_by_agent
+from rlinf_workers.roles.language.conversation import conversation
 from rlinf_workers.roles.records.language import SampleGroup, ScoredGroup
 from rlinf_workers.worker import ShownRow, Worker
 
@@ -105,7 +106,8 @@ class Reward(Worker):
         self._settings = settings
         self._tokenizer = load_tokenizer(settings.tokenizer_folder)
         self._silent_ids = silent_token_ids(settings.tokenizer_folder, self._tokenizer)
-        self._tokenizers = {agent: load_tokenizer(path) for agent, path in settings.tokenizers_of_agents.items()}
+        of_agents = {agent: load_tokenizer(path) for agent, path in settings.tokenizers_of_agents.items()}
+        self._tokenizers = {"": self._tokenizer, **of_agents}
         self._reward = make_reward(settings.rule)
         self._failures = Failures()
 
@@ -326,10 +328,10 @@ class Reward(Worker):
         leave an earlier one; `agent_rewards`, a JSON object; `cause` and `detail`."""
         samples = group.samples
         *others, last = _rows_of(samples, episode)
-        row: ShownRow = {"segments": json.dumps(self._segments(samples, last, 0), ensure_ascii=False)}
+        row: ShownRow = {"segments": json.dumps(conversation(samples, last, self._tokenizers), ensure_ascii=False)}
         if others:
             begins = samples.shared if samples.shared is not None else torch.zeros(len(samples.loss_mask))
-            branches = [self._segments(samples, other, int(begins[other])) for other in others]
+            branches = [conversation(samples, other, self._tokenizers, int(begins[other])) for other in others]
             row["branches"] = json.dumps(branches, ensure_ascii=False)
         if group.agent_rewards is not None and not samples.is_discarded[episode]:
             own = group.agent_rewards[episode].tolist()
@@ -339,23 +341,6 @@ class Reward(Worker):
             if samples.details and samples.details[episode]:
                 row["detail"] = samples.details[episode]
         return row
-
-    def _segments(self, samples: SampleGroup, row: int, begin: int) -> list[dict[str, str | int]]:
-        """The segments of a row from its token `begin` on."""
-        segments: list[dict[str, str | int]] = []
-        ids, place = samples.completion_ids[row].tolist(), 0
-        speaker = next((one.agent for one in samples.segments[row] if one.agent), "")
-        tokenizer = self._tokenizers.get(speaker, self._tokenizer)
-        for one in samples.segments[row]:
-            first, place = max(place, begin), place + one.num_tokens
-            if first < place:
-                text = tokenizer.decode(ids[first:place], skip_special_tokens=False)
-                segments.append({"author": one.author, "text": text, "num_tokens": place - first})
-                if one.agent:
-                    segments[-1]["agent"] = one.agent
-                if one.author == "policy" and one.policy_version >= 0:
-                    segments[-1]["version"] = one.policy_version
-        return segments
 
 
 CAUSES: tuple[Cause, ...] = tuple(cause for cause in get_args(Cause) if cause)

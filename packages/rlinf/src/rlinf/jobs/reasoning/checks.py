@@ -5,27 +5,24 @@ The parts of a job are created when they are first read, and raise UserError whe
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf.config.devices import device_kind
 from rlinf.config.inputs import check_model_folder
-from rlinf.config.reasoning import AgentConfig
 from rlinf.config.rewards import BySourceRewardConfig
 from rlinf.errors import UserError
+from rlinf.jobs.agents import check_agent
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.generation import check_engine, check_installed
 from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, config_of, engine_ways, trainer_ways
-from rlinf.jobs.named_agents import check_partners, check_template
+from rlinf.jobs.named_agents import check_partners
 from rlinf.jobs.reasoning.memory import cut_refusal
 from rlinf.jobs.rewards import check_reward
 from rlinf.jobs.training import backend_settings
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
-from rlinf_workers.agents import LOOP, import_problem
-from rlinf_workers.agents.tools import check_environment, check_tools
 from rlinf_workers.models import has_balanced_routers
 
 if TYPE_CHECKING:
@@ -223,35 +220,10 @@ def installed(job: ReasoningJob) -> None:
 
 
 def agent(job: ReasoningJob) -> None:
-    """The tools exist and take their options, and the model's chat template can be continued token by token."""
+    """What the agent is made of can be used, and the model's chat template can be continued token by token."""
     config = job.config
-    if (agent := config.rollout.agent) is None:
-        return
-    if missing := [name for name in ("aiohttp", "jsonschema") if importlib.util.find_spec(name) is None]:
-        raise UserError(f"rollout.agent needs {' and '.join(missing)}", hint="pip install 'rlinf[agents]'")
-    for index, option, text in check_tools(agent.tools):
-        raise _plugin_error(f"rollout.agent.tools[{index}]", option, text)
-    for key, path, python in _custom_code(agent):
-        if problem := import_problem(path, python):
-            raise UserError(f"{key}={path}: {problem}")
-    for option, text in () if agent.environment is None else check_environment(agent.environment):
-        raise _plugin_error("rollout.agent.environment", option, text)
-    if config.model.path is not None:
-        check_template(config.model.path, config.chat_options, "rollout.agent: model.path")
-
-
-def _plugin_error(key: str, option: str, text: str) -> UserError:
-    return UserError(f"{key}.{option}{text}" if option else f"{key}: {text}")
-
-
-def _custom_code(agent: AgentConfig) -> Iterator[tuple[str, str, str | None]]:
-    """The harness and the tools that are not RLinf's: key, import path, and the interpreter."""
-    if agent.run != LOOP and not agent.run.startswith("rlinf."):
-        yield "rollout.agent.run", agent.run, agent.python
-    for index, entry in enumerate(agent.tools):
-        path = entry if isinstance(entry, str) else str(entry["tool"])
-        if ":" in path and not path.startswith("rlinf."):
-            yield f"rollout.agent.tools[{index}]", path, None
+    if config.rollout.agent is not None:
+        check_agent(config.rollout.agent, config.chat_options, config.model.path, at="rollout.", model_key="model.path")
 
 
 CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (
