@@ -117,6 +117,12 @@ def test_the_loop_calls_a_tool_and_goes_on_with_its_result(folder):
     assert rank.asks[1].token_ids == trajectory.token_ids(2)
 
 
+def test_an_agent_in_this_process_calls_the_tools_of_the_recipe_and_branches_them(folder):
+    report, _ = episode(settings(folder, run="workers_harnesses:branches", tools=["python"]), ["[python:12]", "12"])
+    assert spelled(report.trajectory)[2] == ("tool", "{12}") and report.trajectory.reward == 1.0
+    assert report.counts["calls"] == 5
+
+
 def test_what_the_policy_did_not_cause_is_tried_again_with_other_noise(folder):
     report, rank = episode(settings(folder, run="workers_harnesses:raises", num_retries=2), ["1"])
     assert report.num_retries == 2 and report.trajectory.cause == "harness_lost"
@@ -201,6 +207,11 @@ def test_what_is_wrong_with_an_import_path(folder, monkeypatch, path, problem):
     reason = import_problem(path)
     assert problem in reason and bool(problem) == bool(reason)
     assert "there is no interpreter /absent/python" in import_problem(path, "/absent/python")
+
+
+def test_an_agent_without_a_session_of_its_own_is_told_from_a_harness(folder):
+    assert import_problem("workers_harnesses:branches", first="session") == ""
+    assert "over HTTP" in import_problem("workers_harnesses:raises", first="session")
 
 
 def test_a_harness_that_cannot_be_imported_is_refused_before_any_episode(folder):

@@ -136,3 +136,15 @@ async def play_both(session, task):
     await session.chat([*task.messages, turn.message(), {"role": "user", "content": "5"}], agent="solver")
     session.reward(0.5, agent="judge")
     return 1.0
+
+
+async def branches(session, task):
+    """Goes on with the recipe's tools, and once more from the state that they had before."""
+    (turn,) = await session.chat(task.messages, tools=session.tools.specs)
+    messages = [*task.messages, turn.message(), *await session.tools.answers(turn.tool_calls)]
+    await session.chat(messages, tools=session.tools.specs)
+    await session.tools.call("python", {"code": "x = 5"})
+    other = session.tools.branch("other")
+    await session.tools.call("python", {"code": "x += 1"})
+    texts = [(await tools.call("python", {"code": "x"})).text for tools in (session.tools, other)]
+    return float(texts == ["6\n", "5\n"])

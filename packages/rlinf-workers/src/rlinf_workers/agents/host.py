@@ -301,15 +301,14 @@ class AgentHost:
         """One attempt. Returns the reward, and what the harness printed."""
         if self._harness is not None:
             return await self._call(session, task)
-        if self._agent is not None:
-            return await self._agent(session, task), ""
-        specs = [spec.as_openai() for tool in self._tools for spec in tool.specs]
-        tools = EpisodeTools(self._tools, session.id, counts=session.counts)
+        session.tools = EpisodeTools(self._tools, session.id, counts=session.counts, calling=attempt.calling)
         environment = None if self._environments is None else self._environments()
         try:
-            await run_loop(session, task, tools, specs, environment, attempt.calling)
+            if self._agent is not None:
+                return await self._agent(session, task), ""
+            await run_loop(session, task, environment, attempt.calling)
         finally:
-            await tools.close()
+            await session.tools.close()
             if environment is not None:
                 await environment.close()
         return None, ""

@@ -6,7 +6,6 @@ environment reads that answer, if there is one, and the policy goes on with what
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Callable
@@ -15,26 +14,23 @@ from typing import Any
 from rlinf_workers.agents.link import AgentTask
 from rlinf_workers.agents.records import EpisodeEnded
 from rlinf_workers.agents.sessions import AgentSession, AssistantTurn
-from rlinf_workers.agents.tools import CheckedEnvironment, EpisodeTools, TextStep
+from rlinf_workers.agents.tools import CheckedEnvironment, TextStep
 
 
 async def run_loop(
     session: AgentSession,
     task: AgentTask,
-    tools: EpisodeTools,
-    specs: list[dict[str, Any]],
     environment: CheckedEnvironment | None,
     calling: Callable[[str], Any],
 ) -> None:
     """One episode.
 
     Args:
-        specs: the tools, as chat templates read them.
-        calling: returns a context for a call, from what is called.
+        calling: returns a context for what the environment does, from what is called.
 
     Raises: EpisodeEnded if a tool or the environment failed by itself, or no turn is left.
     """
-    messages = list(task.messages)
+    messages, specs = list(task.messages), session.tools.specs
     if environment is not None:
         with calling("the environment"):
             first = _checked(await environment.reset(seed_of(task), task.row))
@@ -48,22 +44,7 @@ async def run_loop(
                 return
             messages.append({"role": "user", "content": answer})
             continue
-        with calling(f"tool {', '.join(dict.fromkeys(call.name for call in turn.tool_calls))}"):
-            texts = await asyncio.gather(*(_result(call, tools) for call in turn.tool_calls))
-        messages += [
-            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
-            for call, text in zip(turn.tool_calls, texts, strict=True)
-        ]
-
-
-async def _result(call: Any, tools: EpisodeTools) -> str:
-    """The text that the policy reads."""
-    if call.malformed:
-        return f"The call could not be read: {call.malformed}"
-    result = await tools.call(call.name, json.loads(call.arguments))
-    if result.failure == "service":
-        raise EpisodeEnded("tool_service", f"{call.name}: {result.detail or result.text}")
-    return result.text
+        messages += await session.tools.answers(turn.tool_calls)
 
 
 def seed_of(task: AgentTask) -> int:

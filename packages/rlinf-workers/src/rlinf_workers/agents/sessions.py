@@ -21,6 +21,7 @@ from rlinf_workers.agents.histories import ServedTurn, ServedTurns, TokenTree
 from rlinf_workers.agents.messages import Message, RequestRefused, ToolCall, digests, read_messages, read_tools
 from rlinf_workers.agents.records import AgentTrajectory, Cause, EpisodeEnded, Sampled, cut
 from rlinf_workers.agents.templates import AuthoredTokens, ChatTemplate, TokenText
+from rlinf_workers.agents.tools import EpisodeTools
 from rlinf_workers.engines.stopping import StopStrings
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -145,6 +146,7 @@ class AgentSession:
         next_state: of the next turn, see `TokenNode.state`; used once.
         end: the last EpisodeEnded that a request met.
         agents: names of the agents; empty: there is one, without a name.
+        tools: of the recipe, for an agent in RLinf's process.
     """
 
     def __init__(
@@ -164,6 +166,7 @@ class AgentSession:
         self.counts: Counter[str] = Counter()
         self.next_state = ""
         self.end: EpisodeEnded | None = None
+        self.tools = EpisodeTools((), session_id)
         self.agents = tuple(agents or ())
         self._speakers = {name: _Speaker(one) for name, one in (agents or {"": template}).items()}
         self._rewards: dict[str, float] = {}

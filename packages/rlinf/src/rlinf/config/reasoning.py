@@ -140,8 +140,8 @@ class AgentConfig(Section):
     )
     tools: list[str | dict[str, Any]] = Field(
         default=[],
-        description="What the loop's policy may call: python, shell, search, mcp, package.module:function, or a "
-        "mapping with `tool` and its options.",
+        description="What the policy may call: python, shell, search, mcp, package.module:function, or a mapping with "
+        "`tool` and its options. The loop makes the calls; an agent in RLinf's process finds them in session.tools.",
     )
     environment: Annotated[dict[str, Any] | None, BeforeValidator(_environment_by_name)] = Field(
         default=None,
@@ -210,12 +210,11 @@ class AgentConfig(Section):
                 keys=("rollout.agent.run",),
                 text=f"={self.run} is neither loop nor package.module:function of a custom harness",
             )
-        for key in ("tools", "environment"):
-            if self.run != "loop" and getattr(self, key):
-                yield Conflict(
-                    keys=(f"rollout.agent.{key}", "rollout.agent.run"),
-                    text=f" is not used: {self.run} brings its own; leave it out, or use run=loop",
-                )
+        if self.run != "loop" and self.environment:
+            yield Conflict(
+                keys=("rollout.agent.environment", "rollout.agent.run"),
+                text=f" is not used: {self.run} brings its own; leave it out, or use run=loop",
+            )
         yield from self._named_conflicts()
         if self.run == "loop" and self.python is not None:
             yield Conflict(

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 
 from rlinf_algos import did_you_mean
+from rlinf_workers.agents.messages import ToolCall
+from rlinf_workers.agents.records import EpisodeEnded
 from rlinf_workers.agents.tools.base import ToolResult, ToolUnavailable
 from rlinf_workers.agents.tools.checked import CheckedSession, CheckedTool
 
@@ -41,6 +45,7 @@ class EpisodeTools:
         num_attempts: how often a call is tried while the service fails. Each attempt has a new session, which begins
             with the state after the last call that succeeded; if that cannot be recreated, there is no further attempt.
         counts: counts the calls (`calls`), and those that failed by the policy's doing (`failed_calls`).
+        calling: returns a context for calls, from what is called.
     """
 
     def __init__(
@@ -50,11 +55,38 @@ class EpisodeTools:
         *,
         num_attempts: int = 2,
         counts: Counter[str] | None = None,
+        calling: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
+        self._calling, self._branches = calling, list[EpisodeTools]()
         self._places = [_Place(tool) for tool in tools]
         self._owners = {spec.name: place for place in self._places for spec in place.tool.specs}
         self._episode, self._num_attempts = episode, num_attempts
         self._counts = Counter[str]() if counts is None else counts
+
+    @property
+    def specs(self) -> list[dict[str, Any]]:
+        """All functions in OpenAI's form, for `AgentSession.chat`."""
+        return [spec.as_openai() for place in self._places for spec in place.tool.specs]
+
+    async def answers(self, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+        """Makes the calls of a turn, all at once, and returns a message for each.
+
+        Raises: EpisodeEnded if a tool failed by itself.
+        """
+        with self._calling(f"tool {', '.join(dict.fromkeys(call.name for call in calls))}"):
+            texts = await asyncio.gather(*(self._answer(call) for call in calls))
+        return [
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
+            for call, text in zip(calls, texts, strict=True)
+        ]
+
+    async def _answer(self, call: ToolCall) -> str:
+        if call.malformed:
+            return f"The call could not be read: {call.malformed}"
+        result = await self.call(call.name, json.loads(call.arguments))
+        if result.failure == "service":
+            raise EpisodeEnded("tool_service", f"{call.name}: {result.detail or result.text}")
+        return result.text
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Calls a function. Raises nothing but asyncio.CancelledError."""
@@ -77,16 +109,23 @@ class EpisodeTools:
         return msgspec.structs.replace(result, wall_s=wall_s)
 
     def branch(self, episode: str) -> EpisodeTools:
-        """The tools of another episode that begins with the present state of this one.
+        """Tools that begin with the present state of these, and are closed with them.
+
+        Args:
+            episode: as for the first.
 
         Raises:
             ToolUnavailable: a tool has a state that cannot be recreated.
         """
-        branch = EpisodeTools([place.tool for place in self._places], episode, num_attempts=self._num_attempts)
+        tools = [place.tool for place in self._places]
+        branch = EpisodeTools(
+            tools, episode, num_attempts=self._num_attempts, counts=self._counts, calling=self._calling
+        )
         for own, other in zip(self._places, branch._places, strict=True):
             if own.lost:
                 raise ToolUnavailable(own.lost)
             other.snapshot = _state(own)
+        self._branches.append(branch)
         return branch
 
     async def close(self) -> None:
@@ -95,6 +134,8 @@ class EpisodeTools:
             session, place.session, place.lost = place.session, None, "the episode is closed"
             if session is not None:
                 await session.close()
+        for branch in self._branches:
+            await branch.close()
 
     async def _attempt(self, place: _Place, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         if place.lost:
