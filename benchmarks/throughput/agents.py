@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import torch
 from benchmarks.harness import compare, interleave, report
 from benchmarks.throughput.refill import SHAPE, write_model
@@ -153,6 +154,8 @@ class Side:
         """Of the rank, for a thousand tokens."""
         self.busy: list[float] = []
         self.num_turns: list[int] = []
+        self.memory_bytes: list[int] = []
+        """Resident, of this process and its agent process, after a step."""
 
     def _timed(self) -> Any:
         began = time.perf_counter()
@@ -176,6 +179,8 @@ class Side:
         assert sorted(group.index for group in groups) == list(range(len(prompts))), "a session was lost or mixed up"
         num_tokens = sum(float(group.loss_mask.sum()) for group in groups)
         self.busy.append(self._busy_s / wall_s)
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        self.memory_bytes.append(sum(process.memory_info().rss for process in processes))
         self.cpu_s.append(1000 * cpu_s / num_tokens)
         self.num_turns.append(sum(sum(s.author == "policy" for s in row) for g in groups for row in g.segments))
         return 1000 * wall_s / num_tokens
@@ -209,11 +214,12 @@ def main() -> None:
         "engine_busy": busy,
         "turns_a_step": {name: statistics.median(side.num_turns[1:]) for name, side in sides.items()},
     }
-    print(json.dumps(findings, indent=1))
     if options.of_sessions:
+        findings["memory_bytes"] = {name: side.memory_bytes for name, side in sides.items()}
         findings["busy_against_plain"] = {
             name: share / busy[f"{PLAIN}, {OF_SESSIONS.name}"] for name, share in busy.items()
         }
+    print(json.dumps(findings, indent=1))
     report(
         "agents-sessions" if options.of_sessions else "agents",
         settings={
