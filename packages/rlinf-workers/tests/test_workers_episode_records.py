@@ -135,6 +135,19 @@ def test_a_turn_is_due_when_the_engine_has_nothing_to_do(decisions):
     assert next(agents.take({KEY: log}, None)).noise == 12
 
 
+def test_an_episode_that_has_not_begun_is_not_overtaken(decisions):
+    """In the record its first turn was asked for before the last report, with which the stage ended."""
+    *asks, over = decisions
+    other = (KEY[0], KEY[1] + 1, 0)
+    asked = ask_decision(other, TurnLog(keeps_histories=True).add(21, [1]), 9)
+    agents, log = RecordedAgents([*asks, asked, over], is_timed=True), TurnLog(keeps_histories=True)
+    for one in agents.take({KEY: log}, 4):
+        log.add(one.noise, one.token_ids)
+        log.end(one.noise, SAMPLED[one.noise])
+    assert list(agents.take({KEY: log}, 9, lambda: [other])) == []
+    assert [one.episode for one in agents.take({KEY: log, other: TurnLog(keeps_histories=True)}, 9)] == [other, KEY]
+
+
 def test_the_record_has_no_token_of_the_policy_and_no_other_token_twice(decisions):
     *asks, over = decisions
     assert [one["added"] for one in asks] == [[1, 2], [5], []]

@@ -149,6 +149,7 @@ class RecordedAgents:
     """
 
     def __init__(self, decisions: Iterable[Mapping[str, Any]], *, is_timed: bool) -> None:
+        self._is_timed = is_timed
         self._said: dict[EpisodeKey, deque[_Said]] = {}
         for place, one in enumerate(decisions):
             if "said" in one:
@@ -157,17 +158,27 @@ class RecordedAgents:
                 message.after = message.after if is_timed else 0
                 self._said.setdefault((step, index, member), deque()).append(message)
 
-    def take(self, logs: Mapping[EpisodeKey, TurnLog], num_steps: int | None) -> Iterator[SaidAgain]:
+    def take(
+        self,
+        logs: Mapping[EpisodeKey, TurnLog],
+        num_steps: int | None,
+        waiting: Callable[[], Iterable[EpisodeKey]] = tuple,
+    ) -> Iterator[SaidAgain]:
         """What is said now, one after the other; each may depend on those before.
 
         Args:
             logs: the open episodes.
             num_steps: decode steps since the stage began; None: the engine has nothing to do until something is said.
+            waiting: returns episodes that begin next. With times, nothing overtakes what they say first: a stage that
+                ended before would never hear it.
         """
         if num_steps is None:
             num_steps = min((message.after for message, _, _ in self._heads(logs)), default=0)
         while due := [head for head in self._heads(logs) if head[0].after <= num_steps and head[0].is_ready(head[2])]:
             message, episode, log = min(due, key=lambda head: head[0].place)
+            begins = (said[0] for key in waiting() if self._is_timed and (said := self._said.get(key)))
+            if any(one.place < message.place and one.after <= num_steps for one in begins):
+                return
             self._said[episode].popleft()
             yield _again(message, episode, log)
 

@@ -15,6 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -24,7 +25,7 @@ from rlinf_workers.agents.process import AgentProcess
 from rlinf_workers.agents.records import turns
 from rlinf_workers.agents.replay import RecordedAgents, SaidAgain, ask_decision, report_decision
 from rlinf_workers.agents.settings import LOOP, EpisodeSettings, NamedAgent
-from rlinf_workers.agents.turn_log import EpisodeKey
+from rlinf_workers.agents.turn_log import EpisodeKey, LoggedTurn
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.models.language_model import load_tokenizer, stop_token_ids
@@ -186,7 +187,7 @@ class AgentRollout(Rollout):
             for turn in episode.log.turns:
                 if not turn.has_ended:
                     history = episode.log.history(turn.noise)
-                    self._queue(episode, turn.noise, history, requests.get(turn.noise))
+                    self._queue(episode, turn, history, requests.get(turn.noise))
             if self._recorded_agents is None and not number:
                 self._num_episodes += 1
                 number = self._num_episodes
@@ -234,7 +235,8 @@ class AgentRollout(Rollout):
         num_steps = self._num_steps if self._has_turns else None
         is_silent = True
         whole: list[WholeGroup] = []
-        for one in self._recorded_agents.take(groups.logs, num_steps):
+        waiting = partial(groups.waiting, self._episode_settings.max_episodes)
+        for one in self._recorded_agents.take(groups.logs, num_steps, waiting):
             is_silent = False
             episode = groups.running[one.episode]
             if one.trajectory is None:
@@ -256,7 +258,7 @@ class AgentRollout(Rollout):
             turn = episode.log.add(ask.noise, ask.token_ids, ask.agent)
             if self.records:
                 self.decide(ask_decision(episode.key, turn, self._num_steps))
-            self._queue(episode, ask.noise, list(ask.token_ids), request)
+            self._queue(episode, turn, ask.token_ids, request)
         elif not turn.has_ended:
             episode.pending[ask.noise].request = request
         elif request is not None and turn.sampled is not None:
@@ -269,11 +271,9 @@ class AgentRollout(Rollout):
         self._episodes.pop(episode.number, None)
         return groups.end(episode.key, report)
 
-    def _queue(self, episode: OpenEpisode, noise: int, token_ids: list[int], request: int | None) -> None:
-        turn = episode.log.get(noise)
-        assert turn is not None, "in the log"
+    def _queue(self, episode: OpenEpisode, turn: LoggedTurn, token_ids: Sequence[int], request: int | None) -> None:
         pending = PendingTurn(episode=episode, turn=turn, token_ids=token_ids, request=request)
-        episode.pending[noise] = pending
+        episode.pending[turn.noise] = pending
         self._queue_of.get(turn.agent, self._policy).add(pending)
 
     @property

@@ -4,7 +4,7 @@ them when a step ends."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_workers.agents.link import EpisodeReport
@@ -28,7 +28,7 @@ class PendingTurn:
 
     episode: OpenEpisode
     turn: LoggedTurn
-    token_ids: list[int]
+    token_ids: Sequence[int]
     """What it follows."""
     request: int | None
     """Of the agent that waits for it; None: there is none, in a replay or until the agent has begun again."""
@@ -82,6 +82,13 @@ class OpenEpisodes(GroupsUnderWay[Episodes]):
         """Episodes that have begun and not ended."""
         return self._running
 
+    def waiting(self, max_episodes: int) -> list[EpisodeKey]:
+        """Episodes of groups that have not begun; none if `begin` would begin none."""
+        if not self._has_place(max_episodes):
+            return []
+        groups = (self._open[prompt.index][1] for prompt in self._waiting if prompt.index in self._open)
+        return [episode.key for episodes in groups for episode in episodes if episode.report is None]
+
     def room(self, max_episodes: int) -> int:
         """Further groups whose episodes may run at once with those that run; 0 while others wait to begin."""
         return 0 if self._waiting else max(0, max_episodes - len(self._running)) // self.group_size
@@ -110,7 +117,7 @@ class OpenEpisodes(GroupsUnderWay[Episodes]):
 
     def begin(self, max_episodes: int) -> Iterator[tuple[Prompt, OpenEpisode]]:
         """Begins as many groups as may run at once, at least one. Returns their episodes that have not ended."""
-        while self._waiting and (not self._running or len(self._running) + self.group_size <= max_episodes):
+        while self._waiting and self._has_place(max_episodes):
             prompt = self._waiting.popleft()
             if prompt.index not in self._open:  # it was whole before
                 continue
@@ -119,6 +126,10 @@ class OpenEpisodes(GroupsUnderWay[Episodes]):
                 if episode.report is None:
                     self._running[episode.key] = episode
                     yield prompt, episode
+
+    def _has_place(self, max_episodes: int) -> bool:
+        """Whether a further group may run."""
+        return not self._running or len(self._running) + self.group_size <= max_episodes
 
     @property
     def logs(self) -> dict[EpisodeKey, TurnLog]:
