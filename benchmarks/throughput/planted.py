@@ -34,9 +34,9 @@ def lengths_of(seed: int, index: int, settings: SamplingSettings, mean_tokens: f
 def plant(mean_tokens: float) -> None:
     """Gives the engines of this process noise that ends completions at `lengths_of`."""
 
-    def planted(seed: int, step: int, prompt_indices: Sequence[int], settings: SamplingSettings) -> Tensor:
-        noise = sampling.prompt_noise(seed, step, prompt_indices, settings) / 2 + 0.5
-        lengths = [lengths_of(seed, index, settings, mean_tokens) for index in prompt_indices]
+    def planted(keys: Sequence[sampling.NoiseKey], settings: SamplingSettings) -> Tensor:
+        noise = sampling.prompt_noise(keys, settings) / 2 + 0.5
+        lengths = [lengths_of(key.seed, key.index, settings, mean_tokens) for key in keys]
         ends = torch.from_numpy(np.concatenate(lengths)) - 1
         return noise.clamp_(max=1 - 2**-24).scatter_(1, ends[:, None], 0.0)
 

@@ -15,7 +15,7 @@ from rlinf_algos import NonFiniteError
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.engines.base import Completions
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
-from rlinf_workers.engines.sampling import SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
+from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.roles.language.rollout import OpenGroups, Rollout, RolloutSettings
 from rlinf_workers.roles.records.language import Prompt
@@ -318,7 +318,8 @@ def test_an_engine_that_errs_about_its_completions_is_named(model):
 
 def test_sampling_follows_the_distribution():
     logits = torch.log(torch.tensor([0.1, 0.0, 0.6, 0.3])).expand(20_000, 4)
-    uniform = prompt_noise(0, 0, range(5_000), SamplingSettings(group_size=4, max_new_tokens=1))[:, 0]
+    keys = [NoiseKey(seed=0, step=0, index=index) for index in range(5_000)]
+    uniform = prompt_noise(keys, SamplingSettings(group_size=4, max_new_tokens=1))[:, 0]
     tokens, logprobs = sample_tokens(logits, uniform, SAMPLING)
     frequency = np.bincount(tokens.numpy(), minlength=4) / len(tokens)
     np.testing.assert_allclose(frequency, [0.1, 0.0, 0.6, 0.3], atol=0.02)

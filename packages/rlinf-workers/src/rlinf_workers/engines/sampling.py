@@ -58,15 +58,16 @@ class NoiseKey:
     """`Prompt.index` when the prompt was first submitted."""
 
 
-def prompt_noise(seed: int, step: int, prompt_indices: Sequence[int], settings: SamplingSettings) -> Tensor:
+def prompt_noise(keys: Sequence[NoiseKey], settings: SamplingSettings) -> Tensor:
     """Uniform numbers in [0, 1), [P * G, T] float32: row p * G + g belongs to completion g of prompt p."""
-    rows = [
-        np.random.Generator(np.random.Philox(key=[seed, (step << 32) | index])).random(
-            (settings.group_size, settings.max_new_tokens), dtype=np.float32
-        )
-        for index in prompt_indices
-    ]
-    return torch.from_numpy(np.concatenate(rows))
+    noise = np.empty((len(keys), settings.group_size, settings.max_new_tokens), np.float32)
+    bits = np.random.Philox(key=0)
+    generator, state = np.random.Generator(bits), bits.state
+    for key, rows in zip(keys, noise, strict=True):
+        state["state"]["key"][:] = key.seed, (key.step << 32) | key.index
+        bits.state = state  # a new generator for each key takes four times as long
+        generator.random(out=rows, dtype=np.float32)
+    return torch.from_numpy(noise).flatten(0, 1)
 
 
 def sample_tokens(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.engines.base import Completions, OnNewWeights, UnfinishedCompletion
 from rlinf_workers.engines.huggingface.masks import whole_masks
-from rlinf_workers.engines.sampling import SamplingSettings, prompt_noise, sample_tokens
+from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings, prompt_noise, sample_tokens
 from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.language_model import LoadedModel, ModelSettings, load_model
@@ -181,7 +181,8 @@ class HuggingFaceEngine(ServedModule):
         if self._batch is None:
             return []
         (prompts, sampling, seed, step), self._batch = self._batch, None
-        noise = prompt_noise(seed, step, [prompt.index for prompt in prompts], sampling).to(self._device)
+        keys = [NoiseKey(seed=seed, step=step, index=prompt.index) for prompt in prompts]
+        noise = prompt_noise(keys, sampling).to(self._device)
         stops = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
         if self._decoder is None:
             tensors = self._generate_batch(prompts, sampling, noise, stops)

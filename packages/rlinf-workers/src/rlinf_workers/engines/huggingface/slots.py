@@ -243,10 +243,9 @@ class Slots:
         """
         self._open(sampling, width)
         keys = [NoiseKey(seed=seed, step=step, index=prompt.index) for prompt in prompts]
-        noise = prompt_noise(seed, step, [key.index for key in keys], sampling).to(self._device)
-        for prompt, key, own in zip(prompts, keys, noise.split(sampling.group_size), strict=True):
+        for prompt, key, noise in zip(prompts, keys, self._noise(keys, sampling), strict=True):
             members = deque(range(sampling.group_size))
-            self._waiting.append(_Waiting(prompt=prompt, key=key, noise=own, members=members))
+            self._waiting.append(_Waiting(prompt=prompt, key=key, noise=noise, members=members))
 
     def submit_unfinished(
         self, unfinished: Sequence[UnfinishedCompletion], sampling: SamplingSettings, *, width: int
@@ -255,15 +254,14 @@ class Slots:
         self._open(sampling, width)
         fresh: dict[NoiseKey, _Waiting] = {}
         """Completions without tokens, which share a prefill."""
-        noise_of: dict[NoiseKey, Tensor] = {}
+        keys = list(dict.fromkeys(one.noise for one in unfinished))
+        noise_of = dict(zip(keys, self._noise(keys, sampling), strict=True))
         for one in unfinished:
             if len(one.token_ids) >= sampling.max_new_tokens:
                 raise ValueError(
                     f"completion {one.member} of prompt {one.prompt.index} has {len(one.token_ids)} tokens"
                 )
             key = one.noise
-            if key not in noise_of:
-                noise_of[key] = prompt_noise(key.seed, key.step, [key.index], sampling).to(self._device)
             if key in fresh and not len(one.token_ids):
                 fresh[key].members.append(one.member)
                 continue
@@ -274,6 +272,10 @@ class Slots:
             else:
                 fresh[key] = waiting
             self._waiting.append(waiting)
+
+    def _noise(self, keys: Sequence[NoiseKey], sampling: SamplingSettings) -> Sequence[Tensor]:
+        """[G, T] for each key."""
+        return prompt_noise(keys, sampling).to(self._device).split(sampling.group_size)
 
     def _open(self, sampling: SamplingSettings, width: int) -> None:
         """Prepares for completions that are sampled like this, if none are in flight."""

@@ -247,7 +247,7 @@ def _engine(model: Any, **options: Any) -> float:
 def _graphs(model: Any) -> float:
     """Computes, without capturing, the steps that a GPU would capture as graphs."""
     from rlinf_workers.engines.huggingface.graphs import FixedDecoder
-    from rlinf_workers.engines.sampling import prompt_noise
+    from rlinf_workers.engines.sampling import NoiseKey, prompt_noise
 
     if (reason := why_not(model)) is not None:
         raise NotOffered(reason)
@@ -255,7 +255,7 @@ def _graphs(model: Any) -> float:
     engine = HuggingFaceEngine(loaded, CPU, max_prompt_tokens=WIDTH)
     decoder = FixedDecoder(model, engine._forward, CPU, stop_ids=torch.tensor([-1]), pad_id=0, captures=False)
     prompts, sampling = _prompts(), SamplingSettings(group_size=GROUP_SIZE, max_new_tokens=NUM_TOKENS)
-    noise = prompt_noise(0, 0, [prompt.index for prompt in prompts], sampling)
+    noise = prompt_noise([NoiseKey(seed=0, step=0, index=prompt.index) for prompt in prompts], sampling)
     token_ids, logprobs, _, _ = decoder.generate(*engine._pad(prompts, len(prompts)), noise, sampling)
     largest = 0.0
     for row, (ids, row_logprobs) in enumerate(zip(token_ids, logprobs, strict=True)):
