@@ -36,7 +36,9 @@ class MetricTable:
 
     def add(self, name: str, value: float, weight: float = 1.0, *, is_spread: bool = False) -> None:
         with self._lock:
-            metric = self._metrics.setdefault(name, WeightedMetric(is_spread=is_spread))
+            metric = self._metrics.get(name)
+            if metric is None:
+                metric = self._metrics[name] = WeightedMetric(is_spread=is_spread)
             metric.terms.append(float(value) * weight)
             metric.weights.append(weight)
 

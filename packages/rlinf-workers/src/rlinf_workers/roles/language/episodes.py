@@ -9,17 +9,18 @@ A row that branched from an earlier one of its episode names the tokens that bot
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, groupby
 from math import nan
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_workers.agents.records import AgentTrajectory, TokenNode, shared_length
+from rlinf_workers.agents.records import AgentTrajectory, Sampled, TokenNode, shared_length
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.roles.records.language import Prompt, SampleGroup, Segment
 
@@ -31,7 +32,12 @@ class _Row:
     trajectory: int
     agent: int
     """Of those that train; -1: of another, or of nobody."""
+    is_aside: bool
+    """It has no loss: its episode is discarded, or an agent speaks that does not train."""
+    is_frozen: bool
+    """It is the conversation of an agent that does not train."""
     nodes: tuple[TokenNode, ...]
+    token_ids: list[int]
     turns: tuple[int, ...]
     """For each node, its place among the turns of the episode that train; -1: it is no such turn, or an earlier row has
     it."""
@@ -39,10 +45,6 @@ class _Row:
     """Leading tokens, the prompt's included, of nodes that an earlier row has."""
     shared_with: int
     """That row, from the first of the group; -1: none."""
-
-    @property
-    def token_ids(self) -> list[int]:
-        return [token for node in self.nodes for token in node.token_ids]
 
     @property
     def num_before_policy(self) -> int:
@@ -88,18 +90,10 @@ def group_of(
     for index, trajectory in enumerate(trajectories):
         _check(trajectory, f"{where}, episode {index}")
         rows += _rows(trajectory, index, len(rows), trained)
-    histories = [row.token_ids for row in rows]
-    is_aside = [trajectories[row.trajectory].is_discarded or _is_frozen(row) for row in rows]
-    length = _prompt_length(rows, histories, is_aside, where)
-    if length is not None:
-        first = is_aside.index(False)
-        prompt = replace(prompt, token_ids=_vector(histories[first][:length], np.int64))
-    return _group(prompt, trajectories, rows, histories, policy_version, trained)
-
-
-def _is_frozen(row: _Row) -> bool:
-    """Whether it is the conversation of an agent that does not train."""
-    return row.agent < 0 and any(node.author == "policy" for node in row.nodes)
+    prompt_ids, common = prompt.token_ids.tolist(), _common_prompt(rows, where)
+    if common is not None and common != prompt_ids:
+        prompt_ids, prompt = common, replace(prompt, token_ids=_vector(common, np.int64))
+    return _group(prompt, prompt_ids, trajectories, rows, policy_version, trained)
 
 
 def _check(trajectory: AgentTrajectory, where: str) -> None:
@@ -131,11 +125,16 @@ def _rows(trajectory: AgentTrajectory, index: int, num_earlier: int, trained: Tr
     rows = []
     for number, path in enumerate(paths, num_earlier):
         common = [node for node in path if node in owner]
+        agent = max((speakers[node] for node in path), default=-1)
+        is_frozen = agent < 0 and any(nodes[node].author == "policy" for node in path)
         rows.append(
             _Row(
                 trajectory=index,
-                agent=max((speakers[node] for node in path), default=-1),
+                agent=agent,
+                is_aside=is_frozen or trajectory.is_discarded,
+                is_frozen=is_frozen,
                 nodes=tuple(nodes[node] for node in path),
+                token_ids=[token for node in path for token in nodes[node].token_ids],
                 turns=tuple(-1 if node in owner else turns.get(node, -1) for node in path),
                 num_shared=sum(len(nodes[node].token_ids) for node in common),
                 shared_with=owner[common[-1]] if common else -1,
@@ -146,95 +145,91 @@ def _rows(trajectory: AgentTrajectory, index: int, num_earlier: int, trained: Tr
     return rows
 
 
-def _prompt_length(
-    rows: Sequence[_Row], histories: Sequence[list[int]], is_aside: Sequence[bool], where: str
-) -> int | None:
-    """Number of tokens of the common prompt; None if no row has a loss."""
-    counted = [number for number, aside in enumerate(is_aside) if not aside]
+def _common_prompt(rows: Sequence[_Row], where: str) -> list[int] | None:
+    """The tokens with which all rows with a loss begin; None if there is no such row."""
+    counted = [row for row in rows if not row.is_aside]
     if not counted:
         return None
-    length = min(rows[number].num_before_policy for number in counted)
-    first = counted[0]
-    for number in counted[1:]:
-        common = shared_length(histories[first], histories[number])
+    length, first = min(row.num_before_policy for row in counted), counted[0]
+    for row in counted[1:]:
+        common = shared_length(first.token_ids, row.token_ids)
         if common == 0:
             raise WorkersError(
-                f"{where}: the histories of episodes {rows[first].trajectory} and {rows[number].trajectory} begin with "
-                f"different tokens, {histories[first][:1]} and {histories[number][:1]}; all episodes of a group need a "
-                "first token in common, such as that of a chat template"
+                f"{where}: the histories of episodes {first.trajectory} and {row.trajectory} begin with different "
+                f"tokens, {first.token_ids[:1]} and {row.token_ids[:1]}; all episodes of a group need a first token in "
+                "common, such as that of a chat template"
             )
         length = min(length, common)
     if length == 0:
         raise WorkersError(f"{where}: a history begins with a turn of the policy; nothing predicts its first token")
-    return length
+    return first.token_ids[:length]
 
 
 def _group(
     prompt: Prompt,
+    prompt_ids: list[int],
     trajectories: Sequence[AgentTrajectory],
     rows: Sequence[_Row],
-    histories: Sequence[list[int]],
     policy_version: int,
     trained: TrainedAgents,
 ) -> SampleGroup:
-    begin = len(prompt.token_ids)
-    prompt_ids = prompt.token_ids.tolist()
-    flat: list[dict[str, list[float]]] = []
-    segments: list[tuple[Segment, ...]] = []
-    for row, history in zip(rows, histories, strict=True):
-        discarded = trajectories[row.trajectory].is_discarded
-        start = begin if history[:begin] == prompt_ids else len(history) if discarded else 0
-        flat.append(_tokens(row, start, has_loss=not discarded))
-        segments.append(_segments(row.nodes, start))
-    shared = [0 if _is_frozen(row) else max(0, row.num_shared - begin) for row in rows]
+    begin = len(prompt_ids)
+    starts = [_start(row, prompt_ids, trajectories[row.trajectory]) for row in rows]
+    lengths = [len(row.token_ids) - start for row, start in zip(rows, starts, strict=True)]
+    shape = len(rows), max([1, *lengths])
+    ids, mask, logprobs = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    turns = np.full(shape, -1, np.int64)
+    for number, (row, start) in enumerate(zip(rows, starts, strict=True)):
+        ids[number, : lengths[number]] = row.token_ids[start:]
+        for place, turn, sampled in () if row.is_aside else _trained(row, start):
+            mask[number, place], logprobs[number, place], turns[number, place] = 1, sampled.logprobs, turn
+    shared = [0 if row.is_frozen else max(0, row.num_shared - begin) for row in rows]
     shared_with = [row.shared_with if num_shared else -1 for row, num_shared in zip(rows, shared, strict=True)]
-    turn_rewards, turn_states, turn_agents = _turns(trajectories, trained)
     versions = [
         version
         for row in rows
-        if not trajectories[row.trajectory].is_discarded and not _is_frozen(row)
+        if not row.is_aside
         for node in row.nodes
         if node.sampled is not None
         for _, version in node.sampled.versions
     ]
-    by_agent = {
-        "agents": trained.names,
-        "row_agents": torch.tensor([row.agent for row in rows]),
-        "agent_rewards": torch.tensor([_agent_rewards(trajectory, trained.names) for trajectory in trajectories]),
-        "turn_agents": turn_agents,
-    }
     return SampleGroup(
         prompt=prompt,
-        completion_ids=_padded([columns["ids"] for columns in flat], np.int64, 0),
-        loss_mask=_padded([columns["mask"] for columns in flat], np.float32, 0),
-        rollout_logprobs=_padded([columns["logprobs"] for columns in flat], np.float32, 0),
+        completion_ids=torch.from_numpy(ids),
+        loss_mask=torch.from_numpy(mask),
+        rollout_logprobs=torch.from_numpy(logprobs),
         policy_version=min(versions, default=policy_version),
-        truncated=_vector([not _is_frozen(row) and _is_cut(row) for row in rows], np.bool_),
-        segments=tuple(segments),
-        lengths=_vector([len(columns["ids"]) for columns in flat], np.int64),
+        truncated=_vector([not row.is_frozen and _is_cut(row) for row in rows], np.bool_),
+        segments=tuple(_segments(row.nodes, start) for row, start in zip(rows, starts, strict=True)),
+        lengths=_vector(lengths, np.int64),
         trajectories=_vector([row.trajectory for row in rows], np.int64),
         shared=_vector(shared, np.int64),
         shared_with=_vector(shared_with, np.int64),
         rewards=_vector([_reward(trajectory, trained.names) for trajectory in trajectories], np.float32),
         causes=tuple(trajectory.cause for trajectory in trajectories),
         details=tuple(trajectory.detail for trajectory in trajectories),
-        turns=_padded([columns["turns"] for columns in flat], np.int64, -1),
-        turn_rewards=turn_rewards,
-        turn_states=turn_states,
-        **(by_agent if trained.names else {}),
+        turns=torch.from_numpy(turns),
+        **_turns(trajectories, trained),
+        **(_by_agent(trajectories, rows, trained.names) if trained.names else {}),
     )
 
 
-def _tokens(row: _Row, begin: int, *, has_loss: bool) -> dict[str, list[float]]:
-    """The columns of a row from its token `begin` on."""
-    columns: dict[str, list[float]] = {"ids": [], "mask": [], "logprobs": [], "turns": []}
+def _start(row: _Row, prompt_ids: list[int], trajectory: AgentTrajectory) -> int:
+    """Tokens of a history before those that the group shows as its row."""
+    if row.token_ids[: len(prompt_ids)] == prompt_ids:
+        return len(prompt_ids)
+    return len(row.token_ids) if trajectory.is_discarded else 0
+
+
+def _trained(row: _Row, begin: int) -> Iterator[tuple[slice, int, Sampled]]:
+    """Where the turns are whose tokens have a loss, counted from token `begin` on, their numbers, and what was sampled
+    for them."""
+    end = -begin
     for node, turn in zip(row.nodes, row.turns, strict=True):
-        num_tokens, trains = len(node.token_ids), has_loss and turn >= 0
-        columns["ids"] += node.token_ids
-        columns["mask"] += [float(trains)] * num_tokens
-        columns["logprobs"] += node.sampled.logprobs if trains and node.sampled else [0.0] * num_tokens
-        columns["turns"] += [turn if trains else -1] * num_tokens
-    return {name: values[begin:] for name, values in columns.items()}
+        at, end = end, end + len(node.token_ids)
+        if turn >= 0 and node.sampled is not None:
+            assert at >= 0, "turns follow the prompt"
+            yield slice(at, end), turn, node.sampled
 
 
 def _segments(nodes: Iterable[TokenNode], begin: int) -> tuple[Segment, ...]:
@@ -245,14 +240,18 @@ def _segments(nodes: Iterable[TokenNode], begin: int) -> tuple[Segment, ...]:
         for count, version in parts:
             skipped = min(begin, count)
             begin -= skipped
-            num_tokens = count - skipped
-            last = segments[-1] if segments else None
-            by = {"policy_version": version, "author": node.author, "agent": node.agent}
-            if last is not None and last == Segment(num_tokens=last.num_tokens, **by):
-                segments[-1] = replace(last, num_tokens=last.num_tokens + num_tokens)
-            elif num_tokens:
-                segments.append(Segment(num_tokens=num_tokens, **by))
-    return tuple(segments)
+            if num_tokens := count - skipped:
+                segments.append(
+                    Segment(num_tokens=num_tokens, policy_version=version, author=node.author, agent=node.agent)
+                )
+    return tuple(_joined(segments))
+
+
+def _joined(segments: Iterable[Segment]) -> Iterator[Segment]:
+    """Neighbours of one author and version as one."""
+    for _, alike in groupby(segments, lambda one: (one.policy_version, one.author, one.agent)):
+        first, *others = alike
+        yield replace(first, num_tokens=first.num_tokens + sum(one.num_tokens for one in others)) if others else first
 
 
 def _is_cut(row: _Row) -> bool:
@@ -283,7 +282,17 @@ def _agent_rewards(trajectory: AgentTrajectory, agents: Sequence[str]) -> list[f
     return rewards
 
 
-def _turns(trajectories: Sequence[AgentTrajectory], trained: TrainedAgents) -> tuple[Tensor, Tensor, Tensor]:
+def _by_agent(trajectories: Sequence[AgentTrajectory], rows: Sequence[_Row], names: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of agents by name but those of their turns."""
+    rewards = [_agent_rewards(trajectory, names) for trajectory in trajectories]
+    return {
+        "agents": names,
+        "row_agents": torch.tensor([row.agent for row in rows]),
+        "agent_rewards": torch.tensor(rewards),
+    }
+
+
+def _turns(trajectories: Sequence[AgentTrajectory], trained: TrainedAgents) -> dict[str, Tensor]:
     """Rewards, states and agents of the turns that train, [G, S] each. Without a name, the state of a turn is all
     tokens before it."""
     numbers: dict[str | bytes, int] = {}
@@ -296,7 +305,8 @@ def _turns(trajectories: Sequence[AgentTrajectory], trained: TrainedAgents) -> t
         rewards.append([trajectory.nodes[turn].reward or 0.0 for turn in turns])
         keys = [trajectory.nodes[turn].state or before[turn] for turn in turns]
         states.append([numbers.setdefault(key, len(numbers)) for key in keys])
-    return _padded(rewards, np.float32, 0), _padded(states, np.int64, -1), _padded(agents, np.int64, -1)
+    columns = {"turn_rewards": _padded(rewards, np.float32, 0), "turn_states": _padded(states, np.int64, -1)}
+    return columns | ({"turn_agents": _padded(agents, np.int64, -1)} if trained.names else {})
 
 
 def _digests_before(nodes: Sequence[TokenNode]) -> list[bytes]:

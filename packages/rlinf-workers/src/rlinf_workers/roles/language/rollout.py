@@ -306,7 +306,7 @@ class Rollout(ServingWorker):
         Raises: NonFiniteError if the log-probabilities are not finite, since a broken model still samples something.
         """
         for part in (group, *group.of_policies.values()):
-            if not part.rollout_logprobs[part.loss_mask.bool()].isfinite().all():
+            if not part.rollout_logprobs.isfinite().all():
                 raise NonFiniteError(
                     f"the log-probabilities of the completions of prompt {group.index} are not finite: the weights of "
                     "the model are broken, in its files or by training"

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from rlinf_workers.agents.records import Sampled
@@ -97,7 +98,9 @@ def _unfinished(number: int, pending: PendingTurn) -> UnfinishedCompletion:
     """A turn for the engine, with the tokens that it has already, and noise of its own."""
     sampled = pending.turn.sampled
     return UnfinishedCompletion(
-        prompt=Prompt(index=number, token_ids=torch.tensor(pending.token_ids), reference_answer=""),
+        prompt=Prompt(
+            index=number, token_ids=torch.from_numpy(np.array(pending.token_ids, np.int64)), reference_answer=""
+        ),
         member=0,
         token_ids=torch.tensor(sampled.token_ids) if sampled else NO_TOKENS,
         logprobs=torch.tensor(sampled.logprobs) if sampled else NO_LOGPROBS,
@@ -120,12 +123,12 @@ def _so_far(one: UnfinishedCompletion, noise: int) -> Sampled:
 
 
 def _sampled(one: Completions, noise: int) -> Sampled:
-    num_tokens = int(one.loss_mask[0].sum())
+    num_tokens = int(one.loss_mask.sum())
     segments = one.segments[0] if one.segments else ()
     return Sampled(
-        token_ids=one.token_ids[0, :num_tokens].tolist(),
-        logprobs=one.logprobs[0, :num_tokens].tolist(),
+        token_ids=one.token_ids.tolist()[0][:num_tokens],
+        logprobs=one.logprobs.tolist()[0][:num_tokens],
         versions=[(s.num_tokens, s.policy_version) for s in segments] or [(num_tokens, one.policy_version)],
-        truncated=bool(one.truncated[0]),
+        truncated=bool(one.truncated),
         noise=noise,
     )

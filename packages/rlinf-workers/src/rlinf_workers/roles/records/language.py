@@ -168,7 +168,7 @@ class SampleGroup:
 
     def by_episode(self, values: Tensor) -> Tensor:
         """[G], sums over the rows of each episode of values [R]."""
-        if self.trajectories is None:
+        if self.trajectories is None or len(values) == self.num_episodes:
             return values
         return values.new_zeros(self.num_episodes).index_add_(0, self.trajectories, values)
 
