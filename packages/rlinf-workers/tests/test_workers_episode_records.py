@@ -139,8 +139,8 @@ def test_an_episode_that_has_not_begun_is_not_overtaken(decisions):
     """In the record its first turn was asked for before the last report, with which the stage ended."""
     *asks, over = decisions
     other = (KEY[0], KEY[1] + 1, 0)
-    asked = ask_decision(other, TurnLog(keeps_histories=True).add(21, [1]), 9)
-    agents, log = RecordedAgents([*asks, asked, over], is_timed=True), TurnLog(keeps_histories=True)
+    first = ask_decision(other, TurnLog(keeps_histories=True).add(21, [1]), 9)
+    agents, log = RecordedAgents([*asks, first, over], is_timed=True), TurnLog(keeps_histories=True)
     for one in agents.take({KEY: log}, 4):
         log.add(one.noise, one.token_ids)
         log.end(one.noise, SAMPLED[one.noise])

@@ -52,11 +52,11 @@ from rlinf_workers.cores import unpin
 
 _LOG = logging.getLogger(__name__)
 REPORT_S = 1.0
-"""Time between two reports of what episodes wait for."""
+"""Time outside the engine after which an episode is reported as waiting."""
 MAX_PRINTED_SHOWN = 2000
 """Characters of what a harness printed before it failed, in the message."""
 CHECK_S = 0.2
-"""Time between two looks at how long an episode has been outside the engine, at least."""
+"""Time between two looks at how long episodes have been outside the engine."""
 NUM_TOGETHER = 16
 """Messages of the rank after which its episodes go on, so that the engine can begin with the first turns early."""
 
@@ -73,6 +73,8 @@ class Attempt:
         self.counts: Counter[str] = Counter()
         """See `AgentSession.counts`."""
         self._num_sampling, self._idle_s, self._since = 0, 0.0, time.monotonic()
+        self.is_out_of_time = False
+        """It was cancelled because it has been outside the engine for too long."""
 
     def noise_of(self, agent: str) -> TurnNoise:
         """The noise of an agent's turns, which does not depend on when others speak."""
@@ -112,11 +114,6 @@ class Attempt:
         """Time since the engine last sampled for it; 0 while it does."""
         return 0.0 if self._num_sampling else time.monotonic() - self._since
 
-    async def end_of_time(self, max_idle_s: float) -> None:
-        """Returns when it has been outside the engine for too long."""
-        while (left := max_idle_s - self.idle_s) > 0:
-            await asyncio.sleep(max(left, CHECK_S))
-
 
 def longest_wait(attempts: Iterable[Attempt]) -> str:
     """The attempt that has been outside the engine for longest, and what it waits for; empty if none has been for a
@@ -149,6 +146,8 @@ class AgentHost:
         self._requests: dict[int, asyncio.Future[Sampled]] = {}
         self._num_requests = 0
         self._running: dict[int, asyncio.Task[None]] = {}
+        """By number of the episode."""
+        self._watching: asyncio.Task[None] | None = None
 
     def _template_of(self, agent: NamedAgent) -> ChatTemplate:
         if agent.folder is None:
@@ -164,17 +163,24 @@ class AgentHost:
             self._server = SessionServer(limits=ServerLimits(max_sessions=2 * self._settings.max_episodes))
             await self._server.start()
             await self._harness.start()
+        self._watching = asyncio.ensure_future(self._watch())
 
-    async def report_waits(self) -> None:
-        """Reports what episodes wait for, until it is cancelled."""
+    async def _watch(self) -> None:
+        """Ends attempts that have been outside the engine for too long, and reports what episodes wait for."""
         reported = ""
         while True:
-            await asyncio.sleep(REPORT_S)
+            await asyncio.sleep(CHECK_S)
+            for attempt in self._attempts.values():
+                if attempt.idle_s > self._settings.max_idle_s and not attempt.is_out_of_time:
+                    attempt.is_out_of_time = True
+                    self._running[attempt.number].cancel()
             if (text := longest_wait(self._attempts.values())) != reported:
                 self._send(Waiting(text=text))
                 reported = text
 
     async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         await self.abandon()
         if self._harness is not None:
             await self._harness.close()
@@ -271,19 +277,22 @@ class AgentHost:
         session = AgentSession(name, self._template, self, limits, agents=self._templates)
         attempt.counts = session.counts
         self._attempts[name] = attempt
-        work = asyncio.ensure_future(self._play(session, task, attempt))
-        end_of_time = asyncio.ensure_future(attempt.end_of_time(settings.max_idle_s))
+        trajectory: AgentTrajectory | None = None
         try:
-            await asyncio.wait({work, end_of_time}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
-                limit = f"more than {settings.max_idle_s:g} s outside the engine"
-                return session.trajectory(cause="time", detail=limit)
-            reward, printed = work.result()
-            if (end := session.end) is None:
-                return session.trajectory(reward=reward, printed=printed)
-            return session.trajectory(reward=reward, cause=end.cause, detail=end.detail, printed=printed)
+            trajectory = await self._outcome(session, task, attempt)
+        except BaseException:
+            if not attempt.is_out_of_time:
+                raise
+        finally:
+            del self._attempts[name]
+        if trajectory is None or attempt.is_out_of_time:
+            limit = f"more than {settings.max_idle_s:g} s outside the engine"
+            return session.trajectory(cause="time", detail=limit)
+        return trajectory
+
+    async def _outcome(self, session: AgentSession, task: AgentTask, attempt: Attempt) -> AgentTrajectory:
+        try:
+            reward, printed = await self._play(session, task, attempt)
         except EpisodeEnded as raised:
             # What a request met is why a harness raised. It must not hide that the policy has used its turns.
             end = session.end if isinstance(raised, HarnessRaised) and session.end is not None else raised
@@ -291,11 +300,9 @@ class AgentHost:
             if end.cause == "harness_lost" and raised.printed:
                 detail = f"{detail.rstrip()}\nIt printed:\n{raised.printed[-MAX_PRINTED_SHOWN:]}"
             return session.trajectory(cause=end.cause, detail=detail, printed=raised.printed)
-        finally:
-            for one in (work, end_of_time):
-                one.cancel()
-            await asyncio.gather(work, end_of_time, return_exceptions=True)
-            del self._attempts[name]
+        if (end := session.end) is None:
+            return session.trajectory(reward=reward, printed=printed)
+        return session.trajectory(reward=reward, cause=end.cause, detail=end.detail, printed=printed)
 
     async def _play(self, session: AgentSession, task: AgentTask, attempt: Attempt) -> tuple[float | None, str]:
         """One attempt. Returns the reward, and what the harness printed."""
@@ -365,7 +372,6 @@ async def serve(descriptor: int, settings: EpisodeSettings) -> None:
         await writer.drain()
         return
     messages.send(AgentsReady())
-    reporting = asyncio.ensure_future(host.report_waits())
     frames = Frames()
     while received := await _received(reader):
         for number, body in enumerate(frames.feed(received), 1):
@@ -379,7 +385,6 @@ async def serve(descriptor: int, settings: EpisodeSettings) -> None:
                     messages.send(Abandoned(number=abandoned))
             if number % NUM_TOGETHER == 0:
                 await asyncio.sleep(0)
-    reporting.cancel()
     await host.close()
 
 

@@ -60,7 +60,7 @@ class AgentProcess:
         self._process.stdin.write(msgspec.json.encode(settings))
         self._process.stdin.close()
         self._connection, self._on_message = ours, on_message
-        self._messages: queue.Queue[FromAgents | None] = queue.Queue()
+        self._messages: queue.SimpleQueue[FromAgents | None] = queue.SimpleQueue()
         self._numbers = itertools.count(1)
         self._is_ready = False
         self.waits_for = ""

@@ -176,7 +176,7 @@ class RecordedAgents:
             num_steps = min((message.after for message, _, _ in self._heads(logs)), default=0)
         while due := [head for head in self._heads(logs) if head[0].after <= num_steps and head[0].is_ready(head[2])]:
             message, episode, log = min(due, key=lambda head: head[0].place)
-            begins = (said[0] for key in waiting() if self._is_timed and (said := self._said.get(key)))
+            begins = (first[0] for key in waiting() if self._is_timed and (first := self._said.get(key)))
             if any(one.place < message.place and one.after <= num_steps for one in begins):
                 return
             self._said[episode].popleft()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -380,18 +380,14 @@ class AgentSession:
         self._num_turns += 1
         seeds = [None if seed is None else seed + index for index in range(n)]
         samples = [
-            asyncio.ensure_future(
-                self._source.sample(self.id, token_ids, max_new_tokens=max_new_tokens, seed=one, agent=agent)
-            )
+            self._source.sample(self.id, token_ids, max_new_tokens=max_new_tokens, seed=one, agent=agent)
             for one in seeds
         ]
         try:
-            sampled = await asyncio.gather(*samples)
+            sampled = await _all(samples)
         except BaseException as error:
             self._num_turns -= 1  # nothing was served
             self.end = error if isinstance(error, EpisodeEnded) else self.end
-            for one in samples:
-                one.cancel()
             raise
         text = self._speakers[agent].template.text
         cuts = [self._stopped(text, one, stop) for one in sampled]
@@ -446,6 +442,19 @@ class AgentSession:
             num_prompt_tokens=len(history),
             stop=stop,
         )
+
+
+async def _all(samples: Sequence[Coroutine[Any, Any, Sampled]]) -> list[Sampled]:
+    """What they return; if one fails, the others are cancelled."""
+    if len(samples) == 1:  # without a task of its own
+        return [await samples[0]]
+    tasks = [asyncio.ensure_future(one) for one in samples]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for one in tasks:
+            one.cancel()
+        raise
 
 
 def _finite(reward: float) -> float:
