@@ -1,8 +1,11 @@
 """Jobs that train several policies: the same numbers under every plan, after a lost actor and when they are resumed."""
 
-import pytest
+import json
 
-from command_line import flags, last_checkpoint, numbers, rlinf, rows, train_and_kill, train_here, weights
+import pytest
+import torch
+
+from command_line import flags, last_checkpoint, numbers, rlinf, rows, tensors, train_and_kill, train_here, weights
 
 TEAM = """
 async def play(session, task):
@@ -55,9 +58,9 @@ def run(tmp_path_factory):
 
 def without_times(path):
     """An episode's time outside the engine is measured."""
-    steps, evaluations, tensors = numbers(path)
+    steps, evaluations, weights_of = numbers(path)
     steps = [{key: value for key, value in row.items() if not key.endswith("outside_engine_s")} for row in steps]
-    return steps, evaluations, tensors
+    return steps, evaluations, weights_of
 
 
 def test_each_policy_learns_and_both_begin_alike(run):
@@ -67,9 +70,9 @@ def test_each_policy_learns_and_both_begin_alike(run):
     assert {path.name for path in (checkpoint / "policies" / "second").iterdir()} == {
         path.name for path in checkpoint.iterdir() if path.name not in ("policies", "state.json", "SHA256SUMS")
     }
-    tensors = weights(run)
-    own = {name: data for name, data in tensors.items() if name.startswith("model/")}
-    assert all(tensors[name.replace("model/", SECOND, 1)] != data for name, data in own.items() if "proj" in name)
+    saved = weights(run)
+    own = {name: data for name, data in saved.items() if name.startswith("model/")}
+    assert all(saved[name.replace("model/", SECOND, 1)] != data for name, data in own.items() if "proj" in name)
 
 
 @pytest.mark.parametrize("mode", ["disaggregated", "hybrid"])
@@ -112,3 +115,26 @@ def test_a_replay_ends_with_the_weights_of_all_policies(tmp_path):
     done = rlinf("replay", run, "--output", tmp_path / "again")
     assert "replayed 6 steps: samples, rewards and weights are the recorded ones" in done.stdout, done.stderr
     assert weights(tmp_path / "again") == weights(run)
+
+
+def test_each_policy_is_exported_from_a_checkpoint(run, tmp_path):
+    done = rlinf("export", run, "--policy", "second", "--output", tmp_path / "model")
+    assert done.returncode == 0, done.stderr
+    exported, own = tensors(tmp_path / "model"), tensors(last_checkpoint(run) / SECOND)
+    assert exported.keys() == own.keys() and all(torch.equal(exported[name], own[name]) for name in own)
+    assert "| policy | `second`" in (tmp_path / "model" / "README.md").read_text()
+    done = rlinf("export", run, "--policy", "third", "--output", tmp_path / "third")
+    assert done.returncode == 2 and "it has second" in done.stderr
+
+
+def test_an_evaluation_plays_with_all_policies_of_a_checkpoint(run, tmp_path):
+    secrets = [json.dumps({"question": f"!{secret}=", "answer": str(secret)}) for secret in range(4)]
+    (tmp_path / "secrets.jsonl").write_text("\n".join(secrets))
+    line = ["eval", f"secrets={tmp_path / 'secrets.jsonl'}", "--benchmarks.secrets.reward", "exact"]
+    line += ["--cluster.num_devices", "1", "--temperature", "1.0"]
+    done = rlinf(*line, "--model", run, "--output", tmp_path / "eval")
+    assert done.returncode == 0, done.stderr
+    samples = [json.loads(row) for row in (tmp_path / "eval" / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 4 and all(not row["cause"] for row in samples)
+    done = rlinf(*line, "--model", last_checkpoint(run) / SECOND, "--output", tmp_path / "alone")
+    assert done.returncode == 2 and "one of several policies that the run trained together" in done.stderr

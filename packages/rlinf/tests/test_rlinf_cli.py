@@ -60,6 +60,7 @@ def test_the_public_command_line_is_this():
             "--push",
             "--private",
             "--checkpoint",
+            "--policy",
             "--dtype",
             "--merged",
         ],

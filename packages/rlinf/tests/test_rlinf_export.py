@@ -13,9 +13,11 @@ from rlinf.cli.main import main
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import Override
+from rlinf.errors import UserError
 from rlinf.jobs.acting import env_spec, policy_settings
 from rlinf.jobs.env_interface import probe
 from rlinf.run_folder import RunFolder
+from rlinf.run_folder.checkpoints import further_policies, refuse_damaged_model
 from rlinf_workers.models import ModelSettings, index_name, index_of, write_tensors
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.models.weight_files import WeightFiles, file_names
@@ -39,6 +41,22 @@ def save(run: Path, step: int, kind: ModelAdapter, score: float | None = None, c
             files.add_model(ReplicatedBackend(kind, worker, optimizer=None, num_shards=1), "model")
             digests.update(files.start().wait())
     return run / "checkpoints" / f"step-{step:06d}"
+
+
+def test_a_damaged_model_of_a_further_policy_is_refused_and_no_other(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run", config_yaml="name: a\n", command=["rlinf"], keep_checkpoints=1)
+    with folder, folder.new_checkpoint(1, {"own_score": None}) as path:
+        for model in (path / "model", path / "policies" / "second" / "model"):
+            model.mkdir(parents=True)
+            (model / "model.safetensors").write_bytes(b"weights")
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000001"
+    assert further_policies(checkpoint) == ("second",)
+    second = checkpoint / "policies" / "second" / "model"
+    refuse_damaged_model(second, key="model.path")
+    (second / "model.safetensors").write_bytes(b"others")
+    refuse_damaged_model(checkpoint / "model", key="model.path")
+    with pytest.raises(UserError, match=r"model\.path=.*second/model: checkpoint step-000001 is damaged"):
+        refuse_damaged_model(second, key="model.path")
 
 
 @pytest.fixture(scope="module")

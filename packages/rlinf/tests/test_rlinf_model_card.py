@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 from hub_server import HubServer, hub_server
 from rlinf.cli.main import main
 from rlinf.run_folder import RunFolder
+from rlinf.run_folder.model_card import TrainedBy
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = {
@@ -45,6 +47,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (path / "model" / "config.json").write_text('{"model_type": "qwen2"}')
             (path / "model" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return folder
+
+
+def test_a_further_policy_has_the_base_that_its_agent_names_or_that_of_the_first(run: Path):
+    checkpoint = run / "checkpoints" / "step-000020"
+    agents = {"solver": {}, "critic": {"path": "org/critic"}, "editor": {"policy": "second"}}
+    for policy, base in (("critic", "org/critic"), ("second", f"org/base@{COMMIT}"), (None, f"org/base@{COMMIT}")):
+        card = TrainedBy.read(checkpoint, policy)
+        assert replace(card, config=CONFIG | {"rollout": {"agent": {"agents": agents}}}).base == base
 
 
 def head_of(card: str) -> dict:

@@ -35,6 +35,9 @@ def add_parser(subparsers: Any) -> None:
         metavar="WHICH",
         help=f"checkpoint of a run: {NEWEST} (default), {BEST} by its score, or a name such as step-000100",
     )
+    parser.add_argument(
+        "--policy", metavar="NAME", help="a further policy of a run whose agents have several (default: the first)"
+    )
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as trained)")
     parser.add_argument(
         "--merged", action="store_true", help="for a run with LoRA: write the base merged with the adapter"
@@ -62,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _exported(args: argparse.Namespace, checkpoint: Path, folder: Path) -> Exported:
     try:
-        return export(checkpoint, folder, args.dtype, merged=args.merged, name=args.push)
+        return export(checkpoint, folder, args.dtype, merged=args.merged, name=args.push, policy=args.policy)
     except PermissionError as error:
         raise cannot_write(folder, error) from error
 

@@ -10,7 +10,14 @@ from rlinf.config.inputs import check_model_folder, is_adapter
 from rlinf.errors import UserError
 from rlinf.jobs.models import check_end_tokens, code_notes
 from rlinf.run_folder.adapters import check_adapter
-from rlinf.run_folder.checkpoints import CHECKPOINTS, MODEL, checkpoint_steps, is_checkpoint, refuse_damaged_model
+from rlinf.run_folder.checkpoints import (
+    CHECKPOINTS,
+    MODEL,
+    checkpoint_of,
+    checkpoint_steps,
+    is_checkpoint,
+    refuse_damaged_model,
+)
 from rlinf.run_folder.fingerprints import model_fingerprint
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
 
@@ -71,6 +78,8 @@ def model_folder(path: Path) -> Path:
 
 def run_folder(model: Path) -> Path | None:
     """Returns the run that wrote a model folder, `run/checkpoints/step-000100/model`; None for other models."""
-    checkpoints = model.resolve().parent.parent
-    is_in_run = checkpoints.name == CHECKPOINTS and (checkpoints.parent / "config.yaml").is_file()
-    return checkpoints.parent if is_in_run else None
+    checkpoint = checkpoint_of(model.resolve())
+    if checkpoint is None or checkpoint.parent.name != CHECKPOINTS:
+        return None
+    run = checkpoint.parent.parent
+    return run if (run / "config.yaml").is_file() else None

@@ -12,7 +12,7 @@ import re
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from rlinf.errors import UserError
 from rlinf.evaluation.benchmarks import Benchmark, Benchmarks, prepare_benchmarks
 from rlinf.evaluation.folder import EvalFolder
 from rlinf.evaluation.model import EvaluatedModel, load_model
+from rlinf.evaluation.policies import check_policies
 from rlinf.evaluation.run_prompt import prompted_as_in_run
 from rlinf.evaluation.scores import DISCARDED, RIGHT, WRONG, BenchmarkScores, score_benchmark
 from rlinf.jobs.agents import check_agent
@@ -45,7 +46,7 @@ from rlinf.tasks.prompts import PromptEncoder
 from rlinf_sched import Cluster, ProfileError, plan_for_mode
 from rlinf_sched.derive import JobShape, Lengths, ModelShape
 from rlinf_workers import Executor, Flow, StepContext, WorkersError
-from rlinf_workers.agents import EpisodeSettings
+from rlinf_workers.agents import EpisodeSettings, NamedAgent
 from rlinf_workers.launchers import Interpreter
 from rlinf_workers.models import ModelSettings
 from rlinf_workers.roles import (
@@ -224,13 +225,13 @@ class EvalRun:
         return flow
 
     def _tokenizers_of_partners(self) -> dict[str, Any]:
-        paths = {} if self.config.agent is None else self.config.agent.partner_paths
+        paths = {} if self.config.agent is None else self.config.agent.models
         return {name: load_checkpoint_tokenizer(path, f"agent.agents.{name}.path") for name, path in paths.items()}
 
     def _episodes(self, agent: AgentConfig) -> EpisodeSettings:
         return EpisodeSettings(
             **agent.episode_options,
-            agents=named_agents(agent),
+            agents={name: _untrained(one) for name, one in named_agents(agent).items()},
             max_new_tokens=self.config.max_new_tokens,
             tokenizer_folder=str(self.model.folder),
             chat_options=self.config.chat_options if self.benchmarks.encoder.is_chat else {},
@@ -306,12 +307,18 @@ def prepare(config: EvalConfig) -> EvalRun:
     check_architecture(model.folder, ways, num_tokens=num_tokens, key="model")
     if config.agent is not None:
         check_agent(config.agent, config.chat_options, model.folder, at="", model_key="model")
+        check_policies(config.agent)
         notes += check_partners(config.agent, config.chat_options, ways, "")
     if config.prompt_format == "auto":
         notes.append(f"prompt_format=auto: {benchmarks.encoder.describe()}")
     notes += model.notes
     notes += [note for benchmark in benchmarks.sets for note in benchmark.notes]
     return EvalRun(config=config, model=model, benchmarks=benchmarks, cluster=cluster, notes=notes, venvs=venvs)
+
+
+def _untrained(agent: NamedAgent) -> NamedAgent:
+    """The agent in an evaluation: one with a model of its own is a partner."""
+    return agent if agent.folder is None else replace(agent, trains=False, trainer="")
 
 
 def num_sequence_tokens(config: EvalConfig, benchmarks: Benchmarks) -> int:

@@ -15,6 +15,7 @@ from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.evaluation.model import EvaluatedModel, run_folder
+from rlinf.evaluation.policies import as_in_checkpoint
 from rlinf.jobs.spec import job_spec
 from rlinf.tasks.prompts import is_chat
 from rlinf.tasks.published import published_set
@@ -51,7 +52,7 @@ def prompted_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalC
         if benchmark.prompt_template is None and _is_choice(name, benchmark) == (run.reward.kind == CHOICE):
             benchmarks[name] = benchmark.model_copy(update={"prompt_template": template})
     stop = run.rollout.stop if config.stop is None else config.stop
-    agent, agent_notes = _agent_of(config, run, folder)
+    agent, agent_notes = _agent_of(config, run, folder, model.folder)
     settings = config.model_copy(update={**taken, "benchmarks": benchmarks, "stop": stop, **agent})
 
     values = {key: (getattr(settings, key), value) for key, value in trained.items() if asks_chat}
@@ -71,7 +72,7 @@ def prompted_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalC
     ]
 
 
-def _agent_of(config: EvalConfig, run: ReasoningConfig, folder: Path) -> tuple[dict[str, Any], list[str]]:
+def _agent_of(config: EvalConfig, run: ReasoningConfig, folder: Path, model: Path) -> tuple[dict[str, Any], list[str]]:
     """Returns the settings of the run's episodes that the command line does not set, and a note about them."""
     rollout = run.rollout
     if rollout.agent is None:
@@ -82,6 +83,8 @@ def _agent_of(config: EvalConfig, run: ReasoningConfig, folder: Path) -> tuple[d
     if config.engine == rollout.engine:
         offered["engine_options"] = rollout.engine_options
     taken = {key: value for key, value in offered.items() if key not in config.model_fields_set}
+    if "agent" in taken:
+        taken["agent"] = as_in_checkpoint(rollout.agent, model)
     settings = config.model_copy(update=taken)
     if problem := settings.engine_spec.episodes_problem(settings.engine_options):
         raise UserError(f"engine={settings.engine} cannot run the episodes of {folder}: {problem}")

@@ -52,6 +52,19 @@ def policy_folder(policy: str | None) -> str:
     return "" if policy is None else f"{POLICIES}/{policy}"
 
 
+def further_policies(checkpoint: Path) -> tuple[str, ...]:
+    """The names of the further policies in a checkpoint."""
+    folder = checkpoint / POLICIES
+    return tuple(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else ()
+
+
+def checkpoint_of(model: Path) -> Path | None:
+    """Returns the checkpoint that a model folder belongs to, as that of one of its policies; None: to none."""
+    policy = model.parent
+    checkpoint = policy.parent.parent if policy.parent.name == POLICIES else policy
+    return checkpoint if model.name == MODEL and is_checkpoint(checkpoint) else None
+
+
 def checkpoint_name(step: int) -> str:
     return f"step-{step:06d}"
 
@@ -163,10 +176,10 @@ def refuse_damaged_model(folder: Path, *, key: str) -> None:
 
     Raises: UserError if the checkpoint is damaged.
     """
-    checkpoint = folder.parent
-    if folder.name != MODEL or not is_checkpoint(checkpoint):
+    checkpoint = checkpoint_of(folder)
+    if checkpoint is None:
         return
-    problem = damage(checkpoint, under=f"{MODEL}/")
+    problem = damage(checkpoint, under=f"{folder.relative_to(checkpoint)}/")
     if problem is not None:
         others = [path.name for _, path in checkpoint_steps(checkpoint.parent) if not path.samefile(checkpoint)]
         raise UserError(

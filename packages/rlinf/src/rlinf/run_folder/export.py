@@ -16,7 +16,9 @@ from rlinf.run_folder.checkpoints import (
     MODEL,
     best_checkpoint,
     checkpoint_steps,
+    further_policies,
     is_checkpoint,
+    policy_folder,
     read_state,
     writing_whole,
 )
@@ -83,7 +85,13 @@ def find_checkpoint(path: Path, which: str | None) -> Path:
 
 
 def export(
-    checkpoint: Path, folder: Path, dtype: str | None = None, *, merged: bool = False, name: str | None = None
+    checkpoint: Path,
+    folder: Path,
+    dtype: str | None = None,
+    *,
+    merged: bool = False,
+    name: str | None = None,
+    policy: str | None = None,
 ) -> Exported:
     """Writes the model of a checkpoint with a model card, after checking the digests; the folder appears only when it
     is complete. For a run with LoRA, writes the adapter in peft's format, or with `merged` the base model merged with
@@ -93,13 +101,20 @@ def export(
         folder: must not exist, or be empty.
         dtype: dtype of the floating-point tensors; None copies them unchanged.
         name: of the model, for its card; None: the folder's name.
+        policy: a further policy; None: the policy of model.path.
 
     Raises: UserError.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--output={folder} is there already", hint="an export overwrites nothing; choose another name")
-    check_whole(checkpoint)
-    model = checkpoint / MODEL
+    if policy is not None and policy not in (policies := further_policies(checkpoint)):
+        raise UserError(
+            f"--policy {policy}: {checkpoint} has no such policy",
+            hint=f"it has {', '.join(policies)}" if policies else "it has one policy; leave --policy out",
+        )
+    model = checkpoint / policy_folder(policy) / MODEL
+    inside = f"{model.relative_to(checkpoint)}/"
+    check_whole(checkpoint, inside)
     adapts = is_adapter(model)
     if merged and not adapts:
         raise UserError(f"--merged: {checkpoint} holds a whole model, no adapter", hint="leave --merged out")
@@ -114,9 +129,9 @@ def export(
             write_merged(model, partial, dtype)
         else:
             write = copy_plain if dtype is None else _in_dtype(dtype)
-            for file in checked_files(checkpoint, f"{MODEL}/"):
+            for file in checked_files(checkpoint, inside):
                 write(file, partial / file.name)
-        write_card(partial, checkpoint, name=name or folder.name)
+        write_card(partial, checkpoint, name=name or folder.name, policy=policy)
     weights = list(folder.glob("*.safetensors"))
     state = read_state(checkpoint)
     score = state.get("own_score")
@@ -131,13 +146,17 @@ def export(
     )
 
 
-def check_whole(checkpoint: Path) -> None:
-    """Raises: UserError if the model of a checkpoint is damaged."""
-    problem = damage(checkpoint, under=f"{MODEL}/")
+def check_whole(checkpoint: Path, under: str = f"{MODEL}/") -> None:
+    """Raises: UserError if a model of a checkpoint is damaged.
+
+    Args:
+        under: its folder in the checkpoint.
+    """
+    problem = damage(checkpoint, under=under)
     if problem is None:
         return
     earlier = [path for _, path in checkpoint_steps(checkpoint.parent) if path.name < checkpoint.name]
-    whole = next((path for path in reversed(earlier) if damage(path, under=f"{MODEL}/") is None), None)
+    whole = next((path for path in reversed(earlier) if damage(path, under=under) is None), None)
     raise UserError(
         f"checkpoint {checkpoint} is damaged: {problem}",
         hint=f"the newest whole one before it is {whole}" if whole else "copy it again; no earlier one is whole",

@@ -42,9 +42,11 @@ class TrainedBy:
     step: int
     metrics: Mapping[str, float]
     """Of the evaluation of the checkpoint; empty if there was none."""
+    policy: str | None = None
+    """A further policy; None: the policy of model.path."""
 
     @classmethod
-    def read(cls, checkpoint: Path) -> TrainedBy:
+    def read(cls, checkpoint: Path, policy: str | None = None) -> TrainedBy:
         """Reads the folder of the run that a checkpoint lies in. Raises: UserError for links."""
         run = checkpoint.parent.parent
         step = int(read_state(checkpoint).get("step", 0))
@@ -56,6 +58,7 @@ class TrainedBy:
             manifest=manifest if isinstance(manifest, dict) else {},
             step=step,
             metrics=rows[-1].get("metrics", {}) if rows else {},
+            policy=policy,
         )
 
     def at(self, *keys: str) -> Any:
@@ -72,8 +75,15 @@ class TrainedBy:
     @property
     def base(self) -> str | None:
         """The model that it started from; None for a model with random weights."""
-        path = self.at("model", "path") or self.at("policy", "options", "folder")
+        path = self._path_of_policy or self.at("model", "path") or self.at("policy", "options", "folder")
         return str(path) if path else None
+
+    @property
+    def _path_of_policy(self) -> str | None:
+        """The path that an agent gives the further policy."""
+        agents = self.at("rollout", "agent", "agents") or {}
+        of_policy = [one for name, one in agents.items() if (one.get("policy") or name) == self.policy]
+        return next((one["path"] for one in of_policy if one.get("path")), None)
 
     @property
     def sources(self) -> list[str]:
@@ -86,15 +96,16 @@ class TrainedBy:
         return [str(path) for path in paths]
 
 
-def write_card(folder: Path, checkpoint: Path, *, name: str | None = None) -> None:
+def write_card(folder: Path, checkpoint: Path, *, name: str | None = None, policy: str | None = None) -> None:
     """Writes the card of an exported model, unless the folder has one.
 
     Args:
         name: of the model on the Hub; None: the folder's.
+        policy: a further policy; None: the policy of model.path.
     Raises: UserError.
     """
     if not (folder / CARD).exists():
-        text = card_text(TrainedBy.read(checkpoint), folder, name=name or folder.name)
+        text = card_text(TrainedBy.read(checkpoint, policy), folder, name=name or folder.name)
         (folder / CARD).write_text(text, encoding="utf-8")
 
 
@@ -199,6 +210,8 @@ def _facts(run: TrainedBy) -> Iterator[tuple[str, str]]:
     for label, keys in (("algorithm", ("algorithm", "name")), ("reward", ("reward", "kind"))):
         if value := run.at(*keys):
             yield label, f"`{value}`"
+    if run.policy is not None:
+        yield "policy", f"`{run.policy}`, one of several that were trained together"
     yield "training steps", f"{run.step:,}"
     if "seed" in run.config:
         yield "seed", str(run.config["seed"])
