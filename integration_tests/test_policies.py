@@ -138,3 +138,23 @@ def test_an_evaluation_plays_with_all_policies_of_a_checkpoint(run, tmp_path):
     assert len(samples) == 4 and all(not row["cause"] for row in samples)
     done = rlinf(*line, "--model", last_checkpoint(run) / SECOND, "--output", tmp_path / "alone")
     assert done.returncode == 2 and "one of several policies that the run trained together" in done.stderr
+
+
+def test_policies_with_models_of_their_own_train_adapters_of_them_and_resume(run, tmp_path):
+    """With a KL to each model without its adapter."""
+    pytest.importorskip("peft")
+    first, second = (last_checkpoint(run) / folder for folder in ("model/", SECOND))
+    removed = ("model.architecture", "sft_warm_up", "rollout.agent.agents")
+    keys = {key: value for key, value in KEYS.items() if not key.startswith(removed)}
+    keys |= {"model.path": first, "model.architecture": "null", "sft_warm_up": "null"}
+    keys |= {"rollout.agent.agents.guesser.path": second, "actor.lora.rank": 2, "algorithm.kl_coef": 0.01}
+    keys |= {"run.checkpoint_every": 1, "run.num_steps": 2}
+    whole = train_here("guess-team", tmp_path / "whole", keys)
+    adapters = [last_checkpoint(whole) / policy / "model" for policy in (".", "policies/guesser")]
+    bases = [json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] for folder in adapters]
+    assert bases == [str(first), str(second)]
+    assert all(row[f"{prefix}actor/grad_norm"] > 0 for row in rows(whole) for prefix in ("", "policy/guesser/"))
+    assert all("policy/guesser/actor/ref_kl" in row for row in rows(whole))
+    train_here("guess-team", tmp_path / "run", keys | {"run.num_steps": 1})
+    train_here(None, tmp_path / "run", {"run.num_steps": 2})
+    assert weights(tmp_path / "run") == weights(whole)
