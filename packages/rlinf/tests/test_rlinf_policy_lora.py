@@ -68,3 +68,13 @@ def test_a_base_is_its_options_seed_and_files(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     digests.append(policy_digest(with_files))
     assert len(set(digests)) == 4 and digests[0] == digests[3]
+
+
+def test_a_base_has_the_adapter_that_is_added_to_its_files(tmp_path):
+    folders = {"folder": str(tmp_path), "lora_folder": str(tmp_path / "lora")}
+    (tmp_path / "lora").mkdir()
+    digests = []
+    for content in ("one", "another"):
+        (tmp_path / "lora" / "adapter_model.safetensors").write_text(content)
+        digests.append(policy_digest(replace(PI05, options=PI05.options | folders)))
+    assert digests[0] != digests[1]
