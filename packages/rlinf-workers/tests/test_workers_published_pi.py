@@ -132,3 +132,17 @@ def test_a_sentencepiece_file_without_its_package_is_refused(tmp_path, monkeypat
     (tmp_path / "tokenizer.model").write_bytes(b"")
     with pytest.raises(PolicyError, match=r"pip install sentencepiece, or put PaliGemma's tokenizer.json there"):
         tokenizer_ids(str(tmp_path))
+
+
+@pytest.mark.parametrize("are_differences", [True, False])
+def test_statistics_that_contradict_the_recipe_are_noted(folder, kind, are_differences):
+    """LIBERO's hand is turned by about pi; openpi takes the state away from the actions of its `pi0_libero`."""
+    path = folder / "assets" / "lab" / "norm_stats.json"
+    statistics = json.loads(path.read_text())["norm_stats"]
+    statistics["state"]["mean"] = [2.97, 0.0, 0.0, 0.0]
+    statistics["actions"]["mean"] = [-2.95 if are_differences else 0.02, 0.0, 0.0, 0.0]
+    path.write_text(json.dumps({"norm_stats": statistics}))
+    right, wrong = (_options(folder, relative_to_state=choice) for choice in (are_differences, not are_differences))
+    assert POLICIES[kind].needs(FIELDS, ACTIONS, **right).notes == ()
+    (note,) = POLICIES[kind].needs(FIELDS, ACTIONS, **wrong).notes
+    assert f"relative_to_state is {str(not are_differences).lower()}, but the statistics of dataset='lab'" in note

@@ -52,7 +52,7 @@ from rlinf_workers.policies.pi0.openpi_files import checked_config, is_openpi, o
 from rlinf_workers.policies.pi0.options import Pi0Options, check_checkpoint, check_sizes, check_spaces
 from rlinf_workers.policies.pi0.processor import PromptTokenizer, make_prompts, prepare_pictures
 from rlinf_workers.policies.pi0.spec import SPEC, Pi0Spec
-from rlinf_workers.policies.pi0.statistics import normalizers
+from rlinf_workers.policies.pi0.statistics import difference_notes, normalizers
 from rlinf_workers.policies.pictures import colour_cameras
 from rlinf_workers.policies.published import checkpoint_of, copy_others, write_weights
 from rlinf_workers.trainers.base import ModelOutputs
@@ -76,7 +76,9 @@ class Pi0(Policy):
         check_instructions(fields, cls.make_prompts(chosen, fields["state"].shape[0]).check)
         normalizers(chosen, fields["state"].shape[0], actions)
         prompt = ("instruction",) if "instruction" in fields else ()
-        notes = () if chosen.folder is None else ignored_heads(WeightFiles(chosen.folder))
+        notes = difference_notes(chosen, actions.low.numel())
+        if chosen.folder is not None:
+            notes += ignored_heads(WeightFiles(chosen.folder))
         return Needs(reads=("state", *cameras, *prompt), chunk_size=chosen.chunk_size, notes=notes)
 
     def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:

@@ -20,6 +20,8 @@ from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.pi0.options import Pi0Options
 
 EPSILON = 1e-6
+FAR = 1.0
+"""Means of a state that are farther from 0 than LIBERO's and most robots' actions."""
 FILE, ASSETS = "norm_stats.json", "assets"
 NEEDED = {"mean_std": ("mean", "std"), "quantiles": ("q01", "q99")}
 
@@ -56,6 +58,29 @@ def normalizers(options: Pi0Options, state_size: int, actions: ActionSpec) -> tu
     return (
         _of_statistics(options, statistics, "state", state_size),
         _of_statistics(options, statistics, "actions", num_actions),
+    )
+
+
+def difference_notes(options: Pi0Options, num_actions: int) -> tuple[str, ...]:
+    """A note if the statistics contradict `relative_to_state`. Where the mean of a state is far from 0, as an angle of
+    LIBERO's hand near pi, differences to the state have about its negative as mean, and actions do not."""
+    if options.folder is None or options.normalization == "bounds":
+        return ()
+    statistics = _read(options)
+    states, actions = (statistics.get(name, {}).get("mean") or [] for name in ("state", "actions"))
+    pairs = list(zip(states, actions[: num_actions - 1], strict=False))  # the last number is the gripper's
+    telling = [(state, action) for state, action in pairs if abs(state) > FAR]
+    if not telling:
+        return ()
+    are_differences = all(abs(state + action) < abs(state) / 4 for state, action in telling)
+    if are_differences == options.relative_to_state:
+        return ()
+    state, action = telling[0]
+    kind = "differences to the state" if are_differences else "actions, not differences to the state"
+    return (
+        f"policy.options.relative_to_state is {str(options.relative_to_state).lower()}, but the statistics of "
+        f"dataset={options.dataset!r} look like those of {kind}: a number of the state has the mean {state:.2f}, and "
+        f"of the actions {action:.2f}",
     )
 
 
