@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from workers_openpi_files import WORDS, write_layout
 
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.policies.base import PolicyError
+from rlinf_workers.policies.base import Policy, PolicyError
+from rlinf_workers.policies.pi0.openpi_files import own_name
 from rlinf_workers.policies.pi0.policy import Pi0
 from rlinf_workers.policies.pi0.processor import tokenizer_ids
 from rlinf_workers.policies.pi05.policy import Pi05
@@ -146,3 +147,35 @@ def test_statistics_that_contradict_the_recipe_are_noted(folder, kind, are_diffe
     assert POLICIES[kind].needs(FIELDS, ACTIONS, **right).notes == ()
     (note,) = POLICIES[kind].needs(FIELDS, ACTIONS, **wrong).notes
     assert f"relative_to_state is {str(not are_differences).lower()}, but the statistics of dataset='lab'" in note
+
+
+KEPT_BY_OPENPI = (
+    "vision_tower.vision_model.embeddings.patch_embedding.",
+    "vision_tower.vision_model.embeddings.position_embedding.",
+    "input_layernorm",
+    "post_attention_layernorm",
+    "model.norm",
+)
+"""Of openpi's `to_bfloat16_for_selected_params`, which converts the other parameters of `paligemma_with_expert`."""
+
+
+def test_bfloat16_leaves_in_float32_what_openpi_leaves(folder, kind):
+    policy = POLICIES[kind](FIELDS, ACTIONS, **_options(folder, dtype="bfloat16"))
+    wide = {name for name, parameter in policy.named_parameters() if parameter.dtype == torch.float32}
+    wide_in_openpi = {
+        f"model.{own_name(name, policy.spec)}"
+        for name in load_file(folder / "model.safetensors")
+        if not name.startswith("paligemma_with_expert.") or any(part in name for part in KEPT_BY_OPENPI)
+    }
+    assert {name for name in wide if not name.startswith(("value_head.", "noise_head."))} == wide_in_openpi
+    assert any(parameter.dtype == torch.bfloat16 for parameter in policy.parameters())
+    expected = _actions(kind, _options(folder))
+    torch.testing.assert_close(_actions(kind, _options(folder, dtype="bfloat16")), expected, rtol=0, atol=0.1)
+    policy.evaluate(*_sampled(policy)).logprobs.sum().backward()
+
+
+def _sampled(policy: Policy) -> tuple:
+    fields = random_fields(FIELDS, 2)
+    with torch.no_grad():
+        answer = policy.act(fields, torch.randn(2, policy.noise_size))
+    return fields, answer.actions, answer.extras

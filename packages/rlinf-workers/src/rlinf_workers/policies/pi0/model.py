@@ -39,15 +39,23 @@ def make_model(options: Pi0Options, state_size: int, action_size: int) -> nn.Mod
         if torch.get_default_device().type == "meta":
             return PI0ForConditionalGeneration(PI0Config.from_pretrained(options.folder, local_files_only=True))
         return PI0ForConditionalGeneration.from_pretrained(
-            options.folder, dtype=getattr(torch, options.dtype), local_files_only=True
-        )
+            options.folder, dtype=torch.float32, local_files_only=True
+        )  # some parameters stay so
     return PI0ForConditionalGeneration(PI0Config(**small_config(options, state_size, action_size))).float()
 
 
 def write_model(model: Any, folder: Path, output: Path, dtype: torch.dtype | None) -> None:
     """Writes transformers' pi0 with its config, in `dtype` or in that of the checkpoint in `folder`."""
     dtype = dtype or getattr(torch, next(iter(WeightFiles(folder).specs.values())).dtype)
-    (model if model.dtype == dtype else copy.deepcopy(model).to(dtype)).save_pretrained(output)
+    is_whole = all(parameter.dtype == dtype for parameter in model.parameters())
+    (model if is_whole else copy.deepcopy(model).to(dtype)).save_pretrained(output)
+
+
+def cast_embedded_patches(model: Any) -> None:
+    """Converts embedded patches, whose weights are float32, to the dtype of the layers that read them."""
+    vision = model.model.vlm.vision_tower
+    dtype = vision.encoder.layers[0].mlp.fc1.weight.dtype
+    vision.embeddings.register_forward_hook(lambda _, __, embedded: embedded.to(dtype))
 
 
 def new_openpi_model(config: Mapping[str, Any]) -> nn.Module:

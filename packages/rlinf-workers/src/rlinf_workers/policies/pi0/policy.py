@@ -11,6 +11,7 @@ Legend: as in model.py; K actions that are executed, A their dimensions, S denoi
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -41,6 +42,7 @@ from rlinf_workers.policies.instructions import check_instructions
 from rlinf_workers.policies.layers import in_own_dtype
 from rlinf_workers.policies.pi0.model import (
     Prefix,
+    cast_embedded_patches,
     expert_features,
     freeze_untrained,
     make_model,
@@ -59,6 +61,14 @@ from rlinf_workers.trainers.base import ModelOutputs
 
 NOISE_HEAD_WIDTHS = (128, 64)
 """Width of the network that learns Flow-Noise's standard deviations, as in the authors' code."""
+
+
+WIDE = re.compile(
+    r"^(value|noise)_head\.|^model\.(action_|time_|embed_action_time)|\.(patch|position)_embedding\."
+    r"|\.(input_layernorm|post_attention_layernorm|norm)\."
+)
+"""Names of the parameters that stay in float32 whatever `dtype` is: norms of both Gemmas, embeddings of patches and of
+their positions, layers of actions and times (openpi's `to_bfloat16_for_selected_params`), and our heads."""
 
 
 class Pi0(Policy):
@@ -93,8 +103,10 @@ class Pi0(Policy):
             torch.manual_seed(seed)
             self.model: Any = self.make_model(chosen, state_size, action_size)
             self._add_heads()
-        for parameter in self.parameters():
-            parameter.data = parameter.data.to(getattr(torch, chosen.dtype))
+        for name, parameter in self.named_parameters():
+            parameter.data = parameter.data.to(torch.float32 if WIDE.search(name) else getattr(torch, chosen.dtype))
+        if chosen.dtype != "float32":
+            cast_embedded_patches(self.model)
         freeze_untrained(self.model, chosen)
         config = self.model.config
         self._predicted = (config.chunk_size, config.max_action_dim)

@@ -44,10 +44,10 @@ class AdaptiveNorm(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
         """[n, H, E] and [n, E] -> the normalised input, [n, H, E], and the gate, [n, 1, E]."""
-        scale, shift, gate = self.dense(condition)[:, None].chunk(3, dim=-1)
+        scale, shift, gate = self.dense(condition.to(self.dense.weight.dtype))[:, None].chunk(3, dim=-1)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._epsilon)
-        return (normed * (1 + scale) + shift).to(x.dtype), gate
+        return (normed * (1 + scale) + shift).to(x.dtype), gate.to(x.dtype)
 
 
 class AdaptiveLayer(nn.Module):
@@ -120,7 +120,7 @@ class Pi05Model(nn.Module):
         condition = functional.silu(self.time_mlp_in(self._waves(times).to(dtype)))
         condition = functional.silu(self.time_mlp_out(condition))
         embeddings = self.action_in_proj(chunk.to(dtype)).to(prefix.dtype)
-        features = self.model["dit"](embeddings, condition.to(prefix.dtype), prefix)
+        features = self.model["dit"](embeddings, condition, prefix)
         prefix.cache.crop(prefix.mask.shape[1] - prefix.cache.get_seq_length())
         return features
 

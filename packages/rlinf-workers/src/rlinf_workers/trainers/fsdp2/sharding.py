@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -43,6 +44,23 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return [layer for layers in lists for layer in layers if type(layer).__name__ in names]
 
 
+def _of_another_dtype(module: nn.Module) -> list[nn.Module]:
+    """Modules whose own trained parameters differ in dtype from most of those that are not sharded yet: `fully_shard`
+    sums gradients of one dtype together."""
+    own = {
+        part: [p for p in part.parameters(recurse=False) if p.requires_grad and not isinstance(p, DTensor)]
+        for part in module.modules()
+    }
+    sizes = Counter[torch.dtype]()
+    for parameters in own.values():
+        for parameter in parameters:
+            sizes[parameter.dtype] += parameter.numel()
+    if len(sizes) < 2:
+        return []
+    most = sizes.most_common(1)[0][0]
+    return [part for part, parameters in own.items() if any(parameter.dtype != most for parameter in parameters)]
+
+
 def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None) -> Root:
     """Shards each layer and the rest of the model over the mesh; each rank keeps its shards on the mesh's device.
 
@@ -54,7 +72,11 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
     for layer in layers_of(model):
         if getattr(layer, "may_be_unread", False):
             continue  # gathering is triggered by the gradient of the output, which may be unused here
+        for part in _of_another_dtype(layer):
+            fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    for part in _of_another_dtype(model):
+        fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     root = Root(model)
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in root.modules():

@@ -9,6 +9,7 @@ two ranks compute (s0 + s2) + (s1 + s3), which equals one rank's sum up to round
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -27,8 +28,8 @@ T = TypeVar("T")
 
 
 class ReplicatedBackend:
-    """The model, a gradient buffer per shard and the optimizer; see trainers/base.py for the contract of the
-    methods."""
+    """The model, a gradient buffer per shard and dtype of parameters, and the optimizer; see trainers/base.py for the
+    contract of the methods."""
 
     _optimizer: torch.optim.AdamW
     num_steps = 0
@@ -42,7 +43,8 @@ class ReplicatedBackend:
         self._moved = MovedModel(self._model, self._places)
         self.shards: Sequence[int] = []
         """Empty if the model is frozen."""
-        self._buffers: dict[int, Tensor] = {}
+        self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
+        """(Shard, dtype of parameters) -> their gradients, flat."""
         self._statistics: dict[int, Tensor] = {}
         self._attached: int | None = None
         """The shard whose buffer the parameters' gradients are views of."""
@@ -71,15 +73,22 @@ class ReplicatedBackend:
         return self._kind.answers(self._model, batch, entropies=entropies)
 
     def _make_buffers(self) -> None:
-        size, first = sum(parameter.numel() for parameter in self._parameters), self._parameters[0]
-        self._buffers = {shard: torch.zeros(size, dtype=first.dtype, device=first.device) for shard in self.shards}
+        sizes, device = Counter[torch.dtype](), self._parameters[0].device
+        for parameter in self._parameters:
+            sizes[parameter.dtype] += parameter.numel()
+        self._buffers = {
+            (shard, dtype): torch.zeros(size, dtype=dtype, device=device)
+            for shard in self.shards
+            for dtype, size in sizes.items()
+        }
 
     def begin(self, num_statistics: int) -> None:
         if not self._buffers:
             self._make_buffers()
         self._is_updating = True
+        for buffer in self._buffers.values():
+            buffer.zero_()
         for shard in self.shards:
-            self._buffers[shard].zero_()
             self._statistics[shard] = torch.zeros(num_statistics, dtype=torch.float64)
 
     def backward(self, shard: int, batch: Any, loss_of: LossOf, *, entropies: bool = False) -> None:
@@ -94,15 +103,18 @@ class ReplicatedBackend:
     def finish_backward(self) -> list[float]:
         first, *others = self.shards
         for shard in others:
-            self._buffers[first] += self._buffers[shard]
             self._statistics[first] += self._statistics[shard]
-        self._worker.replicas.sum_(self._buffers[first])
+        for dtype, total in self._of_shard(first).items():
+            for shard in others:
+                total += self._buffers[shard, dtype]
+            self._worker.replicas.sum_(total)
         self._attach(first)
         return self._worker.replicas.sum_(self._statistics[first]).tolist()
 
     def step(self, divisor: float) -> float:
         self._is_updating = False
-        self._buffers[self.shards[0]] *= 1.0 / divisor
+        for total in self._of_shard(self.shards[0]).values():
+            total *= 1.0 / divisor
         grad_norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
         self._settings.begin_step(self._optimizer, self.num_steps, grad_norm, self._worker)
         self._take_step()
@@ -125,12 +137,18 @@ class ReplicatedBackend:
         self._optimizer = optimizer.adamw(named)
         self.num_steps = 0
 
+    def _of_shard(self, shard: int) -> dict[torch.dtype, Tensor]:
+        """The buffers of a shard, by dtype."""
+        return {dtype: buffer for (number, dtype), buffer in self._buffers.items() if number == shard}
+
     def _attach(self, shard: int) -> None:
-        """Makes the parameters' gradients views of a shard's buffer."""
+        """Makes the parameters' gradients views of a shard's buffers."""
         self._attached = shard
-        pieces = self._buffers[shard].split([parameter.numel() for parameter in self._parameters])
-        for parameter, piece in zip(self._parameters, pieces, strict=True):
-            parameter.grad = piece.view_as(parameter)
+        for dtype, buffer in self._of_shard(shard).items():
+            parameters = [parameter for parameter in self._parameters if parameter.dtype == dtype]
+            pieces = buffer.split([parameter.numel() for parameter in parameters])
+            for parameter, piece in zip(parameters, pieces, strict=True):
+                parameter.grad = piece.view_as(parameter)
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
@@ -163,7 +181,7 @@ class ReplicatedBackend:
         self._detach()
         self._moved.leave()
         if self._is_updating:
-            self._buffers = {n: self._places.take(f"gradient {n}", buffer) for n, buffer in self._buffers.items()}
+            self._buffers = {at: self._places.take(f"gradient {at}", buffer) for at, buffer in self._buffers.items()}
         else:
             self._buffers, self._attached = {}, None
         self._move_moments(self._places.take)
@@ -172,7 +190,7 @@ class ReplicatedBackend:
     def _return_to(self, device: torch.device) -> None:
         self._detach()
         self._moved.return_to(device)
-        self._buffers = {n: self._places.bring(buffer, device) for n, buffer in self._buffers.items()}
+        self._buffers = {at: self._places.bring(buffer, device) for at, buffer in self._buffers.items()}
         self._move_moments(lambda _, moment: self._places.bring(moment, device))
         self._reattach()
 
