@@ -10,11 +10,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 CONTEXT = 20
 """Characters of each side that a difference quotes."""
+_as_json = json.JSONEncoder(sort_keys=True).encode
 
 
 class RequestRefused(ValueError):
@@ -214,11 +217,12 @@ def digests(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, 
     Args:
         thoughts: they count.
     """
-    running = hashlib.blake2b(json.dumps(tools, sort_keys=True).encode(), digest_size=16)
-    prefixes: list[bytes] = []
-    for message in messages:
-        calls = [(call.name, call.values) for call in message.calls]
-        compared = (message.role, message.content, message.thoughts if thoughts else "", calls, message.name)
-        running.update(json.dumps(compared, sort_keys=True).encode())
-        prefixes.append(running.digest())
-    return prefixes
+    first = hashlib.blake2b(_as_json(tools).encode(), digest_size=16).digest()
+    return list(accumulate(messages, partial(digest_with, thoughts=thoughts), initial=first))[1:]
+
+
+def digest_with(before: bytes, message: Message, *, thoughts: bool) -> bytes:
+    """The digest of a history with one message more; the arguments are those of `digests`."""
+    calls = [(call.name, call.values) for call in message.calls]
+    compared = (message.role, message.content, message.thoughts if thoughts else "", calls, message.name)
+    return hashlib.blake2b(before + _as_json(compared).encode(), digest_size=16).digest()

@@ -18,7 +18,15 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from rlinf_workers.agents.histories import ServedTurn, ServedTurns, TokenTree
-from rlinf_workers.agents.messages import Message, RequestRefused, ToolCall, digests, read_messages, read_tools
+from rlinf_workers.agents.messages import (
+    Message,
+    RequestRefused,
+    ToolCall,
+    digest_with,
+    digests,
+    read_messages,
+    read_tools,
+)
 from rlinf_workers.agents.records import AgentTrajectory, Cause, EpisodeEnded, Sampled, cut
 from rlinf_workers.agents.templates import AuthoredTokens, ChatTemplate, TokenText
 from rlinf_workers.agents.tools import EpisodeTools
@@ -204,15 +212,16 @@ class AgentSession:
         """
         speaker = self._speaker(agent)
         history, declared = read_messages(messages), read_tools(tools)
-        parent = self._place(speaker, history, declared)
+        prefixes = digests(history, declared, thoughts=self._compares_thoughts)
+        parent = self._place(speaker, history, declared, prefixes)
         sampled, stops = await self._sample(agent, parent, n=n, max_tokens=max_tokens, stop=stop, seed=seed)
         state, self.next_state = self.next_state, ""
         pairs = zip(sampled, stops, strict=True)
         turns = [self._turn(agent, parent, one, string, declared, state) for one, string in pairs]
         for turn in turns:
-            conversation = (*history, turn.as_message())
-            digest = digests(conversation, declared, thoughts=self._compares_thoughts)[-1]
-            speaker.served.add(digest, ServedTurn(conversation, turn.node))
+            message = turn.as_message()
+            digest = digest_with(prefixes[-1], message, thoughts=self._compares_thoughts)
+            speaker.served.add(digest, ServedTurn((*history, message), turn.node))
         return turns
 
     async def complete(
@@ -293,10 +302,20 @@ class AgentSession:
             f"agent={agent!r} is none of this job's agents, {', '.join(self.agents)}; a request names one as its model"
         )
 
-    def _place(self, speaker: _Speaker, history: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
-        """Adds the tokens that stand before the next turn, and returns their last node."""
+    def _place(
+        self,
+        speaker: _Speaker,
+        history: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        prefixes: Sequence[bytes],
+    ) -> int:
+        """Adds the tokens that stand before the next turn, and returns their last node.
+
+        Args:
+            prefixes: `digests` of the history.
+        """
         self._check_turns()
-        turn = speaker.served.deepest(digests(history, tools, thoughts=self._compares_thoughts))
+        turn = speaker.served.deepest(prefixes)
         if turn is None:
             pieces, parent, is_new = self._first_prompt(speaker, history, tools), -1, bool(speaker.served.turns)
         else:
