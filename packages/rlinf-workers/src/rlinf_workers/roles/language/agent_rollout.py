@@ -106,7 +106,7 @@ class AgentRollout(Rollout):
         Raises: WorkersError if too many episodes ended by what the policy cannot have caused.
         """
         sampling = self._settings.train if self.step.phase == "train" else self._settings.evaluate
-        step = self.step.step
+        step, of_turn = self.step.step, replace(sampling, group_size=1)
         groups = self._open([_new(prompt, step) for prompt in prompts], sampling.group_size)
         self._begin_episodes(groups)
         while groups:
@@ -116,7 +116,7 @@ class AgentRollout(Rollout):
                     break
                 groups.open_all([_new(prompt, step) for prompt in further])
             self._begin_episodes(groups)
-            self._submit_turns(sampling)
+            self._submit_turns(of_turn)
             for group in whole:
                 self._left(groups, group.index)
                 self._record(group, (step, group.index))
@@ -128,6 +128,7 @@ class AgentRollout(Rollout):
 
     def _sample_as_finished(self, prompts: Sequence[Prompt]) -> Iterator[list[tuple[int, SampleGroup]]]:
         sampling, first = self._settings.train, self.step.num_items
+        of_turn = replace(sampling, group_size=1)
         late, submitted, departures = self._departures(prompts)
         groups = self._open([*late, *(_new(prompt, self.step.step) for prompt in prompts)], sampling.group_size)
         held: dict[int, SampleGroup] = {}
@@ -146,7 +147,7 @@ class AgentRollout(Rollout):
                     ]
             if departures.all_left:
                 break
-            self._submit_turns(sampling)
+            self._submit_turns(of_turn)
             self._generate(groups)
             whole = self._hear(groups)
             self._begin_episodes(groups)
@@ -215,9 +216,11 @@ class AgentRollout(Rollout):
     def _hear_agents(self, groups: OpenEpisodes) -> list[WholeGroup]:
         held = [one for one in self._held if one.episode in self._episodes]
         self._held = [one for one in self._held if one.episode not in self._episodes]
-        waits = not self._has_turns and not held and bool(groups.running)
-        with self._host.waits.waiting("agents", processes=self._awaited, describe=lambda: self._agents.waits_for):
-            messages = self._agents.take(waits=waits)
+        if self._has_turns or held or not groups.running:
+            messages = self._agents.take(waits=False)
+        else:
+            with self._host.waits.waiting("agents", processes=self._awaited, describe=lambda: self._agents.waits_for):
+                messages = self._agents.take(waits=True)
         whole: list[WholeGroup] = []
         for message in [*held, *messages]:
             episode = self._episodes.get(message.episode)
@@ -282,10 +285,11 @@ class AgentRollout(Rollout):
         return not all(queue.is_empty for queue in self._queues)
 
     def _submit_turns(self, sampling: SamplingSettings) -> None:
-        """Gives each engine as many turns as it has capacity for."""
-        with self.asking():
-            for queue in self._queues:
-                queue.submit(sampling)
+        """Gives each engine as many turns as it has capacity for; `sampling` is of groups of one completion."""
+        for queue in self._queues:
+            if queue.is_waiting:
+                with self.asking():
+                    queue.submit(sampling)
 
     def _interrupt(self) -> None:
         """Has the engine that samples return for messages of the agents; any thread."""

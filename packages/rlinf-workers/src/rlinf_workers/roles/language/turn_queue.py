@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -45,6 +44,11 @@ class TurnQueue:
         return not self._waiting and not self._running
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether a turn waits."""
+        return bool(self._waiting)
+
+    @property
     def is_running(self) -> bool:
         """Whether the engine samples a turn."""
         return bool(self._running)
@@ -54,14 +58,18 @@ class TurnQueue:
         self._waiting.append(turn)
 
     def submit(self, sampling: SamplingSettings) -> None:
-        """Gives the engine turns; each is a group of one completion."""
+        """Gives the engine turns.
+
+        Args:
+            sampling: of groups of one completion.
+        """
         while self._waiting and (num_turns := min(len(self._waiting), self.engine.free_capacity(1))) > 0:
             submitted = []
             for _ in range(num_turns):
                 self._num_turns += 1
                 self._running[self._num_turns] = turn = self._waiting.popleft()
                 submitted.append(_unfinished(self._num_turns, turn))
-            self._pausing.submit_unfinished(submitted, replace(sampling, group_size=1))
+            self._pausing.submit_unfinished(submitted, sampling)
 
     def finished(self) -> list[EndedTurn]:
         """The turns that ended; waits for one, or until the engine is interrupted."""
