@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from rlinf.config.evaluation import EvalConfig
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import AgentConfig
 from rlinf.errors import UserError
 from rlinf.jobs.named_agents import check_partners, named_agents
@@ -68,3 +70,9 @@ def test_an_evaluation_with_a_partner_shares_the_memory_of_its_engine(tmp_path: 
         }
     )
     assert agent.options_of_engines(config, on_gpu=False) == {"refill": True, "cache_share": 0.25}
+
+
+def test_all_trainers_run_in_the_venv_of_the_actor() -> None:
+    lines = ["--rollout.agent.agents.guesser.policy=second", "--venvs.actor=/venv/bin/python"]
+    config = load_config("guess-team", parse_overrides(lines))
+    assert config.group_venvs == {"actor": "/venv/bin/python", "actor-second": "/venv/bin/python"}

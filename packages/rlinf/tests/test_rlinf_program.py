@@ -49,7 +49,7 @@ CASES = {
     "a KL to a reference": (reasoning.train, SORT, ["--algorithm.kl_coef=0.1", "--algorithm.num_minibatches=2"]),
     "ppo, packed": (reasoning.train, SORT, ["--algorithm.name=ppo", "--actor.max_tokens_per_micro_batch=64"]),
     "two policies": (reasoning.train, SORT, TEAM),
-    "two policies and their KL to a reference": (reasoning.train, SORT, [*TEAM, "--algorithm.kl_coef=0.1"]),
+    "two policies with critics and a KL": (reasoning.train, SORT, [*TEAM, "--algorithm={name: ppo, kl_coef: 0.1}"]),
     "actor_critic": (embodied.train, POLE, []),
 }
 
