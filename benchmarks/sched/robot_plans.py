@@ -19,6 +19,11 @@ from rlinf_sched.explain import explain_problem
 RESULT = Path(__file__).parents[1] / "results" / "robot-plans.json"
 GPU = "H100"
 RECIPES = ("maniskill-openvla-ppo", "libero-oft-grpo", "libero-pi0-ppo", "libero-pi05-ppo")
+SETTINGS = {
+    name: ["--actor.lora=null"] if name.startswith("maniskill") else ["--env.options.image_size=224"]
+    for name in RECIPES
+}
+"""Those of the table, where they are not the recipe's."""
 CLUSTERS = (8, 16, 32)
 """GPUs of the clusters of arXiv:2509.15965."""
 
@@ -26,7 +31,7 @@ CLUSTERS = (8, 16, 32)
 def plan(recipe: str, num_devices: int) -> dict[str, Any]:
     """Seconds of a step in each mode, and what the best one waits for. Every GPU gets a shard of the batch."""
     overrides = [f"--cluster.num_devices={num_devices}", f"--actor.num_shards={num_devices}"]
-    problem = problem_of_recipe(load_config(recipe, parse_overrides(overrides)), gpu=GPU)
+    problem = problem_of_recipe(load_config(recipe, parse_overrides([*overrides, *SETTINGS[recipe]])), gpu=GPU)
     explanation = explain_problem(problem)
     return {
         "mode": explanation.plan.mode,
