@@ -136,3 +136,9 @@ def test_a_folder_without_a_protocol_is_refused(tmp_path):
     (old / "result.json").write_text('{"num_episodes": 1}')
     with pytest.raises(UserError, match="has no protocol, so what was evaluated is unknown"):
         finished.read_finished(old)
+
+
+def test_many_variants_are_shown_by_their_groups():
+    groups = {"x": "camera", "y": "camera", "z": "noise"}
+    table = task_rows(paired(rows("++-", "xyz"), rows("+-+", "xyz"), groups))
+    assert [row[:4] for row in table] == [("camera", "2", "100.0%", "50.0%"), ("noise", "1", "0.0%", "100.0%")]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,6 +106,11 @@ class KindSpec:
         if self.make == IMPORTED and (file := _source_file(env_id)) is not None:
             facts["digest.code"] = hashlib.sha256(file.read_bytes()).hexdigest()
         return facts
+
+    def task_groups(self, env_id: str, options: Mapping[str, Any], tasks: Sequence[str]) -> Mapping[str, str]:
+        """Returns task -> the group that tables show it in; empty: each task has a row of its own. For benchmarks whose
+        tasks are many variants."""
+        return {}
 
     def own_limit(self, env_id: str, env: Any) -> int | None:
         """Returns the registered time limit of an environment in actions; None: unknown.

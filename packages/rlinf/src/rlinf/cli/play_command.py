@@ -22,6 +22,8 @@ OPTIONS = ("--output", "--checkpoint", "--episodes", "--seed", "--protocol", "--
 
 EPISODES = 8
 """Number of episodes without --episodes and --protocol."""
+MAX_ROWS = 100
+"""Episodes that are printed."""
 
 DESCRIPTION = """Runs a trained robot policy without exploration in its environment, or in another one, and writes a
 film (a grid by task, successes framed green, failures red), a table of the episodes, and an HTML page with the film and
@@ -94,8 +96,11 @@ def _print(outputs: Any) -> int:
     from rlinf.cli.table import aligned
     from rlinf.playing.tables import EPISODE_COLUMNS, SUMMARY_COLUMNS, by_task, episode_row, summary_rows
 
-    print(f"\n{aligned([EPISODE_COLUMNS, *map(episode_row, by_task(outputs.episodes))])}")
-    print(f"\n{aligned([SUMMARY_COLUMNS, *summary_rows(outputs.episodes)])}\n")
+    rows = [episode_row(end) for end in by_task(outputs.episodes)]
+    print(f"\n{aligned([EPISODE_COLUMNS, *rows[:MAX_ROWS]])}")
+    if len(rows) > MAX_ROWS:
+        print(f"and {len(rows) - MAX_ROWS} more episodes; the page lists all")
+    print(f"\n{aligned([SUMMARY_COLUMNS, *summary_rows(outputs.episodes, outputs.groups)])}\n")
     if outputs.film is not None:
         print(f"film: {outputs.film}")
     print(f"page: {outputs.page}")

@@ -142,7 +142,9 @@ class ComparisonRun:
         return f"{right} of {len(rows)} episodes end in success"
 
     def _score(self, path: Path) -> ComparisonScore:
-        return paired(_rows_of(path, "a"), _rows_of(path, "b"))
+        rows = {side: _rows_of(path, side) for side in ("a", "b")}
+        tasks = {row["task"] for row in rows["a"] if row["task"] is not None}
+        return paired(rows["a"], rows["b"], self.sessions["a"].task_groups(tasks))
 
 
 class _Film:

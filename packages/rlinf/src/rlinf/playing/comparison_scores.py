@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from rlinf.playing.paired import PairedOutcomes, difference_interval, episodes_needed, holm, mcnemar
@@ -33,6 +34,8 @@ class ComparisonScore:
 
     starts: tuple[StartOutcome, ...]
     """By task and seed."""
+    groups: Mapping[str, str] = field(default_factory=dict)
+    """Task -> the group that tables show it in; empty: each task has a row of its own."""
 
     @property
     def outcomes(self) -> PairedOutcomes:
@@ -45,13 +48,11 @@ class ComparisonScore:
 
     @property
     def by_task(self) -> dict[str, PairedOutcomes]:
-        """Task -> outcomes; empty if the environment has one task."""
-        names = sorted({start.task for start in self.starts})
-        if len(names) < 2:
-            return {}
-        return {
-            name: PairedOutcomes.of((start.a, start.b) for start in self.starts if start.task == name) for name in names
-        }
+        """Task, or its group -> outcomes; empty if there is only one."""
+        pairs: dict[str, list[tuple[bool, bool]]] = {}
+        for start in self.starts:
+            pairs.setdefault(self.groups.get(start.task, start.task), []).append((start.a, start.b))
+        return {name: PairedOutcomes.of(pairs[name]) for name in sorted(pairs)} if len(pairs) > 1 else {}
 
     @property
     def p_value(self) -> float:
@@ -75,11 +76,14 @@ class ComparisonScore:
         )
 
 
-def paired(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> ComparisonScore:
+def paired(
+    a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], groups: Mapping[str, str] = MappingProxyType({})
+) -> ComparisonScore:
     """Joins the episodes of two policies by task and seed.
 
     Args:
         a: rows with task, seed and success_at_end.
+        groups: task -> the group that tables show it in.
 
     Returns: the score of the starts that both have; the caller checks that these are all.
     """
@@ -89,7 +93,7 @@ def paired(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> Co
         StartOutcome(task=task, seed=seed, a=own[task, seed], b=others[task, seed])
         for task, seed in sorted(own.keys() & others.keys())
     ]
-    return ComparisonScore(starts=tuple(starts))
+    return ComparisonScore(starts=tuple(starts), groups=groups)
 
 
 def summary_lines(score: ComparisonScore, names: Sequence[str]) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -26,12 +27,14 @@ def render(
     recorded: Sequence[RecordedEpisode],
     film: Path | None,
     notes: Sequence[str],
+    groups: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Returns the page, without external resources.
 
     Args:
         line: text below the title.
         recorded: the episodes whose actions and rewards are drawn.
+        groups: task -> the group that the summary shows it in.
     """
     ordered = sorted(recorded, key=lambda episode: (episode.end.task or "", episode.end.seed))
     body = [
@@ -39,7 +42,7 @@ def render(
         _numbers(episodes),
         html.notes("Notes", notes),
         html.section("Film", html.video(film.read_bytes(), "film of the episodes") if film else "", note=_LEGEND),
-        html.section("By task", html.table(SUMMARY_COLUMNS, summary_rows(episodes), numeric=range(1, 6))),
+        html.section("By task", html.table(SUMMARY_COLUMNS, summary_rows(episodes, groups), numeric=range(1, 6))),
         html.section(
             "Episodes",
             html.table(EPISODE_COLUMNS, [episode_row(end) for end in by_task(episodes)], numeric=(1, 3, 4)),

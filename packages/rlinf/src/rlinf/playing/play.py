@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rlinf.playing import page
 from rlinf.playing.checkpoint import TrainedPolicy
 from rlinf.playing.protocol import Protocol
 from rlinf.playing.session import Played, PolicySession
-from rlinf.playing.tables import by_task, summary
+from rlinf.playing.tables import by_task, in_groups, summary
 from rlinf.run_folder.rows import append_rows, naming, write_file
 from rlinf_envs import EpisodeEnd, write_grid
 
@@ -32,6 +32,8 @@ class Playback:
     episodes: tuple[EpisodeEnd, ...]
     film: Path | None
     page: Path
+    groups: Mapping[str, str]
+    """Task -> the group that tables show it in; empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +65,7 @@ class Play:
                     num_episodes=self.num_episodes,
                     num_recorded=min(self.num_episodes, MAX_FILMED),
                 )
+            groups = self.session.task_groups({end.task for end in played.episodes if end.task is not None})
             film = self._film(path, played)
             notes += self._notes(played, film)
             folder.note(*notes)
@@ -74,9 +77,11 @@ class Play:
                     self.title, f"{self.line}. {protocol.line}", played.episodes, played.recorded, film, notes
                 )
                 write_file(path / PAGE, text)
+            members = in_groups(played.episodes, groups) if groups else {}
+            by_group = {"by_group": {name: summary(ends) for name, ends in members.items()}} if members else {}
             about = {"checkpoint": str(self.policy.checkpoint), "protocol": protocol.to_json()}
-            folder.write_result({**about, **summary(played.episodes)})
-        return Playback(episodes=played.episodes, film=film, page=path / PAGE)
+            folder.write_result({**about, **summary(played.episodes), **by_group})
+        return Playback(episodes=played.episodes, film=film, page=path / PAGE, groups=groups)
 
     @property
     def title(self) -> str:

@@ -5,6 +5,7 @@ Seeds, batches and their order are those of a run's evaluations, so the same see
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from rlinf.playing.protocol import Protocol
 from rlinf.processes.executor import make_executor, run_failed
 from rlinf.processes.venvs import examine_venvs
 from rlinf.run_folder.adapters import check_same_base
-from rlinf_envs import EnvSpec, EpisodeEnd, FieldSpec, RecordedEpisode
+from rlinf_envs import EnvError, EnvSpec, EpisodeEnd, FieldSpec, RecordedEpisode
 from rlinf_sched import Cluster, plan_for_mode
 from rlinf_workers import Flow, RemoteError, StepContext, WeightFilesError, WorkersError
 from rlinf_workers.roles import EnvInterface, EnvironmentSettings, EvaluationEnvironment, EvaluationPolicy
@@ -147,6 +148,14 @@ class PolicySession:
             simulator=self._facts(spec),
             disturbance={name: str(value) for name, value in changes.items() if value},
         )
+
+    def task_groups(self, tasks: Iterable[str]) -> Mapping[str, str]:
+        """Returns task -> the group that tables show it in (`KindSpec.task_groups`); empty: none. Raises: UserError."""
+        env = self.policy.config.env
+        try:
+            return env.spec.task_groups(env.id, env.options, sorted(tasks))
+        except EnvError as error:
+            raise UserError(f"env.id={env.id!r}: {error}") from error
 
     def _facts(self, spec: EnvSpec) -> dict[str, str]:
         key = f"{spec.kind} {spec.id} {dict(spec.options)}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from rlinf_envs import EpisodeEnd, outcome_of
@@ -22,11 +23,27 @@ def episode_row(end: EpisodeEnd) -> tuple[str, ...]:
     return (end.task or "-", str(end.seed), outcome_of(end), f"{end.return_:.3f}", str(end.length))
 
 
-def summary_rows(episodes: Sequence[EpisodeEnd]) -> list[tuple[str, ...]]:
-    """Returns rows of `SUMMARY_COLUMNS`: each task, if there are several, and all."""
-    names = sorted({end.task for end in episodes if end.task is not None})
-    rows = [_summary_row(name, [end for end in episodes if end.task == name]) for name in names]
+def summary_rows(
+    episodes: Sequence[EpisodeEnd], groups: Mapping[str, str] = MappingProxyType({})
+) -> list[tuple[str, ...]]:
+    """Returns rows of `SUMMARY_COLUMNS`: each task, or each group of tasks, if there are several, and all.
+
+    Args:
+        groups: task -> group.
+    """
+    members = in_groups(episodes, groups)
+    rows = [_summary_row(name, ends) for name, ends in members.items()]
+    names = list(members)
     return [*rows, _summary_row("all", episodes)] if len(names) != 1 else rows
+
+
+def in_groups(episodes: Sequence[EpisodeEnd], groups: Mapping[str, str]) -> dict[str, list[EpisodeEnd]]:
+    """Returns task, or its group -> episodes, sorted by name; empty if the environment has one task."""
+    members: dict[str, list[EpisodeEnd]] = {}
+    for end in episodes:
+        if end.task is not None:
+            members.setdefault(groups.get(end.task, end.task), []).append(end)
+    return dict(sorted(members.items()))
 
 
 def summary(episodes: Sequence[EpisodeEnd]) -> dict[str, Any]:

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 
 from rlinf_envs.adapters.libero.assets import assets_folder
+from rlinf_envs.adapters.libero.picture_noise import NOISE_SIZE, degraded
 from rlinf_envs.adapters.libero.scene import CAMERAS, LiberoScene
-from rlinf_envs.adapters.libero.tasks import MAX_EPISODE_STEPS, LiberoTask, init_states, tasks_of
+from rlinf_envs.adapters.libero.tasks import LiberoTask, init_states, limit_of, tasks_of
 from rlinf_envs.core.names import names_of
 from rlinf_envs.core.protocol import ActionSpec, FieldSpec
 from rlinf_envs.core.vector import InProcessVector, SingleObservation, SingleStep
@@ -44,6 +45,7 @@ _TYPES = {
     "num_wait_steps": (int,),
     "render": (bool,),
     "assets": (str, type(None)),
+    "task_classification": (str, type(None)),
 }
 
 
@@ -60,6 +62,7 @@ class LiberoOptions:
     reward_mode: str = "sparse"
     render: bool = False
     assets: str | None = None
+    task_classification: str | None = None
 
     def __post_init__(self) -> None:
         for name, kinds in _TYPES.items():
@@ -107,13 +110,16 @@ def make_libero(
     **options: Any,
 ) -> InProcessVector:
     """Creates `num_envs` environments of a LIBERO suite: libero_spatial, libero_object, libero_goal, libero_10,
-    libero_90.
+    libero_90; or of LIBERO-Plus: libero_plus_spatial, _object, _goal and _10, whose tasks are its variants with one
+    start each; or of LIBERO-PRO, libero_pro_goal_swap for example (docs/evaluation-of-robots.md).
 
     An action is 7 numbers in -1..1: how far the hand moves (3) and turns (3), and the gripper, -1 open and 1 closed.
     `max_episode_steps=None` takes the limit of the published evaluations: 220, 280, 300, 520, 400. Options:
         tasks=None               some of the suite's tasks, by name or number; None: all. An episode with seed s has
                                  task number s modulo their number and shipped state s // their number modulo 50:
                                  seeds that count up sweep tasks and states, drawn seeds sample them
+        categories=None          of LIBERO-Plus: camera, robot, language, noise, layout, light, background; the last two
+                                 and added objects need files beyond LIBERO's scenes
         cameras=()               pictures "image.<camera>": agentview, wrist
         image_size=128           side of the pictures in pixels
         quality="fast"           "full": antialiasing, shadows, reflections and every triangle
@@ -123,25 +129,32 @@ def make_libero(
         num_wait_steps=10        actions before an episode begins, while objects fall to where they lie
         reward_mode="sparse"     1.0 while the goal holds; "change": 1.0 when it begins to hold, -1.0 when it ceases
         render=False             whether `render()` works
+        task_classification=None LIBERO-Plus's task_classification.json, for tables by difficulty
         assets=None              folder of LIBERO's scenes; see `assets_folder`
     Raises EnvError for an unknown suite, task (with close matches), camera or option, for scenes that are not on this
     machine (with download instructions) and for a missing package; RenderingUnavailableError if rendering is not
     possible.
     """
-    option_names = (*LiberoOptions.__dataclass_fields__, "tasks")
+    option_names = (*LiberoOptions.__dataclass_fields__, "tasks", "categories")
     if unknown := sorted(set(options) - set(option_names)):
         raise EnvError(f"LIBERO has no option {', '.join(unknown)}; it has {', '.join(sorted(option_names))}")
-    chosen = options.pop("tasks", None)
-    tasks = tasks_of(env_id, (chosen,) if isinstance(chosen, (str, int)) else chosen)
+    tasks = chosen_tasks_of(env_id, options)
     cameras = names_of(options.pop("cameras", None), "cameras") or ()
     checked = LiberoOptions(cameras=cameras, **options)
     assets = assets_folder(checked.assets)
     return InProcessVector(
         lambda: LiberoEnv(tasks, checked, lambda task: _scene_of(task, assets, is_fast=checked.quality == "fast")),
         num_envs,
-        max_episode_steps=MAX_EPISODE_STEPS[env_id] if max_episode_steps is None else max_episode_steps,
+        max_episode_steps=limit_of(env_id) if max_episode_steps is None else max_episode_steps,
         ignore_terminations=ignore_terminations,
     )
+
+
+def chosen_tasks_of(env_id: str, options: dict[str, Any]) -> tuple[LiberoTask, ...]:
+    """Takes `tasks` and `categories` out of the options and returns the tasks. Raises: EnvError."""
+    chosen = options.pop("tasks", None)
+    categories = names_of(options.pop("categories", None), "categories")
+    return tasks_of(env_id, (chosen,) if isinstance(chosen, (str, int)) else chosen, categories)
 
 
 class LiberoEnv:
@@ -161,8 +174,16 @@ class LiberoEnv:
         self._scene_of = scene_of
         self._states = {task: options.range_of_states(len(init_states(task))) for task in self._tasks}
         _open_rows.add(self)
-        self._held = scene_of(self._tasks[0])
+        self._task = self._tasks[0]
+        self._held = scene_of(self._task.built_as)
         self._succeeded = False
+        self._seed, self._num_seen = 0, 0
+        noisy = any(task.variation is not None and task.variation.noise for task in self._tasks)
+        if noisy and "agentview" in options.cameras and options.image_size != NOISE_SIZE:
+            raise EnvError(
+                f"options.image_size={options.image_size}: LIBERO-Plus degrades pictures of {NOISE_SIZE} pixels; "
+                f"use {NOISE_SIZE}"
+            )
         # Rendered once now, so that missing requirements are reported now.
         if options.cameras or options.render:
             self._held.picture(_RENDER_CAMERA, _RENDER_SIZE if options.render else options.image_size)
@@ -171,10 +192,13 @@ class LiberoEnv:
 
     def reset(self, seed: int) -> None:
         number, task = seed // len(self._tasks), self._tasks[seed % len(self._tasks)]
-        if self._held.task != task:
+        if self._held.task != task.built_as:
             _keep(self._held)
-            self._held = self._scene_of(task)
+            self._held = self._scene_of(task.built_as)
         state = init_states(task)[self._states[task][number % len(self._states[task])]]
+        if task.variation is not None or self._task.variation is not None:
+            self._held.vary(task.variation)
+        self._task, self._seed, self._num_seen = task, seed, 0
         self._held.begin(state, seed, self._options.num_wait_steps)
         self._succeeded = False
 
@@ -186,14 +210,15 @@ class LiberoEnv:
             terminated=self._succeeded,
             truncated=False,  # the vector applies the time limit
             success=self._succeeded,
-            task=self._held.task.name if len(self._tasks) > 1 else None,
+            task=self._task.name if len(self._tasks) > 1 else None,
         )
 
     def observe(self) -> SingleObservation:
+        self._num_seen += 1
         return {
             "state": self._held.state(),
             **{f"image.{camera}": self._picture(camera) for camera in self._options.cameras},
-            "instruction": self._held.task.instruction,
+            "instruction": self._task.instruction,
         }
 
     @property
@@ -215,6 +240,9 @@ class LiberoEnv:
         # OpenGL counts rows from the bottom, so LIBERO's images are upside down; a rotation by 180 degrees makes them
         # upright but mirrored.
         upright = self._held.picture(camera, self._options.image_size)
+        if camera == "agentview" and self._task.variation is not None and self._task.variation.noise:
+            random = np.random.default_rng([self._seed, self._num_seen])
+            upright = degraded(upright[::-1], self._task.variation.noise, random)[::-1]
         return upright[:, ::-1] if self._options.rotate else upright[::-1]
 
     def _spec(self) -> Mapping[str, FieldSpec]:

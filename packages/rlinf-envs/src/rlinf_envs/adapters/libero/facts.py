@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_envs.adapters.libero.assets import assets_folder
-from rlinf_envs.adapters.libero.env import LiberoOptions
-from rlinf_envs.adapters.libero.tasks import tasks_of
+from rlinf_envs.adapters.libero.env import LiberoOptions, chosen_tasks_of
 from rlinf_envs.core.names import names_of
 
-_PLACES = ("assets", "render")
+_PLACES = ("assets", "render", "task_classification")
 """Options that change no number."""
 _BLOCK_BYTES = 1 << 22
 
@@ -27,18 +26,18 @@ def libero_facts(env_id: str, options: Mapping[str, Any]) -> Mapping[str, str]:
     Raises: EnvError as `make_libero`.
     """
     left = dict(options)
-    chosen = left.pop("tasks", None)
-    tasks = tasks_of(env_id, (chosen,) if isinstance(chosen, (str, int)) else chosen)
+    tasks = chosen_tasks_of(env_id, left)
     cameras = names_of(left.pop("cameras", None), "cameras") or ()
     resolved = LiberoOptions(cameras=cameras, **left)
     values = {name: value for name, value in asdict(resolved).items() if name not in _PLACES}
     values["cameras"] = ", ".join(cameras)
+    files = dict.fromkeys(file for task in tasks for file in (task.goal_file, task.states_file))
     drawing = os.environ.get("MUJOCO_GL") or "window"
     return {
         "tasks": ", ".join(task.name for task in tasks),
         **{f"option.{name}": str(value) for name, value in values.items()},
         **({"drawing": drawing} if cameras else {}),
-        "digest.tasks": _digest((file.name, file) for task in tasks for file in (task.goal_file, task.states_file)),
+        "digest.tasks": _digest((file.name, file) for file in files),
         "digest.scenes": scenes_digest(assets_folder(resolved.assets)),
     }
 

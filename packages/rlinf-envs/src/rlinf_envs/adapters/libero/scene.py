@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from rlinf_envs.adapters.libero.camera_views import moved
 from rlinf_envs.adapters.libero.importing import environment_class, libero_module
 from rlinf_envs.adapters.libero.tasks import LiberoTask
+from rlinf_envs.adapters.libero.variants import LiberoVariation, arm_posture
 from rlinf_envs.errors import EnvError
 from rlinf_envs.workarounds.mujoco_drawing import Painter
 
@@ -50,6 +52,7 @@ class LiberoScene:
         self._model = self._env.sim.model._model
         self._drawn = importlib.import_module("mujoco").MjData(self._model)
         self._painters: dict[int, Painter] = {}
+        self._own_view: tuple[np.ndarray, np.ndarray] | None = None
         robot = self._env.robots[0]
         self._hand_site = robot.eef_site_id
         self._hand_body = self._env.sim.model.body_name2id(robot.robot_model.eef_name)
@@ -74,6 +77,17 @@ class LiberoScene:
         self._control.set_init_state(state)
         for _ in range(num_wait_steps):
             self.step(_WAIT)
+
+    def vary(self, variation: LiberoVariation | None) -> None:
+        """Takes the camera and the arm's posture of a variant from the next episode on; None: the task's own."""
+        model, camera = self._model, self._model.camera(CAMERAS["agentview"]).id
+        if self._own_view is None:
+            self._own_view = model.cam_pos[camera].copy(), model.cam_quat[camera].copy()
+        position, turn = self._own_view
+        if variation is not None:
+            position, turn = moved(position, turn, variation.view)
+        model.cam_pos[camera], model.cam_quat[camera] = position, turn / np.linalg.norm(turn)
+        self._env.robots[0].init_qpos = arm_posture(0 if variation is None else variation.arm)
 
     def step(self, action: np.ndarray) -> bool:
         """Executes one action [7] of 0.05 s; returns whether the goal holds after it."""
@@ -124,6 +138,11 @@ def _built(task: LiberoTask, assets: Path) -> Any:
             ignore_done=True,  # the vector applies the time limit
             hard_reset=False,
         )
+    except KeyError as error:
+        raise EnvError(
+            f"{task.suite}: {task.name} needs the object {error}, which LIBERO does not define; choose others with "
+            "options.tasks"
+        ) from error
     except (OSError, ValueError) as error:  # MuJoCo raises ValueError for a missing file
         raise EnvError(
             f"{task.suite}: {task.name} cannot be built from the scenes in {assets} ({error}); fetch all of them"

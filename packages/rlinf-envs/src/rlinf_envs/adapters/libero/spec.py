@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,13 @@ class LiberoSpec(KindSpec):
         from rlinf_envs.adapters.libero.facts import libero_facts
 
         return {**super().evaluation_facts(env_id, {}), **libero_facts(env_id, options)}
+
+    def task_groups(self, env_id: str, options: Mapping[str, Any], tasks: Sequence[str]) -> Mapping[str, str]:
+        """Category and, with the option `task_classification`, difficulty of LIBERO-Plus's variants."""
+        from rlinf_envs.adapters.libero.variants import PLUS, groups_of
+
+        file = options.get("task_classification")
+        return groups_of(PLUS[env_id], tasks, None if file is None else Path(str(file))) if env_id in PLUS else {}
 
     def published_simulator(self, env_id: str, options: Mapping[str, Any]) -> str:
         return "LIBERO"
