@@ -242,6 +242,15 @@ def test_a_plain_model_calls_a_tool_in_brackets_and_reads_the_result_in_braces()
     assert template.text.decode(script.prompts[1]) == "2+3=[calc:2+3]<end>{5}"
 
 
+def test_without_a_chat_template_a_request_cannot_end_with_the_assistants_message_either():
+    template = plain_template()
+    session = AgentSession("s", template, Script(template, ["4", "5"], end="<end>"), LIMITS)
+    task = {"role": "user", "content": "2+3="}
+    (turn,) = chat(session, [task])
+    with pytest.raises(RequestRefused, match="the last message is the assistant's"):
+        chat(session, [task, turn.message()])  # its tokens would be encoded again, as the user's
+
+
 @pytest.mark.parametrize(
     ("messages", "problem"),
     [

@@ -29,6 +29,8 @@ class PlainTemplate:
         self._format = Plain()
 
     def prompt(self, messages: Sequence[Message], tools: Tools) -> list[AuthoredTokens]:
+        if messages and messages[-1].role == "assistant":
+            raise RequestRefused("the last message is the assistant's; beginning a turn for it is not served")
         return [piece for message in messages if (piece := self._piece(message)).token_ids]
 
     def suffix(
