@@ -6,7 +6,15 @@ import pytest
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("check pushcube-ppo", "pushcube-ppo is a recipe of job=embodied, whose policy acts and trains in one library"),
+        ("check sft --model.path m --task.train_files t", "in which no engine samples and no policy acts"),
+        ("check pushcube-ppo", "demonstrations.source=experts is no source of demonstrations of env.kind=maniskill"),
+        ("check reach-pi0-ppo --demonstrations nowhere", "--demonstrations nowhere does not exist"),
+        ("check reach-pi0-ppo --demonstrations .", "--demonstrations . is no layout that is known"),
+        ("check reach-pi0-ppo --checkpoint best", "reach-pi0-ppo is a recipe"),
+        ("check reach-pi0-ppo --demonstrations.num_episodes 3", "demonstrations.num_episodes"),
+        ("check sort-grpo --demonstrations experts", "is for robot policies"),
+        ("check sort-grpo --demonstrations.source experts", "demonstrations"),
+        ("check reach-pi0-ppo", "the policy has random weights, so there is nothing to check"),
         ("check sort-grpo --rollout.enigne sglang", "did you mean"),
         ("check gsm8k-grpo --model.path nowhere", "task.train_files is not set"),
         ("check sort-grpo --output run", "--output"),

@@ -150,6 +150,11 @@ class Policy(nn.Module, ABC):
         """
         raise PolicyError(f"{type(self).__name__} has no published format")
 
+    def action_range(self) -> tuple[Tensor, Tensor] | None:
+        """The numbers of an action that the statistics of the policy's training scale to -1 and 1, [A] each, in the
+        environment's convention; infinite for numbers that are not scaled. None: it has no such statistics."""
+        return None
+
     def observation_sums(self, fields: Fields) -> Tensor:
         """[S] float64 on the CPU, sums over n rows for `absorb`; empty for a policy without statistics. The actor adds
         them up over the shards of a step."""

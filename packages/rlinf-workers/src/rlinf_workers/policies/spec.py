@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,14 @@ class PolicySpec(Spec):
     def adapted_modules(self) -> tuple[str, ...]:
         """Modules whose linear layers an adapter (`actor.lora`) may change; empty: the policy supports no adapter."""
         return getattr(self.load(), "backbone", ()) if self.backbone is None else self.backbone
+
+    def convention_options(self, options: Mapping[str, Any]) -> Mapping[str, Sequence[Any]]:
+        """Options that say what the inputs and outputs of a checkpoint mean, with their values, for `rlinf check`.
+
+        Args:
+            options: the recipe's.
+        """
+        return {}
 
     def acting_cost(self, options: Mapping[str, Any], env_options: Mapping[str, Any]) -> ActingCost | None:
         """The cost of an answer; None: unknown until it is profiled.

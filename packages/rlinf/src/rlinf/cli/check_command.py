@@ -1,4 +1,5 @@
-"""`rlinf check RECIPE`: checks before a long run that engine and trainer compute the same model."""
+"""`rlinf check`: checks before a long run that engine and trainer compute the same model, or that a robot policy and
+its environment agree on conventions."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf.cli.table import aligned
+from rlinf.config.catalog import shipped_recipes
 from rlinf.config.common import JobConfig
 from rlinf.config.downloads import with_downloads
 from rlinf.config.load import load_config, to_yaml
@@ -21,33 +23,66 @@ if TYPE_CHECKING:
     from rlinf.loop.check import Check
 
 MISMATCH = 1
+DEMONSTRATIONS = "demonstrations"
 
 
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "check",
-        help="check that a recipe's engine and trainer compute the same model",
-        description="Starts a recipe's engine and trainer on their devices, syncs the weights, samples 8 prompts and "
-        "compares the log-probabilities of every token; then repeats it after one optimizer step. Nothing is saved.",
-        epilog="exit code 0: they agree within rounding; 1: they do not, or a process failed; 2: the input is wrong. "
-        "docs/trust.md explains the bounds.",
+        help="check that engine and trainer compute the same model; that a robot policy and its environment agree",
+        description="Of a language model, starts a recipe's engine and trainer on their devices, syncs the weights, "
+        "samples 8 prompts and compares the log-probabilities of every token; then repeats it after one optimizer "
+        "step. Of a robot policy, compares its answers with demonstrations, as configured and with one convention "
+        "after the other changed (rotation of pictures, order of cameras, gripper, statistics, ...), and names the "
+        "one that is wrong. Nothing is saved.",
+        epilog="exit code 0: nothing is wrong; 1: something is, or a process failed; 2: the input is wrong. "
+        "docs/trust.md explains the bounds, docs/conventions.md the conventions.",
     )
-    parser.add_argument("recipe", help="name of a shipped recipe, or path of a YAML file; with overrides as in train")
+    parser.add_argument(
+        "recipe",
+        help="name of a shipped recipe, or path of a YAML file, with overrides as in train; of a robot policy also a "
+        "run's folder or one of its checkpoints",
+    )
+    parser.add_argument(
+        "--demonstrations",
+        metavar="PATH",
+        help="robot policies: folder or file of demonstrations (LeRobot, LIBERO, ManiSkill), or experts (default: "
+        "those of the recipe's sft_warm_up, else the environment's scripted experts)",
+    )
+    parser.add_argument("--checkpoint", metavar="WHICH", help="robot policies: as in rlinf play")
     parser.set_defaults(run=run, takes_overrides=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    config = load_config(args.recipe, parse_overrides(args.overrides))
+    overrides = parse_overrides(args.overrides)
+    if Path(args.recipe).is_dir() and args.recipe not in shipped_recipes():
+        from rlinf.cli.check_robot import run_check
+
+        return run_check(args, overrides)
+    config = load_config(args.recipe, [one for one in overrides if one.key[0] != DEMONSTRATIONS])
+    if job_spec(config).acts:
+        from rlinf.cli.check_robot import run_check
+
+        return run_check(args, overrides)
+    refuse_options_of_robots(args)
+    config = load_config(args.recipe, overrides)
     if not job_spec(config).samples_text:
         raise UserError(
-            f"{args.recipe} is a recipe of job={config.job}, whose policy acts and trains in one library",
-            hint="rlinf check is for job=reasoning, where an engine samples",
+            f"{args.recipe} is a recipe of job={config.job}, in which no engine samples and no policy acts",
+            hint="rlinf check is for job=reasoning and job=embodied",
         )
     for note in config.notes:
         print(f"note: {note}")
     config = with_downloads(config)
     run_checks("config", config)
     return _check(config, ["rlinf", *args.arguments])
+
+
+def refuse_options_of_robots(args: argparse.Namespace) -> None:
+    """Raises: UserError."""
+    for name in (DEMONSTRATIONS, "checkpoint"):
+        if getattr(args, name) is not None:
+            raise UserError(f"--{name}={getattr(args, name)} is for robot policies; {args.recipe} is of another job")
 
 
 def _check(config: JobConfig, command: list[str]) -> int:

@@ -18,12 +18,14 @@ from rlinf.config.messages import explain
 from rlinf.config.overrides import Override, apply_overrides
 from rlinf.config.playing import FROM_RUN, ROLES, TrainedConfig
 from rlinf.config.renamed import renamed_tree
+from rlinf.config.robot_check import RobotCheckConfig
 from rlinf.config.schema import Shipped
 from rlinf.config.suites import RESUMABLE as SUITE_RESUMABLE, SuiteEvalConfig
 from rlinf.config.yaml_source import Tree, describe, dump, read_file
 from rlinf.errors import UserError
 from rlinf.hub import public_name
 from rlinf.jobs.spec import job_spec, named_job
+from rlinf_envs import EXPERTS
 
 RESUMABLE = ("run", "mode", "plan", "cluster", "venvs")
 """Keys that may change when a run is resumed, besides those in its job's spec: length, placement (which changes no
@@ -83,6 +85,32 @@ def load_trained(folder: Path, overrides: Sequence[Override] = ()) -> TrainedCon
     Raises: UserError for a folder without config.yaml, for a run of a language model, and as `load_config`.
     """
     return _validated_as(TrainedConfig, apply_overrides(_trained(folder), overrides, TrainedConfig))
+
+
+def load_robot_check(
+    place: str, checkpoint: Path | None, demonstrations: Mapping[str, Any], overrides: Sequence[Override]
+) -> RobotCheckConfig:
+    """Returns the config for checking the conventions of a robot policy.
+
+    Args:
+        place: a recipe, if there is no checkpoint.
+        checkpoint: path of a checkpoint in its run's folder.
+        demonstrations: values of the section `demonstrations` that the command line has options for; without any, those
+            of the recipe's or the run's `sft_warm_up`, else the environment's experts.
+
+    Raises: as `load_trained`; UserError if no demonstrations are named.
+    """
+    whole = read_recipe(place) if checkpoint is None else renamed_tree(_config_file(checkpoint.parent.parent))
+    _check_acts(whole, place)
+    acting = _acting(whole)
+    values = dict(demonstrations) or _of_warm_up(whole.values.get("sft_warm_up")) or {"source": EXPERTS}
+    tree = Tree(values={**acting.values, "demonstrations": values}, places=acting.places, notes=acting.notes)
+    return _validated_as(RobotCheckConfig, apply_overrides(tree, overrides, RobotCheckConfig))
+
+
+def _of_warm_up(section: Any) -> dict[str, Any]:
+    names = ("source", "path", "rename")
+    return {name: section[name] for name in names if name in section} if isinstance(section, dict) else {}
 
 
 def load_suite_eval(checkpoint: Path, suite: str, overrides: Sequence[Override]) -> SuiteEvalConfig:
@@ -145,18 +173,31 @@ def load_comparison_for_resume(folder: Path) -> ComparisonConfig:
 
 def _trained(folder: Path) -> Tree:
     """Reads the keys of a run's config that `TrainedConfig` has. Raises: UserError."""
+    stored = renamed_tree(_config_file(folder))
+    _check_acts(stored, str(folder))
+    return _acting(stored)
+
+
+def _config_file(folder: Path) -> Tree:
     file = folder / "config.yaml"
     if not file.is_file():
         raise UserError(
             f"{file} is not there, which says what the policy acted in", hint="copy the whole folder of the run"
         )
-    stored = renamed_tree(read_file(file))
+    return read_file(file)
+
+
+def _check_acts(stored: Tree, place: str) -> None:
     job = stored.values.get("job")
     if not (isinstance(job, str) and named_job(job).acts):
         raise UserError(
-            f"{folder} is a run of job={job}; only a robot's policy acts in an environment",
-            hint=f"a language model answers problems: rlinf eval NAME=FILE --model {folder}",
+            f"{place} is a run of job={job}; only a robot's policy acts in an environment",
+            hint=f"a language model answers problems: rlinf eval NAME=FILE --model {place}",
         )
+
+
+def _acting(stored: Tree) -> Tree:
+    """The keys of a config that `TrainedConfig` has."""
     values = {key: stored.values[key] for key in FROM_RUN if key in stored.values}
     values["venvs"] = {role: python for role, python in values.get("venvs", {}).items() if role in ROLES}
     return Tree(values=values, places=stored.places, notes=stored.notes)

@@ -128,6 +128,9 @@ class Job:
     def evaluated(self, session: Session, step: int) -> None:
         """Runs after each evaluation; `step` counts the training steps done."""
 
+    def before_training(self, session: Session, score: float) -> None:
+        """Runs after the evaluation that comes before the first training step, with its score."""
+
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
         """Has the score under its name."""
         raise NotImplementedError

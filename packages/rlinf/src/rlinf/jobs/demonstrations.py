@@ -173,40 +173,11 @@ class SftWarmUp:
     # -- what can be wrong -------------------------------------------------------------------------------------------
 
     def _check(self, at: str, demo: Demonstration) -> None:
-        for name in self._needs.reads:
-            if name not in demo.observations:
-                raise UserError(
-                    f"{at}: it has no {name!r}, which the policy reads; it has {', '.join(sorted(demo.observations))}",
-                    hint="if it has another name there, say so with sft_warm_up.rename: {NAME_THERE: " + name + "}",
-                )
-            actual, expected = _spec_of(demo, name), self._interface.fields[name]
-            if (list(actual.shape), actual.dtype) != (list(expected.shape), expected.dtype):
-                raise UserError(
-                    f"{at}: {name!r} is {actual.dtype} of shape {list(actual.shape)}, and the environment shows "
-                    f"{expected.dtype} of shape {list(expected.shape)}",
-                    hint="choose options of the environment (env.options) that show what was recorded",
-                )
-            self._check_finite(at, name, demo.observations[name])
-        self._check_actions(at, demo.actions, self._interface.actions)
-        self._check_finite(at, "actions", demo.actions)
+        check_demonstration(
+            at, demo, self._needs.reads, self._interface, rename="sft_warm_up.rename: {NAME_THERE: FIELD}"
+        )
         if self._needs.reads_gripper_sign:
             self._check_gripper(at, demo.actions)
-
-    @staticmethod
-    def _check_finite(at: str, name: str, values: Tensor | Sequence[str]) -> None:
-        if isinstance(values, Tensor) and not (finite := values.isfinite().flatten(1).all(dim=1)).all():
-            row = int((~finite).nonzero()[0])
-            raise UserError(f"{at}: row {row} of {name!r} has a number that is not finite: {values[row].tolist()}")
-
-    @staticmethod
-    def _check_actions(at: str, actions: Tensor, spec: ActionSpec) -> None:
-        kind = "continuous" if actions.is_floating_point() else "discrete"
-        if (kind, list(actions.shape[1:])) != (spec.kind, list(spec.shape)):
-            raise UserError(
-                f"{at}: its actions are {kind} of shape {list(actions.shape[1:])}, and the environment takes "
-                f"{spec.kind} ones of shape {list(spec.shape)}",
-                hint="the robot and its control mode have to be those that were recorded",
-            )
 
     @staticmethod
     def _check_gripper(at: str, actions: Tensor) -> None:
@@ -222,6 +193,52 @@ class SftWarmUp:
                 hint="write 2 x - 1 in place of x into the files, or 1 - 2 x where the environment counts the other "
                 "way",
             )
+
+
+def check_demonstration(
+    at: str, demo: Demonstration, reads: Sequence[str], interface: EnvInterface, *, rename: str
+) -> None:
+    """Compares a demonstration with what an environment shows and takes.
+
+    Args:
+        at: where it comes from, as messages begin.
+        reads: the fields that a policy reads.
+        rename: how the user maps names.
+
+    Raises: UserError.
+    """
+    for name in reads:
+        if name not in demo.observations:
+            raise UserError(
+                f"{at}: it has no {name!r}, which the policy reads; it has {', '.join(sorted(demo.observations))}",
+                hint=f"if it has another name there, say so with {rename.replace('FIELD', name)}",
+            )
+        actual, expected = _spec_of(demo, name), interface.fields[name]
+        if (list(actual.shape), actual.dtype) != (list(expected.shape), expected.dtype):
+            raise UserError(
+                f"{at}: {name!r} is {actual.dtype} of shape {list(actual.shape)}, and the environment shows "
+                f"{expected.dtype} of shape {list(expected.shape)}",
+                hint="choose options of the environment (env.options) that show what was recorded",
+            )
+        _check_finite(at, name, demo.observations[name])
+    _check_actions(at, demo.actions, interface.actions)
+    _check_finite(at, "actions", demo.actions)
+
+
+def _check_finite(at: str, name: str, values: Tensor | Sequence[str]) -> None:
+    if isinstance(values, Tensor) and not (finite := values.isfinite().flatten(1).all(dim=1)).all():
+        row = int((~finite).nonzero()[0])
+        raise UserError(f"{at}: row {row} of {name!r} has a number that is not finite: {values[row].tolist()}")
+
+
+def _check_actions(at: str, actions: Tensor, spec: ActionSpec) -> None:
+    kind = "continuous" if actions.is_floating_point() else "discrete"
+    if (kind, list(actions.shape[1:])) != (spec.kind, list(spec.shape)):
+        raise UserError(
+            f"{at}: its actions are {kind} of shape {list(actions.shape[1:])}, and the environment takes "
+            f"{spec.kind} ones of shape {list(spec.shape)}",
+            hint="the robot and its control mode have to be those that were recorded",
+        )
 
 
 class Chunks:

@@ -172,6 +172,7 @@ class TrainingLoop:
         self._job.prepare(self._session)
         if not self._only_measures:
             self._clock.before = self._evaluate()
+            self._job.before_training(self._session, self._clock.before)
             self._session.stage_s.clear()
             self._save_checkpoint()
         return self._clock.before

@@ -229,6 +229,14 @@ class PrismaticPolicy(Policy):
 
         return write_weights(checkpoint_of(self._folder), output, self, name_of, dtype)
 
+    def action_range(self) -> tuple[Tensor, Tensor] | None:
+        if self._folder is None:
+            return None
+        statistics = self._spec.statistics
+        low, high = torch.tensor(list(statistics.low)), torch.tensor(list(statistics.high))
+        scaled = torch.tensor(list(statistics.mask))
+        return low.where(scaled, -torch.inf), high.where(scaled, torch.inf)
+
     def make_more(self) -> None:
         """Creates the additional modules of a policy."""
         return

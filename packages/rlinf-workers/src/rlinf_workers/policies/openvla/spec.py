@@ -3,7 +3,8 @@ checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,26 @@ class OpenVLASpec(PolicySpec):
             return find_model(self.published_model)
         return ModelShape.from_folder(folder, read=shape_of_config)
 
+    def convention_options(self, options: Mapping[str, Any]) -> Mapping[str, Sequence[Any]]:
+        choices: dict[str, Sequence[Any]] = {"gripper": ("as_is", "open_is_one", "open_is_minus_one")}
+        if options.get("folder") is not None:
+            choices["normalization"] = ("quantiles", "bounds")
+            choices["unnorm_key"] = datasets_of(Path(str(options["folder"])))
+        return choices
+
     def acting_cost(self, options: Mapping[str, Any], env_options: Mapping[str, Any]) -> ActingCost:
         chunk_size = int(options.get("chunk_size") or 1)
         return ActingCost(shape=self.shape(options), chunk_size=chunk_size, text_tokens=30)
+
+
+def datasets_of(folder: Path) -> tuple[str, ...]:
+    """The datasets of which a checkpoint has statistics."""
+    names: set[str] = set()
+    for file, key in (("config.json", "norm_stats"), ("dataset_statistics.json", None)):
+        if (folder / file).is_file():
+            content = json.loads((folder / file).read_text(encoding="utf-8"))
+            names |= set(content if key is None else content.get(key) or {})
+    return tuple(sorted(names))
 
 
 def shape_of_config(config: Mapping[str, Any], *, name: str = "", source: str = "config.json") -> ModelShape:

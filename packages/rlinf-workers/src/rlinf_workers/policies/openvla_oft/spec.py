@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,16 @@ from rlinf_workers.policies.spec import ActingCost, num_cameras
 
 CHUNK_SIZE = 8
 """Number of actions in an answer (arXiv:2502.19645)."""
+CHUNK_SIZES = (1, 2, 4, 5, 8, 10, 16, 25)
+"""Those of published checkpoints, 25 for ALOHA, and smaller ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenVLAOFTSpec(OpenVLASpec):
+    def convention_options(self, options: Mapping[str, Any]) -> Mapping[str, Sequence[Any]]:
+        others = {"center_crop": (True, False), "chunk_size": CHUNK_SIZES, "proprio": (True, False), "end_token": (True, False)}
+        return {**super().convention_options(options), **others}
+
     def acting_cost(self, options: Mapping[str, Any], env_options: Mapping[str, Any]) -> ActingCost:
         return ActingCost(
             shape=self.shape(options),

@@ -146,6 +146,14 @@ class Pi0(Policy):
 
         return write_weights(folder, output, self, name_of, dtype)
 
+    def action_range(self) -> tuple[Tensor, Tensor] | None:
+        """For mean and standard deviation, three deviations from the mean."""
+        if self._options.normalization == "bounds" or self._options.relative_to_state:
+            return None
+        side = torch.full((self._executed[1],), 3.0 if self._options.normalization == "mean_std" else 1.0)
+        low, high = (self.normalize_actions.inverse(x.to(self.normalize_actions.scale)) for x in (-side, side))
+        return low.float().cpu(), high.float().cpu()
+
     # -- in which the models of the family differ ------------------------------------------------------------------
 
     @classmethod

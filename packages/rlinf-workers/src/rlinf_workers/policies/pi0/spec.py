@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlinf_sched.derive import find_model
 from rlinf_workers.policies.spec import ActingCost, PolicySpec, num_cameras
+
+STATISTICS_FILE, ASSETS = "norm_stats.json", "assets"
+"""Normalisation statistics of a dataset, and the folder in which openpi has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,16 @@ class Pi0Spec(PolicySpec):
     """pi_RL."""
     predicted_actions: int = 50
     """Number of actions that the expert denoises (openpi's configuration)."""
+
+    def convention_options(self, options: Mapping[str, Any]) -> Mapping[str, Sequence[Any]]:
+        choices: dict[str, Sequence[Any]] = {"relative_to_state": (True, False)}
+        if options.get("folder") is None:
+            choices["chunk_size"] = (1, 2, 4, 5, 10, 50)
+            return choices
+        folder = Path(str(options["folder"]))
+        files = [*folder.rglob(STATISTICS_FILE)]
+        names = {file.parent.relative_to(folder).as_posix().removeprefix(f"{ASSETS}/") for file in files}
+        return choices | {"normalization": ("mean_std", "quantiles"), "dataset": sorted(names)}
 
     def acting_cost(self, options: Mapping[str, Any], env_options: Mapping[str, Any]) -> ActingCost:
         num_steps = int(options.get("num_denoising_steps") or self.denoising_steps)

@@ -233,6 +233,17 @@ class EmbodiedJob(Job):
             for problem in write_film(session.group("env"), session.folder, step, self._needs):
                 session.note(f"env.num_eval_videos: {problem}")
 
+    def before_training(self, session: Session, score: float) -> None:
+        policy, env = self.config.policy, self.config.env
+        if score > 0 or self.score is not SUCCESS or not (self._sft_warm_up or policy.options.get("folder")):
+            return
+        origin = "the SFT warm-up" if self._sft_warm_up else f"the checkpoint {policy.options['folder']}"
+        session.note(
+            f"no success: the policy of {origin} solves none of {env.num_eval_episodes} episodes before the first "
+            "step, and where nothing succeeds there is little to reinforce. A convention may be wrong (rotated "
+            f"pictures, gripper, statistics, ...): rlinf check {session.folder} names it"
+        )
+
     def evaluation_metrics(self, run: FlowRun) -> dict[str, float]:
         names = ("success_once", "success_at_end", "return", "episode_length")
         by_task = "env/success_at_end/"

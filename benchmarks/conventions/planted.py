@@ -1,0 +1,202 @@
+"""Plants wrong conventions in right set-ups, and compares them with what `rlinf check` names.
+
+Each of the three policies is trained once; then 15 single corruptions, 15 pairs and 20 right set-ups are checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from benchmarks.conventions.policies import KIND, TINY, TinyPolicy, interface, trained
+from benchmarks.harness import report
+
+from rlinf.config.embodied import EnvConfig, PolicyConfig
+from rlinf.config.robot_check import CheckedDemonstrations, RobotCheckConfig
+from rlinf.conventions.checked import ConventionVerdict
+from rlinf.conventions.setup import check_robot
+from rlinf_workers.policies import PolicySettings
+
+NUM_PAIRS, NUM_RIGHT = 15, 20
+EVAL_SEED, SEEDS_APART = 50_000, 500
+RESULT = Path(__file__).parents[1] / "results" / "conventions.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corruption:
+    """One wrong convention."""
+
+    name: str
+    convention: str
+    """What the check should call it."""
+    env: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> set[str]:
+        return {*self.env, *self.options}
+
+
+def _of(name: str, convention: str, options: Mapping[str, Any] | None = None, **env: Any) -> Corruption:
+    return Corruption(name=name, convention=convention, env=env, options=options or {})
+
+
+PICTURES = (
+    _of("pictures rotated", "picture rotation", turn="rotated"),
+    _of("pictures mirrored", "picture left-right", turn="left_right"),
+    _of("pictures upside down", "picture top-bottom", turn="top_bottom"),
+    _of("cameras swapped", "camera order", swap_cameras=True),
+    _of("BGR", "colour order", colours="bgr"),
+    _of("floats read as bytes", "picture range", levels="floats"),
+)
+CORRUPTIONS: Mapping[str, tuple[Corruption, ...]] = {
+    "cnn": (
+        *PICTURES,
+        _of("not cropped", "centre crop", zoom=1.0),
+        _of("gripper negated", "gripper sign", gripper="open_is_one"),
+        _of("gripper from -1", "gripper range", gripper="closes_is_one"),
+        _of("gripper from -1, negated", "gripper range", gripper="opens_is_one"),
+        _of("targets", "delta or absolute actions", motion="absolute"),
+        _of("metres", "actions not un-normalised", unit=0.15),
+        _of("gripper first in the state", "state order", states="gxyz"),
+        _of("no state", "constant state", states="zeros"),
+        _of("x and y swapped", "action axes", axes="yxz"),
+    ),
+    "pi0": (
+        *PICTURES,
+        _of("not cropped", "centre crop", zoom=1.0),
+        _of("gripper negated", "gripper sign", gripper="open_is_one"),
+        _of("gripper from -1", "gripper range", gripper="closes_is_one"),
+        _of("not relative to the state", "delta or absolute actions", {"relative_to_state": False}),
+        _of("mean and deviation", "statistics kind", {"normalization": "mean_std"}),
+        _of("statistics of another robot", "statistics key", {"dataset": "another/robot"}),
+        _of("instructions in capitals", "prompt form", wording="capitals"),
+        _of("gripper first in the state", "state order", states="gxyz"),
+        _of("x and y swapped", "action axes", axes="yxz"),
+    ),
+    "openvla_oft": (
+        *PICTURES,
+        _of("not cropped", "centre crop", {"center_crop": False}),
+        _of("gripper negated", "gripper sign", {"gripper": "open_is_minus_one"}),
+        _of("gripper from 0", "gripper range", {"gripper": "as_is"}),
+        _of("targets", "delta or absolute actions", motion="absolute"),
+        _of("bounds", "statistics kind", {"normalization": "bounds"}),
+        _of("statistics of another robot", "statistics key", {"unnorm_key": "another_robot"}),
+        _of("underscores in instructions", "prompt form", wording="underscores"),
+        _of("another chunk size", "chunk length", {"chunk_size": 8}),
+        _of("gripper first in the state", "state order", states="gxyz"),
+    ),
+}
+
+
+def checked(
+    tiny: TinyPolicy, settings: PolicySettings, folder: Path, corruptions: Sequence[Corruption] = (), *, number: int = 0
+) -> ConventionVerdict:
+    """Checks a set-up with some corruptions.
+
+    Args:
+        folder: of the weights, for a policy without a published folder.
+        number: other demonstrations for each number.
+    """
+    env_options, options = dict(tiny.env), dict(settings.options)
+    for one in corruptions:
+        env_options |= one.env
+        options |= one.options
+    config = RobotCheckConfig(
+        name=tiny.name,
+        env=EnvConfig(
+            kind=KIND,
+            id="picking",
+            num_envs=1,
+            num_groups=1,
+            max_episode_steps=60,
+            options=env_options,
+            eval_seed=EVAL_SEED + SEEDS_APART * number,
+        ),
+        policy=PolicyConfig(name=tiny.name, options=options),
+        demonstrations=CheckedDemonstrations(source="experts"),
+    )
+    return check_robot(config, folder if tiny.name == "cnn" else None)
+
+
+def pairs_of(name: str) -> list[tuple[Corruption, Corruption]]:
+    """Pairs of corruptions that change different keys, the same ones in every run."""
+    apart = [pair for pair in combinations(CORRUPTIONS[name], 2) if not pair[0].keys & pair[1].keys]
+    return random.Random(0).sample(apart, NUM_PAIRS)
+
+
+def measure(tiny: TinyPolicy, folder: Path, num_right: int, only: str) -> dict[str, Any]:
+    """All cases of one policy."""
+    began_s = time.monotonic()
+    if (stored := folder.with_name(f"{folder.name}-trained")).exists():  # of an earlier call with this folder
+        fields, actions = interface(tiny.spec())
+        options = {**tiny.options, **({} if tiny.name == "cnn" else {"folder": str(stored)})}
+        settings = PolicySettings(name=tiny.name, fields=fields, actions=actions, options=options)
+    else:
+        settings = trained(tiny, folder)
+    result: dict[str, Any] = {"training_s": round(time.monotonic() - began_s, 1), "cases": []}
+    cases = [("right", (), number) for number in range(num_right)]
+    cases += [("single", (one,), 0) for one in CORRUPTIONS[tiny.name]]
+    cases += [("pair", pair, 0) for pair in pairs_of(tiny.name)]
+    for kind, corruptions, number in cases:
+        if only and kind not in only:
+            continue
+        began_s = time.monotonic()
+        verdict = checked(tiny, settings, folder, corruptions, number=number)
+        named = [cause.convention for cause in verdict.causes]
+        expected = [one.convention for one in corruptions]
+        case = {
+            "kind": kind,
+            "planted": [one.name for one in corruptions],
+            "expected": expected,
+            "named": named,
+            "right": set(named[: len(expected)]) == set(expected) if expected else not named and verdict.passes,
+            "error": round(verdict.search.as_configured.error.mean, 4),
+            "explained": round(verdict.search.explained.error.mean, 4),
+            "seconds": round(time.monotonic() - began_s, 1),
+        }
+        result["cases"].append(case)
+        print(tiny.name, json.dumps(case), flush=True)
+    for kind in ("right", "single", "pair"):
+        outcomes = [case["right"] for case in result["cases"] if case["kind"] == kind]
+        result[kind] = f"{sum(outcomes)} of {len(outcomes)}"
+    return result
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--policy", choices=list(CORRUPTIONS), action="append")
+    parser.add_argument("--only", default="", help="right, single or pair")
+    parser.add_argument("--folder", type=Path, help="where the policies are trained (default: a temporary folder)")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    args = parser.parse_args(arguments)
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        root = args.folder or Path(scratch)
+        for tiny in TINY:
+            if args.policy and tiny.name not in args.policy:
+                continue
+            results[tiny.name] = {"settings": asdict(tiny), **measure(tiny, root / tiny.name, NUM_RIGHT, args.only)}
+            counts = {kind: results[tiny.name][kind] for kind in ("right", "single", "pair")}
+            print(tiny.name, counts, flush=True)
+    findings = {name: {kind: one[kind] for kind in ("right", "single", "pair")} for name, one in results.items()}
+    report(
+        "conventions",
+        settings={name: one.pop("settings") for name, one in results.items()},
+        samples_s={},
+        comparisons=(),
+        findings={"counts": findings, "policies": results},
+        output=args.output,
+    )
+
+
+if __name__ == "__main__":
+    main()
