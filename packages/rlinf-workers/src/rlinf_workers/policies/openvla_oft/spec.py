@@ -18,7 +18,12 @@ CHUNK_SIZES = (1, 2, 4, 5, 8, 10, 16, 25)
 @dataclass(frozen=True, kw_only=True)
 class OpenVLAOFTSpec(OpenVLASpec):
     def convention_options(self, options: Mapping[str, Any]) -> Mapping[str, Sequence[Any]]:
-        others = {"center_crop": (True, False), "chunk_size": CHUNK_SIZES, "proprio": (True, False), "end_token": (True, False)}
+        others = {
+            "center_crop": (True, False),
+            "chunk_size": CHUNK_SIZES,
+            "proprio": (True, False),
+            "end_token": (True, False),
+        }
         return {**super().convention_options(options), **others}
 
     def acting_cost(self, options: Mapping[str, Any], env_options: Mapping[str, Any]) -> ActingCost:
