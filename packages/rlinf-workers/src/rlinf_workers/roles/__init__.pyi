@@ -54,6 +54,7 @@ from .records.embodied import (
     GroupEpisodes as GroupEpisodes,
     Trajectory as Trajectory,
     text_tensor as text_tensor,
+    texts_of as texts_of,
 )
 from .records.language import (
     ComparedGroup as ComparedGroup,

@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from rlinf.conventions.alternative import Alternative, Observe
 from rlinf_envs import PICTURE, FieldSpec
-from rlinf_workers.roles import text_tensor
-from rlinf_workers.roles.records.embodied import texts_of
+from rlinf_workers.roles import text_tensor, texts_of
 
 CROP_SHARE = 0.9
 """Share of a picture's area that fine-tuning on random crops keeps (OpenVLA, OpenVLA-OFT)."""
