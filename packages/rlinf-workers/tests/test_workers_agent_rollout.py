@@ -247,6 +247,13 @@ def test_agents_that_are_parts_of_the_policy_train_or_not_and_are_replayed(run, 
     }
 
 
+def test_an_agent_that_nobody_asks_is_noted(run, settings):
+    agents = dict.fromkeys(("solver", "judge", "critc"), NamedAgent())
+    _, worker = run(with_agent(settings, run="workers_harnesses:play_both", agents=agents))
+    (note,) = worker._host.notes
+    assert "no episode has asked the agent 'critc' for a turn" in note
+
+
 # -- late groups -------------------------------------------------------------------------------------------------------
 
 NUM_STEPS, NUM_PROMPTS = 4, 3

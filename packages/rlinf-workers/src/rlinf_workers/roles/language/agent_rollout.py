@@ -65,6 +65,8 @@ class AgentRollout(Rollout):
         self._served_policies = {
             trainer: ServedPolicy(queue.engine, self.num_ranks) for trainer, queue in self._further.items()
         }
+        self._unheard = set(agents)
+        """Agents by name without a turn so far; empty after the first stage."""
         self._episode_settings = settings.agent
         named = {name: replace(agent, stop_ids=_stop_ids(agent.folder)) for name, agent in agents.items()}
         process_settings = replace(settings.agent, stop_ids=_stop_ids(settings.model.folder), agents=named)
@@ -277,6 +279,7 @@ class AgentRollout(Rollout):
     def _queue(self, episode: OpenEpisode, turn: LoggedTurn, token_ids: Sequence[int], request: int | None) -> None:
         pending = PendingTurn(episode=episode, turn=turn, token_ids=token_ids, request=request)
         episode.pending[turn.noise] = pending
+        self._unheard.discard(turn.agent)
         self._queue_of.get(turn.agent, self._policy).add(pending)
 
     @property
@@ -386,8 +389,12 @@ class AgentRollout(Rollout):
                 self._failures.append(f"{which}: {trajectory.cause}: {trajectory.detail}")
 
     def _check_discarded(self) -> None:
+        """Ends a stage. Raises: WorkersError if too many of its episodes were discarded."""
         causes, failures = self._causes, self._failures
         self._causes, self._failures = Counter(), []
+        for name in sorted(self._unheard):
+            self.note(f"{self.name}: no episode has asked the agent {name!r} for a turn; is its name misspelt?")
+        self._unheard.clear()
         limit = self._episode_settings.max_discarded
         if len(failures) > limit * causes.total():
             first_failures = "\n".join(failures[:MAX_SHOWN])
