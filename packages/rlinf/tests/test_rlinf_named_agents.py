@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from rlinf.config.agents import AgentConfig
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
-from rlinf.config.reasoning import AgentConfig
 from rlinf.errors import UserError
 from rlinf.jobs.named_agents import check_partners, named_agents
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from rlinf.config.agents import AgentConfig, agent_by_name
 from rlinf.config.base import Conflict, DataPath, ModelPath, Section, Seed
 from rlinf.config.common import (
     MIN_P,
@@ -20,7 +21,6 @@ from rlinf.config.common import (
     Strings,
     venv_conflicts,
 )
-from rlinf.config.reasoning import AgentConfig, agent_by_name
 from rlinf.config.rewards import MAX_JUDGE_FAILURES
 from rlinf.config.tasks import chat_conflicts, template_conflicts
 

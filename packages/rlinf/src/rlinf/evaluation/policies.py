@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlinf.config.reasoning import AgentConfig
+from rlinf.config.agents import AgentConfig
 from rlinf.errors import UserError
 from rlinf.run_folder.checkpoints import MODEL, checkpoint_of, policy_folder
 

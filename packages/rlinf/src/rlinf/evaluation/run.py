@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rlinf.config.agents import AgentConfig
 from rlinf.config.devices import make_cluster
 from rlinf.config.downloads import snapshot_folders
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.inputs import is_adapter
 from rlinf.config.load import to_yaml
-from rlinf.config.reasoning import AgentConfig
 from rlinf.console.activities import running, starting
 from rlinf.console.eval_progress import EvalProgress
 from rlinf.errors import UserError

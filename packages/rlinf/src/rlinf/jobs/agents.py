@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlinf.config.reasoning import AgentConfig
+from rlinf.config.agents import AgentConfig
 from rlinf.errors import UserError
 from rlinf.jobs.named_agents import check_template
 from rlinf_workers.agents import LOOP, import_problem

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlinf.config.agents import AgentConfig, trainer_of
 from rlinf.config.inputs import check_model_folder
-from rlinf.config.reasoning import AgentConfig, trainer_of
 from rlinf.errors import UserError
 from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes
 from rlinf.run_folder.checkpoints import refuse_damaged_model

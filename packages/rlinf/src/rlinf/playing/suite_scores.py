@@ -10,10 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from rlinf.config.suites import AXES, SEEN
+from rlinf.playing.paired import Z_95
 from rlinf_envs import EpisodeEnd
 
-Z_95 = 1.959963984540054
-"""95 % of a normal distribution lie within this many standard deviations."""
 COLUMNS = ("axis", "variant", "episodes", "success at end", "95 % interval", "drop", "at any time", "return")
 
 

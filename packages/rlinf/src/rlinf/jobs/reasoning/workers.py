@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlinf.config.reasoning import ReasoningConfig, trainer_of
+from rlinf.config.agents import trainer_of
+from rlinf.config.reasoning import ReasoningConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.jobs.generation import engine_options, sampling_settings
 from rlinf.jobs.named_agents import named_agents
