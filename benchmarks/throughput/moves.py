@@ -167,7 +167,7 @@ class MovingJob:
             times = [time.perf_counter()]
             state = None
             if "actor" in moved_stages(self._plan_of(self._present), self._plan_of(planned)):
-                state = passing.enter_context(passed_state(self._executor, "actor", self._checkpoint))
+                state = passing.enter_context(passed_state(self._executor, self._job.trainers, self._checkpoint))
                 assert state is not None, "shared memory has room"
             times.append(time.perf_counter())
             moved = self._executor.move(planned.plans)

@@ -197,12 +197,13 @@ def _start(stack: ExitStack, job: Job, folder: Path) -> tuple[FlowSide, PlainLoo
     job.prepare(cast(Session, plain))
     plain.sync_weights()
     (folder / "start").mkdir()
-    plain.local[job.trainer].save_checkpoint(str(folder / "start"))
+    (trainer,) = job.trainers
+    plain.local[trainer].save_checkpoint(str(folder / "start"))
     executor = stack.enter_context(
         Executor(cluster=planned.cluster, log_folder=folder / "logs", env_vars=worker_env_vars(job.config.cluster))
     )
     executor.start(flows.train, planned.plans[flows.train.name])
-    executor.group(job.trainer).call("load_checkpoint", str(folder / "start"))
+    executor.group(trainer).call("load_checkpoint", str(folder / "start"))
     executor.sync_weights()
     return FlowSide(executor, flows.train), plain
 
