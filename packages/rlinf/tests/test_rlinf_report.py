@@ -480,6 +480,23 @@ def test_an_episode_shows_who_wrote_each_token(tmp_path: Path) -> None:
     assert '<span class="by policy" title="policy, version 4, 3 tokens">&lt;call&gt;</span>' in page
     assert '<span class="by tool" title="tool, 1 token">{42}</span>' in page
     assert '<p class="sub">Another branch</p><span class="by policy" title="policy, version 5, 2 tokens">other' in page
+
+
+def test_conversations_of_agents_stand_in_their_order(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_steps=1)
+    one, two = (
+        json.dumps([{"author": "policy", "agent": name, "text": f"{name} says", "num_tokens": 2, "version": 4}])
+        for name in ("hinter", "guesser")
+    )
+    row = {"prompt_index": 0, "sample": 0, "prompt": "p", "completion": "42", "segments": two, "branches": f"[{one}]"}
+    folder.samples(0, [row])
+    folder.close()
+    page = write_report(folder.path).read_text()
+    places = [
+        page.index(text)
+        for text in ("Conversation of hinter", "hinter says", "Conversation of guesser", "guesser says")
+    ]
+    assert places == sorted(places)
     assert "ended by turns: 5 of 5" in page
     assert "tokens: policy 5 (versions 4 to 5), tool 1<" in page
 

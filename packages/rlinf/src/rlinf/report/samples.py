@@ -73,13 +73,9 @@ def _card(row: Mapping[str, Any]) -> str:
         facts.append(escape(f"ended by {cause}" + (f": {detail}" if detail else "")))
     text, segments = escape(_text(row.get("completion"))), _text(row.get("segments"))
     if conversation := _json_list(segments):
-        text = _conversation(conversation)
         branches = _json_list(_text(row.get("branches")))
         facts.append(escape(f"tokens: {_origins([*conversation, *(one for branch in branches for one in branch)])}"))
-        for branch in branches:
-            agent = next((_text(one["agent"]) for one in branch if "agent" in one), "")
-            title = f"Conversation of {agent}" if agent else "Another branch"
-            text += f'<p class="sub">{escape(title)}</p>{_conversation(branch)}'
+        text = _conversations(conversation, branches)
     elif segments:
         facts.append(f"tokens: {escape(segments)}")
     line = " \N{MIDDLE DOT} ".join(facts)
@@ -103,6 +99,20 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return None
+
+
+def _conversations(last: Sequence[Mapping[str, Any]], others: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """Returns the conversations of agents by name in the order in which they began, or else the last branch of the only
+    agent, then the other ones from where they leave it."""
+    agents = [next((_text(one["agent"]) for one in part if "agent" in one), "") for part in (*others, last)]
+    if any(agents):
+        titles = (f"Conversation of {agent}" if agent else "Another branch" for agent in agents)
+        titled = list(zip(titles, (*others, last), strict=True))
+    else:
+        titled = [("", last), *(("Another branch", part) for part in others)]
+    return "".join(
+        (f'<p class="sub">{escape(title)}</p>' if title else "") + _conversation(part) for title, part in titled
+    )
 
 
 def _conversation(segments: Sequence[Mapping[str, Any]]) -> str:
