@@ -480,6 +480,8 @@ def test_an_episode_shows_who_wrote_each_token(tmp_path: Path) -> None:
     assert '<span class="by policy" title="policy, version 4, 3 tokens">&lt;call&gt;</span>' in page
     assert '<span class="by tool" title="tool, 1 token">{42}</span>' in page
     assert '<p class="sub">Another branch</p><span class="by policy" title="policy, version 5, 2 tokens">other' in page
+    assert "ended by turns: 5 of 5" in page
+    assert "tokens: policy 5 (versions 4 to 5), tool 1<" in page
 
 
 def test_conversations_of_agents_stand_in_their_order(tmp_path: Path) -> None:
@@ -497,8 +499,6 @@ def test_conversations_of_agents_stand_in_their_order(tmp_path: Path) -> None:
         for text in ("Conversation of hinter", "hinter says", "Conversation of guesser", "guesser says")
     ]
     assert places == sorted(places)
-    assert "ended by turns: 5 of 5" in page
-    assert "tokens: policy 5 (versions 4 to 5), tool 1<" in page
 
 
 def test_samples_are_whole_groups_below_their_prompt(tmp_path: Path) -> None:
