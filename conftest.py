@@ -21,7 +21,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # as rlinf_workers, which may be imported after a first product
     os.environ["HF_HUB_OFFLINE"] = "1"  # a test of names on the Hub starts a process that has another setting
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -81,7 +81,7 @@ def test_the_public_command_line_is_this():
                 "--schema",
             ),
         ],
-        "rlinf check": ["-h", "--help", "recipe"],
+        "rlinf check": ["-h", "--help", "recipe", "--demonstrations", "--checkpoint"],
         "rlinf config": ["-h", "--help"],
         "rlinf config list": ["-h", "--help"],
         "rlinf config show": ["-h", "--help", "recipe"],
