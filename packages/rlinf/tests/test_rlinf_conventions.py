@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -157,7 +158,7 @@ def _observing(frames: ComparedFrames, convention: str) -> ComparedFrames:
         fields["state"] = fields["state"][:, [3, 0, 1, 2]]
     elif convention == "prompt form":
         fields["instruction"] = text_tensor([TEXTS[n % 2].upper() for n in frames.demonstration.tolist()])
-    return frames.with_fields(fields)
+    return replace(frames, fields=fields)
 
 
 OBSERVED = (*TURNS, "camera order", "state order", "prompt form")
@@ -276,11 +277,11 @@ def test_frames_are_spread_over_each_demonstration():
 def test_inputs_that_carry_nothing_are_causes():
     frames = _frames()
     dark = {name: values // 255 if name == "image.wrist" else values for name, values in frames.fields.items()}
-    (one,) = dead_inputs(frames.with_fields(dark), READS)
+    (one,) = dead_inputs(replace(frames, fields=dark), READS)
     assert one.convention == "picture range"
     assert "the brightest value of image.wrist" in one.evidence
     still = {**frames.fields, "state": torch.zeros_like(frames.fields["state"])}
-    assert _checked(frames.with_fields(still)).causes[0].convention == "constant state"
+    assert _checked(replace(frames, fields=still)).causes[0].convention == "constant state"
     assert not dead_inputs(frames, READS)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlinf.config.robot_check import CheckedDemonstrations
 from rlinf.errors import UserError
-from rlinf.jobs.demonstrations import check_demonstration
+from rlinf.jobs.demonstrations import MAX_FAILURES, check_demonstration
 from rlinf_envs import (
     EXPERTS,
     Demonstration,
@@ -20,8 +20,6 @@ from rlinf_envs import (
 )
 from rlinf_workers.roles import EnvInterface
 
-MAX_FAILURES = 20
-"""Episodes in a row in which an expert may fail."""
 RENAME = "--demonstrations.rename '{NAME_THERE: FIELD}'"
 
 

@@ -6,7 +6,7 @@ Legend: F frames, D demonstrations, A numbers of an action.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -80,10 +80,6 @@ class ComparedFrames:
     def num_demonstrations(self) -> int:
         return int(self.demonstration.max()) + 1
 
-    def with_fields(self, fields: Mapping[str, Tensor]) -> ComparedFrames:
-        """The same moments with other observations."""
-        return replace(self, fields=fields)
-
     def executed(self, actions: Tensor) -> Tensor:
         """[F, A] -> what the environment executes: within its bounds."""
         return torch.minimum(torch.maximum(actions, self.spec.low.flatten()), self.spec.high.flatten())
@@ -104,14 +100,14 @@ def frames_of(demonstrations: Sequence[Demonstration], reads: Sequence[str], spe
             f"there are {len(demonstrations)} demonstrations; at least {MIN_DEMONSTRATIONS} are needed, since a "
             "difference counts only if it repeats in demonstration after demonstration"
         )
-    flat = [one.actions.reshape(len(one.actions), -1).float() for one in demonstrations]
+    flat = [flat_actions(one) for one in demonstrations]
     scale = ActionScale.of(torch.cat(flat), spec)
     if not scale.varies.any():
         raise UserError("all demonstrated actions are equal, so nothing can be compared")
     names = [name for name in dict.fromkeys((*reads, "state")) if name in demonstrations[0].observations]
     rows: dict[str, list[Tensor]] = {name: [] for name in names}
     actions, before, elsewhere, numbers = [], [], [], []
-    origins = [_origin(one, actions.shape[1]) for one, actions in zip(demonstrations, flat, strict=True)]
+    origins = [origin(one, actions.shape[1]) for one, actions in zip(demonstrations, flat, strict=True)]
     trivial, unit = _trivial(flat, origins, scale)
     answers = []
     for number, (demonstration, done) in enumerate(zip(demonstrations, flat, strict=True)):
@@ -137,7 +133,12 @@ def frames_of(demonstrations: Sequence[Demonstration], reads: Sequence[str], spe
     )
 
 
-def _origin(demonstration: Demonstration, size: int) -> Tensor | None:
+def flat_actions(demonstration: Demonstration) -> Tensor:
+    """[T, A] float32."""
+    return demonstration.actions.reshape(len(demonstration.actions), -1).float()
+
+
+def origin(demonstration: Demonstration, size: int) -> Tensor | None:
     """[T, A]: the state in place of all numbers but the last, which may be targets for it; None without such a
     state."""
     states = demonstration.observations.get("state")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlinf.conventions.frames import ComparedFrames
+from rlinf.conventions.frames import ComparedFrames, flat_actions, origin
 from rlinf_envs import PICTURE, Demonstration
 
 DARKEST = 1
@@ -66,7 +66,7 @@ def range_lines(
     Args:
         span: what the policy's statistics scale to -1 and 1, [A] each; None: it has no statistics.
     """
-    actions = torch.cat([one.actions.reshape(len(one.actions), -1).float() for one in demonstrations])
+    actions = torch.cat([flat_actions(one) for one in demonstrations])
     lines = []
     if not frames.scale.varies.all():
         numbers = ", ".join(str(n) for n, varies in enumerate(frames.scale.varies.tolist()) if not varies)
@@ -91,17 +91,11 @@ def differences_or_targets(demonstrations: Sequence[Demonstration]) -> str | Non
     with the change of the state and with the next state; None if neither is clear."""
     pairs = []
     for one in demonstrations:
-        states = one.observations.get("state")
-        actions = one.actions.reshape(len(one.actions), -1).float()
-        if (
-            not isinstance(states, Tensor)
-            or states.ndim != 2
-            or states.shape[1] < actions.shape[1] - 1
-            or len(actions) < 3
-        ):
+        actions = flat_actions(one)
+        states, size = origin(one, actions.shape[1]), actions.shape[1] - 1
+        if states is None or len(actions) < 3:
             return None
-        size = actions.shape[1] - 1
-        pairs.append((actions[:-1, :size], states[:-1, :size].float(), states[1:, :size].float()))
+        pairs.append((actions[:-1, :size], states[:-1, :size], states[1:, :size]))
     actions, states, following = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     if not actions.shape[1]:
         return None

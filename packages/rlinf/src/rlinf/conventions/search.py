@@ -17,7 +17,7 @@ from torch import Tensor
 from rlinf.conventions.alternative import Alternative
 from rlinf.conventions.answers import Answers
 from rlinf.conventions.frames import ComparedFrames
-from rlinf.conventions.scoring import TRIVIAL, OpenLoopError, baselines, is_better, open_loop_error
+from rlinf.conventions.scoring import OpenLoopError, is_better, open_loop_error
 
 NUM_BEAMS = 4
 """Alternatives, the best ones, that are combined with every other one that needs new answers."""
@@ -50,9 +50,8 @@ class SearchResult:
 class _Search:
     def __init__(self, answers: Answers, alternatives: Sequence[Alternative]) -> None:
         self._answers, self._frames = answers, answers.frames
-        # A single variant of the policy is in memory, so alternatives with the same options come together.
-        self._alternatives = sorted(alternatives, key=lambda one: str(sorted(one.options.items())))
-        self._mean_action = baselines(self._frames)[TRIVIAL]
+        self._alternatives = alternatives
+        self._mean_action = open_loop_error(self._frames.trivial, self._frames)
 
     def run(self, progress: Callable[[str], None]) -> SearchResult:
         base = self._tried(())
@@ -112,6 +111,9 @@ class _Search:
 
     def _all(self, sets: Sequence[tuple[Alternative, ...]], progress: Callable[[str], None]) -> list[Trial]:
         trials = []
+        # A single variant of the policy is in memory, so sets with the same options come together; that without any is
+        # there already.
+        sets = sorted(sets, key=_options_order)
         for number, alternatives in enumerate(sets, start=1):
             progress(f"{number} of {len(sets)}: {' and '.join(one.change for one in alternatives)}")
             if (trial := self._tried(alternatives)) is not None:
@@ -127,6 +129,11 @@ class _Search:
             error=open_loop_error(predicted, self._frames),
             slope=slope(predicted, self._frames),
         )
+
+
+def _options_order(alternatives: Sequence[Alternative]) -> tuple[bool, str]:
+    options = {name: value for one in alternatives for name, value in one.options.items()}
+    return bool(options), str(sorted(options.items()))
 
 
 def search(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from rlinf.errors import UserError
 from rlinf.run_folder.folder import VIDEOS, film_path
@@ -26,6 +27,19 @@ def check_video(otherwise: str) -> None:
         require_video()
     except EnvError as error:
         raise UserError(str(error).replace("rlinf-envs[video]", "rlinf[video]"), hint=otherwise) from error
+
+
+def film_if_possible(config: Any, section: str) -> tuple[Any, list[str]]:
+    """Returns the config and notes: where films cannot be written, `num_films` of the section is 0; a note says why."""
+    values = getattr(config, section)
+    if not values.num_films:
+        return config, []
+    try:
+        check_video("")
+    except UserError as error:
+        without = config.model_copy(update={section: values.model_copy(update={"num_films": 0})})
+        return without, [f"{section}.num_films={values.num_films}: nothing is filmed: {error.message}"]
+    return config, []
 
 
 def check_draws(spec: EnvSpec) -> None:

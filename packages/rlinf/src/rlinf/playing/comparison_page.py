@@ -12,6 +12,7 @@ from rlinf.playing.protocol import flat
 from rlinf.report import html
 from rlinf.report.axes import percent
 
+PAGE, TITLE = "compare.html", "A and B on the same starts"
 NOTE = (
     "Both policies had the same starts. The interval is Tango's score interval for paired shares, of 95 %; p is "
     "that of McNemar's exact test, by task adjusted for the number of tasks (Holm). They hold for these tasks and "
@@ -21,7 +22,6 @@ FILM_NOTE = "A start in each row, A on the left and B on the right. Green frames
 
 
 def render(
-    title: str,
     line: str,
     score: ComparisonScore,
     protocol: Mapping[str, Any],
@@ -46,7 +46,7 @@ def render(
         ("episodes for two points", f"{score.needed:,}"),
     ]
     body = [
-        html.header(title, line, badge=f"{outcomes.num_starts} starts"),
+        html.header(TITLE, line, badge=f"{outcomes.num_starts} starts"),
         html.boxes(cells, main="B - A"),
         html.notes("Notes", [score.verdict, *notes, NOTE]),
         html.section("By task", html.table(TASK_COLUMNS, task_rows(score), numeric=range(1, 8))),
@@ -54,4 +54,4 @@ def render(
         html.section("Flipped starts", html.table(FLIP_COLUMNS, flip_rows(score), numeric=(1,))),
         html.section("Protocol", html.facts(flat(protocol).items())),
     ]
-    return html.document(title, body, footer="Written by rlinf eval --compare.")
+    return html.document(TITLE, body, footer="Written by rlinf eval --compare.")

@@ -19,19 +19,19 @@ from rlinf.config.devices import device_kind
 from rlinf.config.load import to_yaml
 from rlinf.errors import UserError
 from rlinf.evaluation.folder import EvalFolder
-from rlinf.jobs.films import check_video
+from rlinf.jobs.films import film_if_possible
 from rlinf.machine import machine_of
 from rlinf.playing import comparison_page
 from rlinf.playing.checkpoint import trained_policy
 from rlinf.playing.comparison_scores import ComparisonScore, StartOutcome, paired, to_json
 from rlinf.playing.play import check_seeds
-from rlinf.playing.protocol import Protocol, check_same
+from rlinf.playing.protocol import Protocol, check_same, joint
 from rlinf.playing.session import PolicySession
 from rlinf.run_folder.checksums import SUMS, file_digest
 from rlinf.run_folder.rows import append_rows, read_rows, sync, write_file
 from rlinf_envs import RecordedEpisode, write_grid
 
-EPISODES, PAGE, FILM = "episodes.jsonl", "compare.html", "flipped.mp4"
+EPISODES, FILM = "episodes.jsonl", "flipped.mp4"
 LEAST_BLOCK = 16
 """Least number of episodes that are played before they are written down."""
 
@@ -64,10 +64,11 @@ class ComparisonRun:
             film = self._play_and_film(path, message)
             score, notes = self._score(path), [*self.notes, *film.notes]
             folder.note(*film.notes)
-            record = self._protocol_record()
+            record = joint(*(protocol.to_json() for protocol in self.protocols.values()))
             folder.write_result({**self._about(inputs), "protocol": record, "notes": notes, **to_json(score)})
             film_path = path / FILM if (path / FILM).exists() else None
-            write_file(path / PAGE, comparison_page.render(self.title, self.line, score, record, film_path, notes))
+            page = comparison_page.render(self.line, score, record, film_path, notes)
+            write_file(path / comparison_page.PAGE, page)
         return score
 
     @property
@@ -75,10 +76,6 @@ class ComparisonRun:
         """Run and checkpoint of A and of B."""
         a, b = (f"{one.name}, {one.checkpoint.name}" for one in (self.config.a, self.config.b))
         return a, b
-
-    @property
-    def title(self) -> str:
-        return "A and B on the same starts"
 
     @property
     def line(self) -> str:
@@ -91,10 +88,6 @@ class ComparisonRun:
         return (
             lines[:1] if lines[0] == lines[1] else [f"{side}: {line}" for side, line in zip("AB", lines, strict=True)]
         )
-
-    def _protocol_record(self) -> dict[str, Any]:
-        a, b = (protocol.to_json() for protocol in self.protocols.values())
-        return a if a == b else {"a": a, "b": b}
 
     def _about(self, inputs: dict[str, str]) -> dict[str, Any]:
         return {
@@ -194,13 +187,8 @@ def prepare(config: ComparisonConfig, path: Path) -> ComparisonRun:
     compare = config.compare
     first_seed = config.a.env.eval_seed if compare.first_seed is None else compare.first_seed
     check_seeds(first_seed, compare.num_episodes, at="--compare.first_seed ")
-    notes = list(config.notes)
-    if compare.num_films:
-        try:
-            check_video("")
-        except UserError as error:
-            notes.append(f"compare.num_films={compare.num_films}: nothing is filmed: {error.message}")
-            config = config.model_copy(update={"compare": compare.model_copy(update={"num_films": 0})})
+    config, film_notes = film_if_possible(config, "compare")
+    notes = [*config.notes, *film_notes]
     sessions = {side: _session(getattr(config, side), config, path / "logs" / side) for side in ("a", "b")}
     protocols = {
         side: session.protocol(session.spec, first_seed=first_seed, num_episodes=compare.num_episodes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,12 @@ from rlinf.errors import UserError
 from rlinf.evaluation.folder import EvalFolder
 from rlinf.playing import comparison_page
 from rlinf.playing.comparison_scores import ComparisonScore, paired, to_json
-from rlinf.playing.protocol import check_same
-from rlinf.run_folder.plain_files import read_plain
+from rlinf.playing.protocol import check_same, joint
+from rlinf.run_folder.folder import RESULT
+from rlinf.run_folder.plain_files import read_plain_json
 from rlinf.run_folder.rows import read_rows, write_file
 
-RESULT, EPISODES, PAGE = "result.json", "episodes.jsonl", "compare.html"
+EPISODES = "episodes.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ def is_finished(path: Path) -> bool:
 def read_finished(path: Path) -> FinishedEvaluation:
     """Raises: UserError for a folder that `rlinf play` did not write, or wrote before it recorded protocols."""
     try:
-        result = json.loads(read_plain(path / RESULT))
+        result = read_plain_json(path / RESULT)
     except ValueError as error:
         raise UserError(f"{path / RESULT} is not JSON: {error}") from error
     if not isinstance(result, dict) or not isinstance(result.get("protocol"), dict):
@@ -78,7 +78,7 @@ def compare(
     notes = []
     if (left := max(len(a.rows), len(b.rows)) - len(score.starts)) > 0:
         notes.append(f"{left} starts are not in both evaluations and were left out")
-    record = dict(a.protocol) if a.protocol == b.protocol else {"a": dict(a.protocol), "b": dict(b.protocol)}
+    record = joint(a.protocol, b.protocol)
     yaml = dump({"finished": {"a": str(a.path), "b": str(b.path), "force": force}})
     with EvalFolder(
         path, resume=False, config_yaml=yaml, command=command, inputs={}, notes=notes, job="comparison"
@@ -89,5 +89,5 @@ def compare(
         }
         folder.write_result({**about, "protocol": record, "notes": notes, **to_json(score)})
         line = f"A is {a.checkpoint}, B is {b.checkpoint}"
-        write_file(path / PAGE, comparison_page.render("A and B on the same starts", line, score, record, None, notes))
+        write_file(path / comparison_page.PAGE, comparison_page.render(line, score, record, None, notes))
     return score

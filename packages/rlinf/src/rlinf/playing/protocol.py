@@ -108,6 +108,11 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tup
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
+def joint(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the record of two evaluations: the one of both, or each under its name."""
+    return dict(a) if a == b else {"a": dict(a), "b": dict(b)}
+
+
 def check_same(one: Mapping[str, Any], other: Mapping[str, Any], names: Sequence[str]) -> None:
     """Raises: UserError that names the first differing keys of two records.
 

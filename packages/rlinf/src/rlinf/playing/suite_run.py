@@ -21,7 +21,7 @@ from rlinf.config.load import to_yaml
 from rlinf.config.suites import AXES, SEEN, DisturbConfig, SuiteEvalConfig, VariantConfig
 from rlinf.errors import UserError
 from rlinf.evaluation.folder import EvalFolder
-from rlinf.jobs.films import check_video
+from rlinf.jobs.films import film_if_possible
 from rlinf.playing import suite_page
 from rlinf.playing.checkpoint import TrainedPolicy, trained_policy
 from rlinf.playing.play import check_seeds
@@ -153,13 +153,7 @@ def prepare(config: SuiteEvalConfig, path: Path) -> SuiteRun:
     """
     suite, checkpoint = config.suite, config.checkpoint
     policy = trained_policy(checkpoint, config)
-    notes: list[str] = []
-    if suite.num_films:
-        try:
-            check_video("")
-        except UserError as error:
-            notes.append(f"suite.num_films={suite.num_films}: nothing is filmed: {error.message}")
-            config = config.model_copy(update={"suite": suite.model_copy(update={"num_films": 0})})
+    config, notes = film_if_possible(config, "suite")
     session = PolicySession(policy, num_episodes=suite.num_episodes, log_folder=path / "logs")
     if not session.interface.knows_success:
         raise UserError(

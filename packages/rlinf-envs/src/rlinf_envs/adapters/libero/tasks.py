@@ -22,6 +22,7 @@ from rlinf_envs.adapters.libero.variants import (
     PRO_WORDS,
     LiberoVariation,
     language_in,
+    package_folder,
     plus_names,
     plus_package,
     pro_package,
@@ -73,11 +74,7 @@ class LiberoTask:
 
 def package() -> Path:
     """Returns the folder `libero/libero` of the installed package. Raises: EnvError if it is not installed."""
-    spec = importlib.util.find_spec("libero")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        if (inner := Path(folder) / "libero").is_dir():
-            return inner
-    raise EnvError(f"LIBERO is not installed; {INSTALL}")
+    return package_folder("libero", "LIBERO", INSTALL)
 
 
 def limit_of(suite: str) -> int:

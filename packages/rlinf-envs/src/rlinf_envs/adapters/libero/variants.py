@@ -133,20 +133,21 @@ def _postures() -> tuple[np.ndarray, ...]:
 
 def plus_package() -> Path:
     """Returns the folder `liberoplus/liberoplus`. Raises: EnvError if it is not installed."""
-    return _package("liberoplus", "LIBERO-Plus", PLUS_INSTALL)
+    return package_folder("liberoplus", "LIBERO-Plus", f"{PLUS_INSTALL}, beside hf-libero")
 
 
 def pro_package() -> Path:
     """Returns the folder `liberopro/liberopro`. Raises: EnvError if it is not installed."""
-    return _package("liberopro", "LIBERO-PRO", PRO_INSTALL)
+    return package_folder("liberopro", "LIBERO-PRO", f"{PRO_INSTALL}, beside hf-libero")
 
 
-def _package(name: str, title: str, install: str) -> Path:
+def package_folder(name: str, title: str, install: str) -> Path:
+    """Returns the folder `name/name` of an installed package. Raises: EnvError if it is not installed."""
     spec = importlib.util.find_spec(name)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (inner := Path(folder) / name).is_dir():
             return inner
-    raise EnvError(f"{title} is not installed; {install}, beside hf-libero")
+    raise EnvError(f"{title} is not installed; {install}")
 
 
 def plus_names(suite: str, categories: Sequence[str] | None, root: Path, names: Sequence[str]) -> list[str]:

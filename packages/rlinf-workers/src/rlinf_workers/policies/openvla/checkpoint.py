@@ -21,7 +21,7 @@ from rlinf_workers.policies.added_weights import check_is_no_adapter
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.openvla.actions import ActionStatistics
 from rlinf_workers.policies.openvla.prompts import NUM_WORD_IDS
-from rlinf_workers.policies.openvla.spec import MODEL_TYPE
+from rlinf_workers.policies.openvla.spec import MODEL_TYPE, STATISTICS_FILE
 from rlinf_workers.policies.openvla.vision import TowerShape
 
 NUM_HEADS = {"vit_large_patch14_reg4_dinov2.lvd142m": 16, "vit_so400m_patch14_siglip_224": 16}
@@ -29,7 +29,6 @@ NUM_HEADS = {"vit_large_patch14_reg4_dinov2.lvd142m": 16, "vit_so400m_patch14_si
 TOWERS = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
 """Prefixes of the tensor names of the towers: DINOv2, then SigLIP."""
 NUM_BINS = 256
-STATISTICS_FILE = "dataset_statistics.json"
 NORMALIZATIONS = {"quantiles": ("q01", "q99"), "bounds": ("min", "max")}
 """Normalization -> the statistics of a dataset that are scaled to -1 and 1."""
 DINO_MEAN, DINO_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

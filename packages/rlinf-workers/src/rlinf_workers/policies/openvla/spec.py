@@ -15,6 +15,7 @@ from rlinf_workers.policies.spec import ActingCost, PolicySpec
 
 MODEL_TYPE = "openvla"
 """`model_type` in the config.json of its checkpoints."""
+STATISTICS_FILE = "dataset_statistics.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class OpenVLASpec(PolicySpec):
 def datasets_of(folder: Path) -> tuple[str, ...]:
     """The datasets of which a checkpoint has statistics."""
     names: set[str] = set()
-    for file, key in (("config.json", "norm_stats"), ("dataset_statistics.json", None)):
+    for file, key in (("config.json", "norm_stats"), (STATISTICS_FILE, None)):
         if (folder / file).is_file():
             content = json.loads((folder / file).read_text(encoding="utf-8"))
             names |= set(content if key is None else content.get(key) or {})

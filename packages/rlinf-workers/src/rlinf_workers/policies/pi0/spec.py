@@ -35,10 +35,8 @@ class Pi0Spec(PolicySpec):
         if options.get("folder") is None:
             choices["chunk_size"] = (1, 2, 4, 5, 10, 50)
             return choices
-        folder = Path(str(options["folder"]))
-        files = [*folder.rglob(STATISTICS_FILE)]
-        names = {file.parent.relative_to(folder).as_posix().removeprefix(f"{ASSETS}/") for file in files}
-        return choices | {"normalization": ("mean_std", "quantiles"), "dataset": sorted(names)}
+        datasets = sorted(statistics_files(Path(str(options["folder"]))))
+        return choices | {"normalization": ("mean_std", "quantiles"), "dataset": datasets}
 
     def acting_cost(self, options: Mapping[str, Any], env_options: Mapping[str, Any]) -> ActingCost:
         num_steps = int(options.get("num_denoising_steps") or self.denoising_steps)
@@ -52,6 +50,16 @@ class Pi0Spec(PolicySpec):
             trained_steps=num_steps if options.get("noise") == "flow-noise" else 1,
             trains_expert_alone=options.get("trains", "expert") == "expert",
         )
+
+
+def statistics_files(folder: Path) -> dict[str, Path]:
+    """Dataset -> the file of its statistics in a checkpoint's folder."""
+    return {
+        path.parent.relative_to(root).as_posix(): path
+        for root in (folder, folder / ASSETS)  # the second one counts
+        for path in root.rglob(STATISTICS_FILE)
+        if root.name == ASSETS or ASSETS not in path.relative_to(root).parts
+    }
 
 
 SPEC = Pi0Spec(

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from rlinf_envs import ActionSpec
 from rlinf_workers.policies.base import PolicyError
 from rlinf_workers.policies.pi0.options import Pi0Options
+from rlinf_workers.policies.pi0.spec import ASSETS, STATISTICS_FILE, statistics_files
 
 EPSILON = 1e-6
 FAR = 1.0
 """Means of a state that are farther from 0 than LIBERO's and most robots' actions."""
-FILE, ASSETS = "norm_stats.json", "assets"
 NEEDED = {"mean_std": ("mean", "std"), "quantiles": ("q01", "q99")}
 
 
@@ -95,16 +95,11 @@ def _of_bounds(actions: ActionSpec) -> Affine:
 def _read(options: Pi0Options) -> dict[str, Any]:
     assert options.folder is not None, "checked with the options"
     folder = Path(options.folder)
-    there = {
-        path.parent.relative_to(root).as_posix(): path
-        for root in (folder, folder / ASSETS)  # the second one counts
-        for path in root.rglob(FILE)
-        if root.name == ASSETS or ASSETS not in path.relative_to(root).parts
-    }
+    there = statistics_files(folder)
     if options.dataset not in there:
         raise PolicyError(
-            f"dataset={options.dataset!r}: {folder} and its {ASSETS} have normalisation statistics ({FILE}) of "
-            f"{', '.join(sorted(there)) or 'no dataset'}; name one of them, or use normalization bounds"
+            f"dataset={options.dataset!r}: {folder} and its {ASSETS} have normalisation statistics ({STATISTICS_FILE}) "
+            f"of {', '.join(sorted(there)) or 'no dataset'}; name one of them, or use normalization bounds"
         )
     statistics = json.loads(there[options.dataset].read_text())
     return statistics.get("norm_stats", statistics)

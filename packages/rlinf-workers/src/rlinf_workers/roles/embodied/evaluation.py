@@ -74,13 +74,11 @@ class EvaluationPolicy(EmbodiedRollout):
     def _answer(self, observation: GroupObservation, training: bool) -> tuple[PolicyStep, Tensor]:
         if not self._is_one_by_one:
             return super()._answer(observation, training)
-        rows = [slice(row, row + 1) for row in range(len(observation.rewards))]
-        steps = [
-            self._policy.act(
-                {name: value[row].clone().to(self.device) for name, value in observation.fields.items()}, None
-            )
-            for row in rows
-        ]
+        rows = (
+            {name: value[row : row + 1].clone() for name, value in observation.fields.items()}
+            for row in range(len(observation.rewards))
+        )
+        steps = [self._policy.act(self._here(row), None) for row in rows]
         actions, logprobs, values = (
             torch.cat([getattr(step, name) for step in steps]) for name in ("actions", "logprobs", "values")
         )

@@ -83,8 +83,9 @@ def further_policies(job: ReasoningJob) -> None:
     for key, path in config.model_paths.items():
         if path not in begun or not key.startswith("rollout."):
             continue
-        backend_settings(config.actor, config.actor.resolved_shards, config_of(path))
-        _check_routers(job, config_of(path))
+        model_config = config_of(path)
+        backend_settings(config.actor, config.actor.resolved_shards, model_config)
+        _check_routers(job, model_config)
         check_architecture(path, ways, num_tokens=config.rollout.max_sequence_tokens, key=key)
 
 
