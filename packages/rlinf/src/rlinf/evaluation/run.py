@@ -138,8 +138,9 @@ class EvalRun:
             progress.doing(partial(starting, executor)),
         ):
             try:
+                tokenizers = self._tokenizers()
                 for one, problems in todo:
-                    self._ask_benchmark(one, problems, executor, folder, progress)
+                    self._ask_benchmark(one, problems, executor, folder, progress, tokenizers)
             except WorkersError as error:
                 raise run_failed(error, logs) from error
 
@@ -150,6 +151,7 @@ class EvalRun:
         executor: Executor,
         folder: EvalFolder,
         progress: EvalProgress,
+        tokenizers: Mapping[str, Any],
     ) -> None:
         config, encoder = self.config, self.benchmarks.encoder
         flow = self._flow(benchmark)
@@ -166,8 +168,6 @@ class EvalRun:
             num_right=sum(row["outcome"] == RIGHT for row in rows),
         )
         by_number = {problem.number: problem for problem in problems}
-
-        tokenizers = {"": self.model.tokenizer, **self._tokenizers_of_partners()}
 
         def on_items(_: str, groups: Sequence[ScoredGroup]) -> None:
             for group in groups:
@@ -224,9 +224,11 @@ class EvalRun:
         flow.stage("reward", Reward.score, reads="samples", writes="scored", worker=reward, needs_device=False)
         return flow
 
-    def _tokenizers_of_partners(self) -> dict[str, Any]:
+    def _tokenizers(self) -> dict[str, Any]:
+        """Agent with a model of its own -> the model's tokenizer; "": the evaluated model's."""
         paths = {} if self.config.agent is None else self.config.agent.models
-        return {name: load_checkpoint_tokenizer(path, f"agent.agents.{name}.path") for name, path in paths.items()}
+        own = {name: load_checkpoint_tokenizer(path, f"agent.agents.{name}.path") for name, path in paths.items()}
+        return {"": self.model.tokenizer, **own}
 
     def _episodes(self, agent: AgentConfig) -> EpisodeSettings:
         return EpisodeSettings(
