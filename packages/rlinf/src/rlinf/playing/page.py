@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -27,7 +26,7 @@ def render(
     recorded: Sequence[RecordedEpisode],
     film: Path | None,
     notes: Sequence[str],
-    groups: Mapping[str, str] = MappingProxyType({}),
+    groups: Mapping[str, str],
 ) -> str:
     """Returns the page, without external resources.
 

@@ -74,7 +74,7 @@ class Play:
             append_rows(path / EPISODES, _rows(played))
             with naming(path / PAGE):
                 text = page.render(
-                    self.title, f"{self.line}. {protocol.line}", played.episodes, played.recorded, film, notes
+                    self.title, f"{self.line}. {protocol.line}", played.episodes, played.recorded, film, notes, groups
                 )
                 write_file(path / PAGE, text)
             members = in_groups(played.episodes, groups) if groups else {}
