@@ -21,6 +21,7 @@ from rlinf_envs import EnvCrashedError, EnvError, EnvSpec, Replayable, kind_spec
 from rlinf_envs.core.patience import Patience
 from rlinf_envs.core.protocol import BatchedEnv
 from rlinf_envs.core.subprocess_env import SubprocessVector
+from rlinf_envs.core.vector import InProcessVector
 from rlinf_envs.testing import _difference, _result_difference, check_env
 
 QUIRKY = "remote_quirky:Quirky"
@@ -135,6 +136,30 @@ def test_lost_simulators_are_replaced_and_nothing_changes(server: Server) -> Non
     assert wait_for(lambda: stopped not in server.simulators()), "the server kills a simulator whose client is gone"
     env.close()
     assert wait_for(lambda: not server.simulators())
+
+
+def test_rows_begin_one_by_one_though_simulators_are_lost(server: Server) -> None:
+    relay, messages = Relay(server.port), list[str]()
+    env, reference = make_env(at(relay.address, server), on_replaced=messages.append), make_env(local())
+    assert isinstance(env, SubprocessVector) and isinstance(reference, InProcessVector) and env.begins_rows
+    script: list[dict[int, int]] = [{2: 5}, {0: 6}, {}, {1: 7, 2: 8}, {}, {0: 9}, {}, {2: 3, 1: 4}, {}]
+    losses = {1: relay.cut, 3: lambda: os.kill(server.simulators()[-1], signal.SIGKILL), 5: relay.cut, 6: relay.cut}
+    num_ends = 0
+    for number, (seeds, chunk) in enumerate(zip(script, chunks(len(script)), strict=True)):
+        losses.get(number, lambda: None)()  # while some rows rest and others are in the middle of an episode
+        relay.delay_s = 0.03 if number == 7 else 0.0
+        if seeds or number == 0:
+            begun = [one.begin(seeds, alone=number == 0) for one in (env, reference)]
+            assert _difference(*begun) is None, f"chunk {number}"
+        num_ends += require_same(env, reference, chunk[None])
+    assert num_ends > 4 and len(messages) >= 4
+    env.begin({1: 7})
+    rows = env.snapshot()
+    assert [row.rests for row in rows] == [True, False, True]
+    expected = env.step_chunk(chunks(1)[0])
+    env.restore(rows)
+    assert _result_difference(env.step_chunk(chunks(1)[0]), expected) is None
+    env.close()
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-MAGIC = b"rlenvs\x00\x01"
+MAGIC = b"rlenvs\x00\x02"
 NONCE_BYTES = 16
 PROOF_BYTES = 32
 PROOF_TIMEOUT_S = 5.0
@@ -232,14 +232,15 @@ class RowFailed(Exception):
 class ServedRows:
     """The environments of one connection; its public methods are the calls of the protocol.
 
-    Episodes follow each other: a row whose episode ends begins the next one at once, with the seed in `next_seeds`.
+    A row whose episode ends begins the next one at once, with the seed in `next_seeds`; if that is None, it rests until
+    `begin`. The observation of a row at rest is None.
     """
 
     def __init__(self, place: str) -> None:
         self._place = place
         self._envs: Sequence[Any] = ()
         self._counts: list = []
-        """Actions of each row's current episode."""
+        """Actions of each row's current episode; None: it rests."""
         self._limit: Any = None
         self._ignores_terminations = False
 
@@ -254,6 +255,7 @@ class ServedRows:
         """Creates the environments and returns their spaces."""
         create = _callable_at(self._place)
         self._envs = [create(**options) for _ in range(num_envs)]
+        self._counts = [None] * num_envs
         first = self._envs[0]
         spec = getattr(first, "spec", None)
         self._limit = max_episode_steps or getattr(spec, "max_episode_steps", None)
@@ -266,10 +268,15 @@ class ServedRows:
 
     def reset(self, seeds: Sequence[int]) -> Mapping[str, Any]:
         """Begins an episode in each row and returns the observations."""
-        self._counts = [0] * len(self._envs)
         return {"observations": [plain(self._begin(row, seed)) for row, seed in enumerate(seeds)]}
 
-    def step_chunk(self, actions: np.ndarray, next_seeds: Sequence[int]) -> Mapping[str, Any]:
+    def begin(self, rows: Sequence[int], seeds: Sequence[int], alone: bool) -> Mapping[str, Any]:
+        """Begins an episode in these rows and returns their observations. `alone`: the other rows rest from now on."""
+        if alone:
+            self._counts = [None] * len(self._envs)
+        return {"observations": [plain(self._begin(row, seeds[number])) for number, row in enumerate(rows)]}
+
+    def step_chunk(self, actions: np.ndarray, next_seeds: Sequence[Any]) -> Mapping[str, Any]:
         """Executes actions [N, C, *shape] until they are used up or the episode ends, row by row."""
         rewards = np.zeros(actions.shape[:2], np.float64)
         successes = np.full(actions.shape[:2], -1, np.int8)
@@ -278,17 +285,16 @@ class ServedRows:
         observations, finals = [], []
         for row, chunk in enumerate(actions):
             observation = None
-            for position, action in enumerate(chunk):
+            for position, action in enumerate(() if self._counts[row] is None else chunk):
                 observation, reward, terminated, truncated, success = self._step(row, action)
                 rewards[row, position], successes[row, position] = reward, success
                 num_steps[row] += 1
                 if terminated or truncated:
                     ended["terminated"][row], ended["truncated"][row] = terminated, truncated
                     finals.append((row, plain(observation)))
-                    self._counts[row] = 0
-                    observation = self._begin(row, next_seeds[row])
+                    observation = self._followed(row, next_seeds[row])
                     break
-            observations.append(plain(observation))
+            observations.append(None if self._counts[row] is None else plain(observation))
         return dict(
             ended,
             rewards=rewards,
@@ -298,20 +304,20 @@ class ServedRows:
             finals=finals,
         )
 
-    def restore(self, seeds: Sequence[int], actions: Sequence[np.ndarray]) -> Mapping[str, Any]:
-        """Begins an episode in each row and replays its actions [t, *shape]; returns their rewards too."""
-        self._counts = [0] * len(self._envs)
+    def restore(self, seeds: Sequence[Any], actions: Sequence[np.ndarray]) -> Mapping[str, Any]:
+        """Begins an episode in each row and replays its actions [t, *shape]; returns their rewards too. A row without a
+        seed rests."""
         observations = []
         rewards = [np.zeros(len(chunk), np.float64) for chunk in actions]
         successes = [np.full(len(chunk), -1, np.int8) for chunk in actions]
         for row, seed in enumerate(seeds):
-            observation = self._begin(row, seed)
+            observation = self._followed(row, seed)
             for position, action in enumerate(actions[row]):
                 observation, reward, terminated, truncated, success = self._step(row, action)
                 rewards[row][position], successes[row][position] = reward, success
                 if terminated or truncated:
                     raise ValueError(f"row {row} ended after {position + 1} replayed actions")
-            observations.append(plain(observation))
+            observations.append(None if seed is None else plain(observation))
         return {"observations": observations, "rewards": rewards, "successes": successes}
 
     def render(self) -> np.ndarray:
@@ -327,6 +333,13 @@ class ServedRows:
             if hasattr(env, "close"):
                 env.close()
 
+    def _followed(self, row: int, seed: Any) -> Any:
+        """Begins the episode with this seed, or lets the row rest if there is none."""
+        if seed is not None:
+            return self._begin(row, seed)
+        self._counts[row] = None
+        return None
+
     def _begin(self, row: int, seed: int) -> Any:
         env = self._envs[row]
         try:
@@ -337,6 +350,7 @@ class ServedRows:
                 returned = env.reset()
         except Exception as error:
             raise RowFailed(row, f"reset(seed={seed})") from error
+        self._counts[row] = 0
         has_facts = isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)
         return returned[0] if has_facts else returned
 

@@ -235,8 +235,7 @@ class SubprocessVector(Described):
         self._max_episode_steps = first["max_episode_steps"]
         self._notes = tuple(dict.fromkeys(note for part in answers for note in part["notes"]))
         self._replaceable = first["is_replayable"]
-        self.begins_rows = bool(first.get("begins_rows", False))
-        """Whether `begin` works; False for a server of simulators, whose protocol has no such command."""
+        self.begins_rows: bool = first["begins_rows"]
         self._histories = RowHistories(self._action_spec)
 
     def _share(self, num_actions: int) -> None:

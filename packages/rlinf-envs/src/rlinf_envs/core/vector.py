@@ -266,14 +266,8 @@ class InProcessVector(Described, Watchable):
             raise self._crash(index, "observe()", error) from error
 
     def _observed(self, rows: Sequence[_Row | None]) -> list[SingleObservation]:
-        return [self._nothing() if row is None else self._observe(index) for index, row in enumerate(rows)]
-
-    def _nothing(self) -> SingleObservation:
-        """The observation of a row at rest."""
-        return {
-            name: "" if spec.dtype == "text" else np.zeros(spec.shape, spec.dtype)
-            for name, spec in self._observation_spec.items()
-        }
+        spec = self._observation_spec
+        return [nothing_observed(spec) if row is None else self._observe(index) for index, row in enumerate(rows)]
 
     def _replayed(self, index: int, snapshot: RowSnapshot) -> _Row:
         row = self._begin(index, snapshot.seed, snapshot.episode_index, snapshot.follows)
@@ -341,6 +335,11 @@ class InProcessVector(Described, Watchable):
         if self._rows is None:
             raise EnvError(f"{doing} before reset (or after a failure); call reset(seeds) first")
         return self._rows
+
+
+def nothing_observed(spec: Mapping[str, FieldSpec]) -> SingleObservation:
+    """The observation of a row at rest."""
+    return {name: "" if of.dtype == "text" else np.zeros(of.shape, of.dtype) for name, of in spec.items()}
 
 
 def stacked(

@@ -22,8 +22,8 @@ from rlinf_envs.core.episodes import EndRule, RunningEpisode, require_envs
 from rlinf_envs.core.picture_memory import Places
 from rlinf_envs.core.protocol import EpisodeEnd, Observation, RowSnapshot, StepResult
 from rlinf_envs.core.row_history import RowHistories
-from rlinf_envs.core.seeding import checked_seeds, episode_seed
-from rlinf_envs.core.vector import SingleObservation, stacked
+from rlinf_envs.core.seeding import checked_begin, checked_seeds, episode_seed
+from rlinf_envs.core.vector import SingleObservation, nothing_observed, stacked
 from rlinf_envs.errors import EnvCrashedError, EnvError
 
 
@@ -68,7 +68,10 @@ class RemoteRows(Described):
         require_envs(num_envs)
         self._connection = connection
         self._num_envs = num_envs
-        self._rows: list[RunningEpisode] | None = None
+        self._rows: list[RunningEpisode | None] | None = None
+        """None: no reset yet; a row is None while it rests."""
+        self._begun: set[int] = set()
+        """Rows that `begin` began, which rest after their episodes."""
         self._places: Places | None = None
         connection.open()
         described = connection.call(
@@ -95,8 +98,24 @@ class RemoteRows(Described):
         self._rows = None
         answer = self._connection.call("reset", seeds=values)
         observation = self._stacked(self._read_all(answer["observations"]), "observation")
-        self._rows = [RunningEpisode(seed, 0) for seed in values]
+        self._rows, self._begun = [RunningEpisode(seed, 0) for seed in values], set()
         self._histories.reset(values)
+        return observation
+
+    def begin(self, seeds: Mapping[int, int], *, alone: bool = False) -> Observation:
+        values = checked_begin(seeds, self.num_envs)
+        rows, self._rows = self._rows, None
+        if alone or rows is None:
+            alone, rows, self._begun = True, [None] * self.num_envs, set()
+            self._histories.rest(self.num_envs)
+        answer = self._connection.call("begin", rows=list(values), seeds=list(values.values()), alone=alone)
+        read = [self._read(index, each) for index, each in zip(values, answer["observations"], strict=True)]
+        observation = stacked(self._observation_spec, read, "begun", None) if values else {}
+        for index, seed in values.items():
+            rows[index] = RunningEpisode(seed, 0)
+        self._begun |= set(values)
+        self._histories.begin(values)
+        self._rows = rows
         return observation
 
     def step(self, actions: Tensor) -> StepResult:
@@ -118,15 +137,17 @@ class RemoteRows(Described):
         self._rows = None
         answer = self._connection.call(
             "restore",
-            seeds=[episode_seed(row.seed, row.episode_index) for row in rows],
+            seeds=[None if row.rests else episode_seed(row.seed, row.episode_index) for row in rows],
             actions=[row.actions.numpy() for row in rows],
         )
-        running = [RunningEpisode(row.seed, row.episode_index) for row in rows]
+        running = [None if row.rests else RunningEpisode(row.seed, row.episode_index) for row in rows]
         for row, rewards, successes in zip(running, answer["rewards"], answer["successes"], strict=True):
             for reward, success in zip(rewards, successes, strict=True):
+                assert row is not None, "a row at rest has no actions"
                 row.add(float(reward), None if success < 0 else bool(success))
         observation = self._stacked(self._read_all(answer["observations"]), "observation")
         self._rows = running
+        self._begun = {index for index, row in enumerate(rows) if row.follows == "rest" and not row.rests}
         self._histories.restore(rows)
         return observation
 
@@ -145,7 +166,10 @@ class RemoteRows(Described):
         """Executes actions [N, C, *shape]."""
         rows = self._require_rows("step")
         self._rows = None  # after a failure only a reset continues
-        following = [episode_seed(row.row_seed, row.episode_index + 1) for row in rows]
+        following = [
+            None if row is None or index in self._begun else episode_seed(row.row_seed, row.episode_index + 1)
+            for index, row in enumerate(rows)
+        ]
         answer = self._connection.call("step_chunk", actions=actions, next_seeds=following)
         ends = self._count(rows, answer)
         observed = self._read_all(answer["observations"])
@@ -167,10 +191,12 @@ class RemoteRows(Described):
         self._histories.add(actions, result)
         return result
 
-    def _count(self, rows: list[RunningEpisode], answer: Mapping[str, Any]) -> tuple[EpisodeEnd, ...]:
+    def _count(self, rows: list[RunningEpisode | None], answer: Mapping[str, Any]) -> tuple[EpisodeEnd, ...]:
         """Adds a chunk to the episodes, begins the next ones in `rows`, and returns those that ended."""
         ends: list[EpisodeEnd] = []
         for index, row in enumerate(rows):
+            if row is None:
+                continue
             for position in range(int(answer["num_steps"][index])):
                 reward, success = float(answer["rewards"][index, position]), int(answer["successes"][index, position])
                 if not np.isfinite(reward):
@@ -179,13 +205,16 @@ class RemoteRows(Described):
                 row.add(reward, None if success < 0 else bool(success))
             if answer["terminated"][index] or answer["truncated"][index]:
                 ends.append(row.end(index))
-                rows[index] = RunningEpisode(row.row_seed, row.episode_index + 1)
+                follower = RunningEpisode(row.row_seed, row.episode_index + 1)
+                rows[index] = None if index in self._begun else follower
         return tuple(ends)
 
     def _read_all(self, observations: Sequence[Any]) -> list[SingleObservation]:
         return [self._read(index, observation) for index, observation in enumerate(observations)]
 
     def _read(self, index: int, observation: Any) -> SingleObservation:
+        if observation is None:
+            return nothing_observed(self._observation_spec)
         try:
             return self._readers[index].read(observation)
         except EnvError as error:
@@ -194,7 +223,7 @@ class RemoteRows(Described):
     def _stacked(self, rows: Sequence[SingleObservation], part: str) -> Observation:
         return stacked(self._observation_spec, rows, part, self._places)
 
-    def _require_rows(self, doing: str) -> list[RunningEpisode]:
+    def _require_rows(self, doing: str) -> list[RunningEpisode | None]:
         if self._rows is None:
             raise EnvError(f"{doing} before reset (or after a failure); call reset(seeds) first")
         return self._rows
