@@ -61,6 +61,17 @@ def test_a_resumed_run_continues_to_the_bit_in_another_mode(tmp_path, reference)
 
 
 @pytest.mark.slow
+def test_pictures_give_the_same_numbers_in_every_mode_and_over_a_resume(tmp_path):
+    pytest.importorskip("metaworld")
+    seen = "{reward_mode: sparse, action_repeat: 5, state: robot, cameras: corner, image_size: 36}"
+    tiny = TINY_RLPD | {"env.options": seen}
+    path = train("faucet-rlpd", tmp_path / "one", tiny | {"mode": "collocated"})
+    other = train("faucet-rlpd", tmp_path / "two", tiny | {"mode": "disaggregated", "run.num_steps": 2})
+    train(None, other, {"run.num_steps": 4, "mode": "collocated"})
+    assert numbers(other) == numbers(path)
+
+
+@pytest.mark.slow
 def test_demonstrations_are_in_the_batches_in_every_mode_and_over_a_resume(tmp_path):
     pytest.importorskip("metaworld")
     path = train("faucet-rlpd", tmp_path / "one", TINY_RLPD | {"mode": "collocated"})

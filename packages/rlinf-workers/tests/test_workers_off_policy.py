@@ -27,12 +27,13 @@ POLICY = PolicySettings(
     actions=ActionSpec(kind="continuous", shape=(2,), low=torch.tensor([-2.0, 0.0]), high=torch.tensor([2.0, 1.0])),
     options={"hidden_size": 8},
 )
+PIXELS = replace(POLICY, fields=POLICY.fields | {"image.top": FieldSpec(shape=(36, 36, 3), dtype="uint8")})
 NUM_STEPS, NUM_ENVS = 4, 3
 
 
-def settings(num_shards=1, num_updates=3, micro_batch_size=None, name="sac", **changes):
+def settings(num_shards=1, num_updates=3, micro_batch_size=None, name="sac", policy=POLICY, **changes):
     return OffPolicyActorSettings(
-        policy=POLICY,
+        policy=policy,
         algorithm=off_policy_preset(name, **({"batch_size": 16, "buffer_size": 64} | changes)),
         backend=BackendSettings(num_shards=num_shards),
         optimizer=OptimizerSettings(learning_rate=1e-3, betas=(0.9, 0.999), max_grad_norm=1e9),
@@ -42,13 +43,19 @@ def settings(num_shards=1, num_updates=3, micro_batch_size=None, name="sac", **c
     )
 
 
-def transitions(group=0, seed=0, num_steps=NUM_STEPS):
+def transitions(group=0, seed=0, num_steps=NUM_STEPS, policy=POLICY):
+    """With pictures, all follow each other but those of the second environment."""
     generator = torch.Generator().manual_seed(100 * seed + group)
     shape = (num_steps, NUM_ENVS)
+    fields, next_fields = ({"state": torch.randn(*shape, 5, generator=generator)} for _ in range(2))
+    if "image.top" in policy.fields:
+        drawn = torch.randint(256, (num_steps + 1, NUM_ENVS, 36, 36, 3), generator=generator, dtype=torch.uint8)
+        fields["image.top"], next_fields["image.top"] = drawn[:-1], drawn[1:].clone()
+        next_fields["image.top"][:, 1] += 1
     return Transitions(
         group=group,
-        fields={"state": torch.randn(*shape, 5, generator=generator)},
-        next_fields={"state": torch.randn(*shape, 5, generator=generator)},
+        fields=fields,
+        next_fields=next_fields,
         actions=torch.rand(*shape, 1, 2, generator=generator),
         rewards=torch.randn(*shape, generator=generator),
         terminated=torch.rand(*shape, generator=generator) < 0.3,
@@ -64,7 +71,8 @@ def weights_of(actor: OffPolicyActor) -> dict[str, torch.Tensor]:
 def trained(actor: OffPolicyActor, reader, steps=range(1), num_groups=2) -> dict[str, torch.Tensor]:
     for step in steps:
         actor._host.step = replace(actor.step, step=step)
-        actor.train(reader([[transitions(group, step)] for group in range(num_groups)]))
+        policy = actor._settings.policy
+        actor.train(reader([[transitions(group, step, policy=policy)] for group in range(num_groups)]))
     return weights_of(actor)
 
 
@@ -139,36 +147,70 @@ def test_the_first_steps_act_at_random_over_the_whole_range(make_worker):
 # -- the buffer --------------------------------------------------------------------------------------------------------
 
 
+def rows_of(first: int, count: int, **columns: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"rewards": torch.arange(first, first + count), **columns}
+
+
 def test_a_full_buffer_overwrites_the_oldest_transitions():
     buffer = ReplayBuffer(5)
     for first in (0, 3, 6):
-        buffer.add({"rewards": torch.arange(first, first + 3)})
+        buffer.add(rows_of(first, 3))
     assert len(buffer) == 5
     assert sorted(buffer[torch.arange(5)]["rewards"].tolist()) == [4, 5, 6, 7, 8]
-    buffer.add({"rewards": torch.arange(100, 112)})  # more than it holds
+    buffer.add(rows_of(100, 12))  # more than it holds
     assert sorted(buffer[torch.arange(5)]["rewards"].tolist()) == [107, 108, 109, 110, 111]
 
 
-def test_the_bytes_of_a_transition_are_those_of_the_columns():
-    rows = {
-        "fields/state": torch.zeros(1, 3),
-        "next_fields/state": torch.zeros(1, 3),
-        "fields/image.front": torch.zeros(1, 4, 4, 3, dtype=torch.uint8),
-        "next_fields/image.front": torch.zeros(1, 4, 4, 3, dtype=torch.uint8),
-        "actions": torch.zeros(1, 2, 5),
-        "rewards": torch.zeros(1),
-        "terminated": torch.zeros(1, dtype=torch.bool),
-    }
-    fields = [FieldSpec(shape=(3,), dtype="float32"), FieldSpec(shape=(4, 4, 3), dtype="uint8")]
-    assert transition_bytes(fields, 10) == sum(column.nbytes for column in rows.values())
+def picture_rows(first: int, num_steps: int, num_envs: int) -> dict[str, torch.Tensor]:
+    """Pictures with the number of the transition before it, and 100 more after it where an episode was cut."""
+    number = torch.arange(first, first + num_steps * num_envs, dtype=torch.uint8)
+    here, after = (value[:, None, None, None].expand(-1, 2, 2, 3).clone() for value in (number, number + num_envs))
+    after[number % 4 == 3] += 100
+    terminated = number % 7 == 0
+    pictures = {"fields/image.a": here, "next_fields/image.a": after}
+    return rows_of(first, len(number), terminated=terminated, **pictures)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 5])
+def test_pictures_stored_once_are_those_that_were_added(num_envs):
+    buffer, reference = ReplayBuffer(11), {}
+    for part in range(6):
+        rows = picture_rows(part * 6 * num_envs, 6, num_envs)
+        buffer.add(rows, num_envs)
+        for row, number in enumerate(rows["rewards"].tolist()):
+            reference[number] = {name: values[row] for name, values in rows.items()}
+        loaded = ReplayBuffer(11)
+        loaded.load(copy.deepcopy(buffer.tensors()))
+        for one in (buffer, loaded):
+            stored = one[torch.arange(len(one))]
+            newest = sorted(reference)[-len(one) :]
+            assert sorted(stored["rewards"].tolist()) == newest
+            for row, number in enumerate(stored["rewards"].tolist()):
+                expected = reference[number]
+                after = "fields/image.a" if expected["terminated"] else "next_fields/image.a"
+                assert torch.equal(stored["fields/image.a"][row], expected["fields/image.a"])
+                assert torch.equal(stored["next_fields/image.a"][row], expected[after])
+
+
+def test_the_bytes_of_a_transition_are_those_that_are_stored():
+    fields = {"state": FieldSpec(shape=(3,), dtype="float32"), "image.a": FieldSpec(shape=(2, 2, 3), dtype="uint8")}
+    buffer = ReplayBuffer(80)
+    rows = picture_rows(0, 20, 4) | {"terminated": torch.zeros(80, dtype=torch.bool)}
+    rows["rewards"] = rows["rewards"].float()
+    states = {"fields/state": torch.zeros(80, 3), "next_fields/state": torch.zeros(80, 3)}
+    buffer.add(rows | states | {"actions": torch.zeros(80, 2, 5)}, num_envs=4)
+    stored = sum(one.nbytes for name, one in buffer.tensors().items() if name not in ("position", "ends/rows"))
+    num_ends = 20 + 3  # one of four environments is cut all the time, and the others at the end
+    assert 80 * transition_bytes(fields, 10, ends_share=num_ends / 80) == pytest.approx(stored, rel=0.02)
+    assert transition_bytes({"state": fields["state"]}, 10, ends_share=1.0) == 2 * 12 + 40 + 5
 
 
 def test_a_loaded_buffer_goes_on_as_the_saved_one():
     one, other = ReplayBuffer(5), ReplayBuffer(5)
-    one.add({"rewards": torch.arange(7), "actions": torch.randn(7, 2)})
+    one.add(rows_of(0, 7, actions=torch.randn(7, 2)))
     other.load(copy.deepcopy(one.tensors()))
     for buffer in (one, other):
-        buffer.add({"rewards": torch.tensor([50, 51]), "actions": torch.ones(2, 2)})
+        buffer.add(rows_of(50, 2, actions=torch.ones(2, 2)))
     for name, column in one[torch.arange(5)].items():
         assert_bitwise_equal(other[torch.arange(5)][name], column)
 
@@ -176,38 +218,49 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one():
 # -- the actor ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["sac", "rlpd"])
-def test_updates_are_those_of_plain_autograd_and_adam(make_worker, reader, name):
+@pytest.mark.parametrize(("name", "of"), [("sac", POLICY), ("rlpd", POLICY), ("rlpd", PIXELS)])
+def test_updates_are_those_of_plain_autograd_and_adam(make_worker, reader, name, of):
     """One loss for each network, the whole graph, torch's Adam: the textbook, written without the backend."""
     changes: dict[str, Any] = {"policy_delay": 2, "demonstration_fraction": 0.0} if name == "rlpd" else {}
-    actor = make_worker(OffPolicyActor, settings(name=name, num_updates=4, **changes))
+    actor = make_worker(OffPolicyActor, settings(name=name, num_updates=4, policy=of, **changes))
     algorithm = actor._algorithm
     policy, critics = (copy.deepcopy(backend.on_model(lambda model: model)) for backend in actor._backends.values())
     actual = trained(actor, reader)
 
-    optimizers = [torch.optim.AdamW(policy.parameters(), 1e-3, weight_decay=0.0)]
-    optimizers += [torch.optim.AdamW(critics.online.parameters(), 2e-3, weight_decay=0.0)]
+    def values(layers, inputs, fields, actions):
+        scaled = ((actions - critics.action_center) / critics.action_half_range).flatten(1)
+        pictures = [inputs.projection(critics.encoder(fields))] if of is PIXELS else []
+        return layers(torch.cat([*pictures, fields["state"], scaled], 1))
+
+    optimizers = [
+        torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], rate, weight_decay=0.0)
+        for model, rate in ((policy, 1e-3), (critics, 2e-3))
+    ]
     for update in range(4):
         (batch,) = actor._drawn(update, 0)
         subset = actor._subset(update)
         with torch.no_grad():
             actions, logprobs = policy.sample(batch.following.fields, batch.following.noise)
-            following = critics.target(critics._inputs(batch.following.fields, actions))
+            following = values(critics.target, critics.target_inputs, batch.following.fields, actions)
             following = following if subset is None else following[:, subset]
             soft = following.min(1).values - policy.log_temperature.exp() * logprobs
             targets = batch.rewards + algorithm.gamma * (~batch.terminated) * soft
-        loss = 0.5 * sum(((q - targets) ** 2).mean() for q in critics(batch.here.fields, batch.actions).T)
+        of_each = values(critics.online, critics.inputs, batch.here.fields, batch.actions)
+        loss = 0.5 * ((of_each - targets[:, None]) ** 2).mean(0).sum()
         optimizers[1].zero_grad()
         loss.backward()
         optimizers[1].step()
         with torch.no_grad():
-            for target, source in zip(critics.target.parameters(), critics.online.parameters(), strict=True):
-                target += algorithm.target_rate * (source - target)
+            for targets, sources in ((critics.target, critics.online), (critics.target_inputs, critics.inputs)):
+                for target, source in zip(targets.parameters(), sources.parameters(), strict=True):
+                    target += algorithm.target_rate * (source - target)
+        if of is PIXELS:
+            policy.encoder.load_state_dict(critics.encoder.state_dict())
         if (update + 1) % algorithm.policy_delay:
             continue
         actions, logprobs = policy.sample(batch.here.fields, batch.here.noise)
-        values = critics(batch.here.fields, actions)
-        value = values.min(1).values if algorithm.policy_value == "min" else values.mean(1)
+        of_each = values(critics.online, critics.inputs, batch.here.fields, actions)
+        value = of_each.min(1).values if algorithm.policy_value == "min" else of_each.mean(1)
         alpha = policy.log_temperature.exp().detach()
         loss = (alpha * logprobs - value).mean()
         loss = loss - (policy.log_temperature * (logprobs.detach() + 2 * algorithm.target_entropy)).mean()
@@ -229,6 +282,28 @@ def test_random_numbers_depend_on_the_step_and_not_on_what_was_drawn_before(make
     assert not torch.equal(one._drawn(2, 0)[0].rewards, one._drawn(1, 0)[0].rewards)
 
 
+def test_pictures_of_a_batch_are_shifted_and_by_the_same_random_numbers_again(make_worker):
+    actor, still = (make_worker(OffPolicyActor, settings(policy=PIXELS, picture_shift=pixels)) for pixels in (4, 0))
+    for one in (actor, still):
+        one.begin_step([transitions(policy=PIXELS)])
+    (batch,), (again,), (observed,) = actor._drawn(1, 0), actor._drawn(1, 0), still._drawn(1, 0)
+    num_moved = 0
+    for one, same, unshifted in (
+        (batch.here, again.here, observed.here),
+        (batch.following, again.following, observed.following),
+    ):
+        pictures, originals = one.fields["image.top"], unshifted.fields["image.top"]
+        assert_bitwise_equal(pictures, same.fields["image.top"])
+        assert_bitwise_equal(one.fields["state"], unshifted.fields["state"])
+        for picture, original in zip(pictures, originals, strict=True):
+            windows = torch.nn.functional.pad(original.movedim(-1, 0).float(), (4, 4, 4, 4), mode="replicate")
+            windows = windows.unfold(1, 36, 1).unfold(2, 36, 1)  # [3, 9, 9, 36, 36]
+            is_window = (windows == picture.movedim(-1, 0)[:, None, None]).flatten(3).all(-1).all(0)
+            assert is_window.any()
+            num_moved += not is_window[4, 4]
+    assert num_moved > len(batch)
+
+
 def test_micro_batches_add_up_to_the_batch(make_worker, reader):
     whole, parts = (
         trained(make_worker(OffPolicyActor, settings(num_shards=2, micro_batch_size=size)), reader)
@@ -238,8 +313,9 @@ def test_micro_batches_add_up_to_the_batch(make_worker, reader):
         torch.testing.assert_close(parts[name], tensor, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_a_resumed_actor_continues_to_the_bit(make_worker, reader, tmp_path):
-    changes = {"num_shards": 2, "buffer_size": 20}  # it wraps
+@pytest.mark.parametrize("of", [POLICY, PIXELS])
+def test_a_resumed_actor_continues_to_the_bit(make_worker, reader, tmp_path, of):
+    changes = {"num_shards": 2, "buffer_size": 20, "policy": of}  # it wraps
     straight = make_worker(OffPolicyActor, settings(**changes))
     trained(straight, reader, range(2))
     straight.save_checkpoint(str(tmp_path))
@@ -304,6 +380,38 @@ def test_samples_are_the_actions_of_act_within_the_bounds():
     torch.testing.assert_close(answer.logprobs.sum((1, 2)), logprobs)
     assert (actions >= POLICY.actions.low).all()
     assert (actions <= POLICY.actions.high).all()
+
+
+def test_pictures_that_critics_have_encoded_are_pictures_to_the_policy():
+    policy = SoftActor(PIXELS.fields, PIXELS.actions, seed=0, hidden_size=8)
+    critics = SoftActor.critics(
+        PIXELS.fields, PIXELS.actions, CriticSettings(num_critics=2, layer_norm=True), hidden_size=8
+    )
+    fields = {"state": torch.randn(4, 5), "image.top": torch.randint(256, (4, 36, 36, 3), dtype=torch.uint8)}
+    actions, noise = torch.rand(4, 1, 2), torch.randn(4, 2)
+    policy.share(critics)
+    encoded = critics.encoded(fields)
+    assert "image.top" not in encoded
+    assert_bitwise_equal(critics(fields, actions), critics(encoded, actions))
+    assert_bitwise_equal(policy.sample(fields, noise)[0], policy.sample(encoded, noise)[0])
+    assert (
+        not policy.sample(fields, noise)[0]
+        .isclose(policy.sample({**fields, "image.top": 255 - fields["image.top"]}, noise)[0])
+        .all()
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "reads"),
+    [
+        (PIXELS.fields, {}, ("image.top", "state")),
+        (PIXELS.fields, {"reads_state": False}, ("image.top",)),
+        ({"image.top": PIXELS.fields["image.top"]}, {}, ("image.top",)),
+        (POLICY.fields, {"reads_state": False}, ("state",)),
+    ],
+)
+def test_what_it_reads(fields, options, reads):
+    assert SoftActor.needs(fields, POLICY.actions, **options).reads == reads
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])

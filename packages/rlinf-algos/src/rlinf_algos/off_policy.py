@@ -66,6 +66,9 @@ class OffPolicyAlgorithm:
     temperature stays at initial_temperature."""
     demonstration_fraction: float = 0.0
     """Share of each batch that is drawn from the section demonstrations instead of the replay buffer."""
+    picture_shift: int = 4
+    """Pixels by which pictures of a batch are shifted at random in each direction, their border repeated (DrQ,
+    arXiv:2004.13649); 0: pictures as observed."""
     max_staleness: int = 0
     """Training steps by which the weights that act may be older than those that train, so that simulation runs ahead of
     training. 0: the steps do not overlap."""
@@ -99,6 +102,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "num_critics": (1, math.inf, "the policy needs a value"),
     "num_target_critics": (1, math.inf, "targets need a value"),
     "demonstration_fraction": (0.0, 1.0, "it is a share"),
+    "picture_shift": (0, math.inf, "it counts pixels"),
     "max_staleness": (0, 8, "as for other algorithms"),
 }
 

@@ -35,6 +35,11 @@ class SoftCritics(nn.Module):
     """An ensemble of values of actions, and a target for each, which is no trained parameter. The targets are in the
     `state_dict`, so that checkpoints have them."""
 
+    def encoded(self, fields: Fields) -> Fields:
+        """The fields with what the critics share with the policy computed, such as features of pictures, once for all
+        that follows: policy and critics take the result in place of the fields. Called without gradients."""
+        return fields
+
     @abstractmethod
     def forward(self, fields: Fields, actions: Tensor) -> Tensor:
         """[n, E], differentiable in parameters and actions [n, K, A]."""

@@ -1,9 +1,7 @@
 """A small actor-critic for pictures: a convolutional encoder for each camera, one shared layer, policy and value.
 
-The encoder is that of Mnih et al. (Nature 518, 2015): 32 filters of 8 x 8 with stride 4, 64 of 4 x 4 with stride 2, 64
-of 3 x 3 with stride 1. Policy and value share everything but their last layers, as in CleanRL's PPO for Atari; the
-initialisation is the same, too. Unlike there, each camera has its own encoder, and a normalised state may be added to
-the features.
+Policy and value share everything but their last layers, as in CleanRL's PPO for Atari; encoder and initialisation are
+the same, too. Unlike there, each camera has its own encoder, and a normalised state may be added to the features.
 """
 
 from __future__ import annotations
@@ -16,16 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_envs import ActionSpec, FieldSpec
-from rlinf_workers.policies.base import Fields, Needs, PolicyError, PolicyStep
+from rlinf_workers.policies.base import Fields, Needs, PolicyStep
 from rlinf_workers.policies.heads.choose import head_for
 from rlinf_workers.policies.layers import POLICY_GAIN, VALUE_GAIN, in_own_dtype, orthogonal
 from rlinf_workers.policies.options import options_of
-from rlinf_workers.policies.pictures import chosen_cameras
+from rlinf_workers.policies.picture_encoder import PictureEncoder, encoded_cameras
 from rlinf_workers.policies.state_statistics import StatePolicy, check_state
 from rlinf_workers.trainers.base import ModelOutputs
-
-MIN_SIDE = 36
-"""Minimum side in pixels; with fewer, the last layer of the encoder has no input."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +43,7 @@ class CnnActorCritic(StatePolicy):
     @classmethod
     def needs(cls, fields: Mapping[str, FieldSpec], actions: ActionSpec, **options: Any) -> Needs:
         chosen = options_of(CnnOptions, options)
-        cameras = chosen_cameras(fields, chosen.cameras)
-        for name in cameras:
-            height, width, _ = fields[name].shape
-            if min(height, width) < MIN_SIDE:
-                raise PolicyError(f"its encoder needs {MIN_SIDE} pixels per side, but {name!r} has {height} x {width}")
+        cameras = encoded_cameras(fields, chosen.cameras)
         if chosen.reads_state:
             check_state(fields)
         head_for(actions, chosen.chunk_size)
@@ -62,26 +53,21 @@ class CnnActorCritic(StatePolicy):
         chosen = options_of(CnnOptions, options)
         state_size = fields["state"].shape[0] if chosen.reads_state else 0
         super().__init__(state_size)
-        self._cameras = chosen_cameras(fields, chosen.cameras)
+        cameras = encoded_cameras(fields, chosen.cameras)
         self.head = head_for(actions, chosen.chunk_size, initial_log_std=chosen.initial_log_std)
         self.noise_size = self.head.num_outputs
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.encoders = nn.ModuleList(_encoder(fields[name].shape[-1]) for name in self._cameras)
-            pictures = {name: torch.zeros(1, *fields[name].shape) for name in self._cameras}
-            num_features = self._see(pictures).shape[-1] + state_size
+            self.encoders = PictureEncoder(fields, cameras)
+            num_features = self.encoders.num_features + state_size
             self.shared = nn.Sequential(orthogonal(nn.Linear(num_features, chosen.hidden_size)), nn.ReLU())
             self.policy = orthogonal(nn.Linear(chosen.hidden_size, self.head.num_outputs), POLICY_GAIN)
             self.value = orthogonal(nn.Linear(chosen.hidden_size, 1), VALUE_GAIN)
         self._chunk_shape = (chosen.chunk_size, actions.low.numel())
 
-    def _see(self, fields: Fields) -> Tensor:
-        pictures = [fields[name].movedim(-1, -3).float() / 255 for name in self._cameras]
-        return torch.cat([in_own_dtype(encoder, p) for encoder, p in zip(self.encoders, pictures, strict=True)], dim=-1)
-
     def _outputs(self, fields: Fields) -> tuple[Tensor, Tensor]:
         """Outputs of the policy [n, O], values [n]."""
-        features = self._see(fields)
+        features = self.encoders(fields)
         if self._state_size:
             features = torch.cat([features, self.normalize(fields["state"])], dim=-1)
         shared = in_own_dtype(self.shared, features)
@@ -101,16 +87,3 @@ class CnnActorCritic(StatePolicy):
             entropies=self.head.entropy(outputs).unflatten(-1, self._chunk_shape),
             values=values,
         )
-
-
-def _encoder(num_channels: int) -> nn.Sequential:
-    """[n, C, H, W] in 0..1 -> [n, features]."""
-    return nn.Sequential(
-        orthogonal(nn.Conv2d(num_channels, 32, 8, stride=4)),
-        nn.ReLU(),
-        orthogonal(nn.Conv2d(32, 64, 4, stride=2)),
-        nn.ReLU(),
-        orthogonal(nn.Conv2d(64, 64, 3)),
-        nn.ReLU(),
-        nn.Flatten(),
-    )

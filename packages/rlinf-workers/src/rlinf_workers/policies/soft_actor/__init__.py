@@ -1,1 +1,1 @@
-"""The actor of soft actor-critic, for states."""
+"""The actor of soft actor-critic, for states and pictures."""

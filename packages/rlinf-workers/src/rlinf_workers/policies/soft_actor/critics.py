@@ -1,4 +1,4 @@
-"""An ensemble of critics over states, computed as batched matrix products: one pass over all of them.
+"""An ensemble of critics over states and pictures, computed as batched matrix products: one pass over all of them.
 
 With layer norm, each hidden layer is linear, norm, ReLU, as in RLPD's code; without it, linear and ReLU.
 """
@@ -6,7 +6,7 @@ With layer norm, each hidden layer is linear, norm, ReLU, as in RLPD's code; wit
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -14,53 +14,67 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlinf_algos import follow_
-from rlinf_envs import ActionSpec
+from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Fields
 from rlinf_workers.policies.soft import CriticSettings, SoftCritics
+from rlinf_workers.policies.soft_actor.inputs import (
+    SoftActorOptions,
+    SoftInputs,
+    encoded,
+    fields_to_read,
+    make_encoder,
+)
 
 CRITIC_SEED_BIT = 1 << 32
 """So that critics begin with other weights than the policy of the same seed."""
 
 
 class CriticEnsemble(SoftCritics):
-    """Values of actions, given the field "state" [n, D]."""
+    """Values of actions, given the fields that the policy reads."""
 
     action_center: Tensor
     action_half_range: Tensor
 
     def __init__(
         self,
-        state_size: int,
+        fields: Mapping[str, FieldSpec],
         actions: ActionSpec,
         settings: CriticSettings,
         *,
-        chunk_size: int,
-        hidden_sizes: Sequence[int],
+        options: SoftActorOptions,
         seed: int,
     ) -> None:
         super().__init__()
         low, high = actions.low.flatten(), actions.high.flatten()
         self.register_buffer("action_center", (low + high) / 2)
         self.register_buffer("action_half_range", (high - low) / 2)
-        sizes = [state_size + chunk_size * low.numel(), *hidden_sizes, 1]
+        reads, hidden = fields_to_read(fields, options), [options.hidden_size] * options.num_layers
         with torch.random.fork_rng():
             torch.manual_seed(seed | CRITIC_SEED_BIT)
+            self.encoder = make_encoder(fields, reads)
+            self.inputs = SoftInputs(fields, reads, self.encoder)
+            sizes = [self.inputs.size + options.chunk_size * low.numel(), *hidden, 1]
             self.online = ParallelLayers(sizes, settings.num_critics, layer_norm=settings.layer_norm)
+        self.target_inputs = copy.deepcopy(self.inputs).requires_grad_(False)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
 
+    def encoded(self, fields: Fields) -> Fields:
+        return encoded(fields, self.encoder)
+
     def forward(self, fields: Fields, actions: Tensor) -> Tensor:
-        return self.online(self._inputs(fields, actions))
+        return self.online(self._beside(self.inputs(self.encoded(fields)), actions))
 
     def target_values(self, fields: Fields, actions: Tensor, subset: Tensor | None) -> Tensor:
-        return self.target(self._inputs(fields, actions), subset)
+        return self.target(self._beside(self.target_inputs(self.encoded(fields)), actions), subset)
 
     def follow(self, rate: float) -> None:
-        follow_(list(self.target.parameters()), list(self.online.parameters()), rate=rate)
+        for target, online in ((self.target_inputs, self.inputs), (self.target, self.online)):
+            follow_(list(target.parameters()), list(online.parameters()), rate=rate)
 
-    def _inputs(self, fields: Fields, actions: Tensor) -> Tensor:
-        """[n, D + K A], actions scaled to -1..1."""
+    def _beside(self, inputs: Tensor, actions: Tensor) -> Tensor:
+        """[n, size + K A], actions scaled to -1..1."""
         scaled = (actions - self.action_center) / self.action_half_range
-        return torch.cat([fields["state"], scaled.flatten(1)], dim=-1)
+        return torch.cat([inputs, scaled.flatten(1)], dim=-1)
 
 
 class ParallelLayers(nn.Module):

@@ -1,4 +1,4 @@
-"""The actor of soft actor-critic: ReLU layers over the state, and a normal distribution squashed by tanh.
+"""The actor of soft actor-critic: ReLU layers over state and pictures, and a normal distribution squashed by tanh.
 
 Sizes, initialisation (torch's default) and the bounds of the standard deviation are those of the authors' code and of
 stable-baselines3. Actions are scaled to the environment's bounds; densities are of actions scaled to -1..1.
@@ -7,7 +7,6 @@ stable-baselines3. Actions are scaled to the environment's bounds; densities are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,27 +16,21 @@ from rlinf_algos import squashed_sample
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.policies.base import Fields, Needs, PolicyError, PolicyStep
 from rlinf_workers.policies.options import options_of
-from rlinf_workers.policies.soft import CriticSettings, SoftPolicy
+from rlinf_workers.policies.soft import CriticSettings, SoftCritics, SoftPolicy
 from rlinf_workers.policies.soft_actor.critics import CriticEnsemble
-from rlinf_workers.policies.state_statistics import check_state
+from rlinf_workers.policies.soft_actor.inputs import (
+    SoftActorOptions,
+    SoftInputs,
+    encoded,
+    fields_to_read,
+    make_encoder,
+)
 
 LOG_STD_RANGE = (-20.0, 2.0)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SoftActorOptions:
-    """Options of the policy and of its critics."""
-
-    hidden_size: int = 256
-    """Width of the hidden layers."""
-    num_layers: int = 2
-    """Hidden layers of the policy, and of each critic."""
-    chunk_size: int = 1
-    """Actions per forward pass, executed one after the other; the critics value whole chunks."""
-
-
 class SoftActor(SoftPolicy):
-    """A squashed normal distribution over actions, given the field "state" [n, D]."""
+    """A squashed normal distribution over actions, given "state" [n, D], pictures [n, H, W, C] uint8, or both."""
 
     action_center: Tensor
     action_half_range: Tensor
@@ -48,12 +41,12 @@ class SoftActor(SoftPolicy):
         for name in ("hidden_size", "num_layers", "chunk_size"):
             if getattr(chosen, name) < 1:
                 raise PolicyError(f"options.{name} is {getattr(chosen, name)}; use at least 1")
-        check_state(fields)
+        reads = fields_to_read(fields, chosen)
         if actions.kind != "continuous":
             raise PolicyError("its actions are numbers, and those of the environment are choices; use an on-policy one")
         if not bool((actions.low.isfinite() & actions.high.isfinite()).all()):
             raise PolicyError("its actions have bounds, and those of the environment have none")
-        return Needs(reads=("state",), chunk_size=chosen.chunk_size)
+        return Needs(reads=reads, chunk_size=chosen.chunk_size)
 
     def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:
         super().__init__()
@@ -63,14 +56,19 @@ class SoftActor(SoftPolicy):
         self.register_buffer("action_half_range", (high - low) / 2)
         self._chunk_shape = (chosen.chunk_size, low.numel())
         self.noise_size = chosen.chunk_size * low.numel()
+        reads = fields_to_read(fields, chosen)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
+            self.encoder = make_encoder(fields, reads)
+            self.inputs = SoftInputs(fields, reads, self.encoder)
             layers: list[nn.Module] = []
-            size = fields["state"].shape[0]
+            size = self.inputs.size
             for _ in range(chosen.num_layers):
                 layers += [nn.Linear(size, chosen.hidden_size), nn.ReLU()]
                 size = chosen.hidden_size
             self.policy = nn.Sequential(*layers, nn.Linear(size, 2 * self.noise_size))
+        if self.encoder is not None:
+            self.encoder.requires_grad_(False)  # the critics train it
         self.log_temperature = nn.Parameter(torch.zeros(()))
 
     @classmethod
@@ -84,18 +82,19 @@ class SoftActor(SoftPolicy):
         **options: Any,
     ) -> CriticEnsemble:
         chosen = options_of(SoftActorOptions, options)
-        return CriticEnsemble(
-            fields["state"].shape[0],
-            actions,
-            settings,
-            chunk_size=chosen.chunk_size,
-            hidden_sizes=[chosen.hidden_size] * chosen.num_layers,
-            seed=seed,
-        )
+        return CriticEnsemble(fields, actions, settings, options=chosen, seed=seed)
+
+    @torch.no_grad()
+    def share(self, critics: SoftCritics) -> None:
+        if self.encoder is not None:
+            assert isinstance(critics, CriticEnsemble), "made by `critics`"
+            assert critics.encoder is not None, "both read the same fields"
+            for copied, trained in zip(self.encoder.parameters(), critics.encoder.parameters(), strict=True):
+                copied.copy_(trained)
 
     def _distribution(self, fields: Fields) -> tuple[Tensor, Tensor]:
         """Mean and logarithm of the standard deviation before tanh, [n, K, A] each."""
-        mean, log_std = self.policy(fields["state"]).chunk(2, dim=-1)
+        mean, log_std = self.policy(self.inputs(encoded(fields, self.encoder))).chunk(2, dim=-1)
         log_std = log_std.clamp(*LOG_STD_RANGE)
         return mean.unflatten(-1, self._chunk_shape), log_std.unflatten(-1, self._chunk_shape)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,8 +24,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_algos import OffPolicyAlgorithm, critic_loss, policy_values, soft_policy_loss, soft_targets, temperature_loss
+from rlinf_algos import (
+    OffPolicyAlgorithm,
+    critic_loss,
+    policy_values,
+    random_shift,
+    soft_policy_loss,
+    soft_targets,
+    temperature_loss,
+)
 from rlinf_comm import record
+from rlinf_envs import PICTURE
 from rlinf_workers.execution.ports import Reader
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.plugins import POLICIES
@@ -170,9 +179,8 @@ class OffPolicyActor(TrainingWorker):
     def remember(self, demonstrated: Reader[Transitions]) -> None:
         """Stage: keeps demonstrated transitions; an item has those of the shard that is its group."""
         for item in [item for chunk in demonstrated for item in chunk]:
-            rows = _rows(item)
-            self._demonstrations[item.group] = ReplayBuffer(len(rows["rewards"]))
-            self._demonstrations[item.group].add(rows)
+            self._demonstrations[item.group] = ReplayBuffer(item.rewards.numel())
+            self._demonstrations[item.group].add(_rows(item))
 
     # -- a training step, in the order of the calls ----------------------------------------------------------------
 
@@ -185,7 +193,7 @@ class OffPolicyActor(TrainingWorker):
         for item in transitions:
             count = item.rewards.numel()
             self._staleness.add({item.policy_version: count}, f"environment group {item.group} has steps")
-            self._buffers[item.group % self._num_shards].add(_rows(item))
+            self._buffers[item.group % self._num_shards].add(_rows(item), num_envs=item.rewards.shape[1])
 
     def update(self, update: int) -> None:
         """One update of the critics, and of the policy if it is its turn."""
@@ -219,10 +227,11 @@ class OffPolicyActor(TrainingWorker):
             self.record("critic/grad_norm", grad_norm)
 
     def _targets(self, batch: _Batch, subset: Tensor | None) -> Tensor:
-        drawn = self._backend.forward(batch.following)
+        following = self._encoded(batch.following)
+        drawn = self._backend.forward(following)
         assert isinstance(drawn, SampledOutputs), "the model adapter returns them"
         next_values = self._critics.on_model(
-            lambda critics: critics.target_values(batch.following.fields, drawn.actions, subset)
+            lambda critics: critics.target_values(following.fields, drawn.actions, subset)
         )
         return soft_targets(
             batch.rewards,
@@ -244,7 +253,8 @@ class OffPolicyActor(TrainingWorker):
         self._backend.begin(3)
         for shard, pieces in batches.items():
             for batch in pieces:
-                self._backend.backward(shard, batch.here, partial(self._policy_loss, batch.here.fields))
+                here = self._encoded(batch.here)
+                self._backend.backward(shard, here, partial(self._policy_loss, here.fields))
         count, loss, logprobs = self._backend.finish_backward()
         grad_norm = self._step(count)
         if self.rank == 0:
@@ -266,6 +276,9 @@ class OffPolicyActor(TrainingWorker):
             ).sum()
             loss = loss + of_temperature
         return loss, [float(len(terms)), float(terms.detach().sum()), float(logprobs.detach().sum())]
+
+    def _encoded(self, draws: _Draws) -> _Draws:
+        return replace(draws, fields=self._critics.on_model(lambda critics: critics.encoded(draws.fields)))
 
     def _share(self) -> None:
         critics = self._critics.on_model(lambda critics: critics)
@@ -300,10 +313,21 @@ class OffPolicyActor(TrainingWorker):
             torch.from_numpy(generator.standard_normal((size, self._noise_size), dtype=np.float32)) for _ in range(2)
         )
         rows |= {"noise": here, "next_noise": following}
+        for name in [name for name in rows if name.startswith((FIELD + PICTURE, NEXT + PICTURE))]:
+            rows[name] = self._shifted(rows[name], generator)
         rows = {name: values.to(self.device) for name, values in rows.items()}
         at_once = self._settings.micro_batch_size or size
         firsts = range(0, size, at_once)
         return [_batch({name: values[first : first + at_once] for name, values in rows.items()}) for first in firsts]
+
+    def _shifted(self, pictures: Tensor, generator: np.random.Generator) -> Tensor:
+        """Pictures [n, H, W, C], each shifted at random."""
+        pad = self._algorithm.picture_shift
+        if not pad:
+            return pictures
+        return random_shift(
+            pictures, torch.from_numpy(generator.integers(2 * pad + 1, size=(len(pictures), 2))), pad=pad
+        )
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

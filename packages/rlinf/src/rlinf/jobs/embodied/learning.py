@@ -151,8 +151,11 @@ class OffPolicy(Learning):
         """Counts the memory of the replay buffers when they are fullest, and notes it."""
         num_collected = self._config.run.num_steps * self._config.num_samples(needs.chunk_size)
         num_stored = min(self._algorithm.buffer_size, num_collected)
-        fields = [policy.fields[name] for name in needs.reads]
-        row_bytes = transition_bytes(fields, needs.chunk_size * policy.actions.low.numel())
+        fields = {name: policy.fields[name] for name in needs.reads}
+        env = self._config.env
+        ends_share = min(1.0, needs.chunk_size / env.num_steps + needs.chunk_size / env.max_episode_steps)
+        num_numbers = needs.chunk_size * policy.actions.low.numel()
+        row_bytes = transition_bytes(fields, num_numbers, ends_share=ends_share)
         size = f"{num_stored:,} transitions of {row_bytes:,} bytes, {_size(num_stored * row_bytes)}"
         if num_stored * row_bytes > host_bytes:
             raise UserError(
