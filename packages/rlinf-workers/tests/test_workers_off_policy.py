@@ -101,7 +101,7 @@ def observation(time, *, ended=None, is_last=False):
 
 
 def recorded(make_worker, *, step=9, phase="train", num_random_steps=0):
-    settings = OffPolicyRolloutSettings(policy=POLICY, chunk_size=1, num_random_steps=num_random_steps)
+    settings = OffPolicyRolloutSettings(policy=POLICY, num_random_steps=num_random_steps)
     rollout = make_worker(OffPolicyRollout, settings, step=step, phase=phase)
     stream = [
         observation(0),
@@ -134,9 +134,7 @@ def test_an_evaluation_records_nothing_and_acts_without_noise(make_worker):
 def test_the_first_steps_act_at_random_over_the_whole_range(make_worker):
     drawn, policys, again = (recorded(make_worker, step=step, num_random_steps=2)[0][0].actions for step in (1, 2, 1))
     assert_bitwise_equal(drawn, again)
-    rollout = make_worker(
-        OffPolicyRollout, OffPolicyRolloutSettings(policy=POLICY, chunk_size=1, num_random_steps=1), step=0
-    )
+    rollout = make_worker(OffPolicyRollout, OffPolicyRolloutSettings(policy=POLICY, num_random_steps=1), step=0)
     many = rollout._random_actions(np.random.default_rng(0), 4000)[:, 0]
     torch.testing.assert_close(many.mean(0), torch.tensor([0.0, 0.5]), atol=0.05, rtol=0)
     torch.testing.assert_close(many.amin(0), torch.tensor([-2.0, 0.0]), atol=0.01, rtol=0)

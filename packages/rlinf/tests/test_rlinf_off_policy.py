@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -80,6 +81,14 @@ def test_the_algorithm_decides_about_the_roles():
 def test_policies_that_an_algorithm_cannot_train(recipe, line, says):
     with pytest.raises(UserError, match=says):
         jobs.prepare(load(line, recipe))
+
+
+def test_demonstrations_have_no_noise(tmp_path):
+    policy = {"flow": "pi0", "flow_folder": str(tmp_path), "width": 32, "value_width": 8}
+    line = f"--policy.name soft_noise {EXPERTS} --env.options.cameras corner --env.options.image_size 28"
+    overrides = parse_overrides([*line.split(), "--algorithm.name", "rlpd", "--policy.options", json.dumps(policy)])
+    with pytest.raises(UserError, match="does not learn the actions that they have"):
+        jobs.prepare(load_config("env-ppo", overrides))
 
 
 def test_auto_chooses_the_soft_actor():

@@ -181,6 +181,7 @@ POLICIES: Plugins[PolicySpec] = Plugins(
         "actor_critic": "rlinf_workers.policies.actor_critic.spec:SPEC",
         "cnn": "rlinf_workers.policies.cnn.spec:SPEC",
         "soft_actor": "rlinf_workers.policies.soft_actor.spec:SPEC",
+        "soft_noise": "rlinf_workers.policies.soft_noise.spec:SPEC",
         "openvla": "rlinf_workers.policies.openvla.spec:SPEC",
         "openvla_oft": "rlinf_workers.policies.openvla_oft.spec:SPEC",
         "pi0": "rlinf_workers.policies.pi0.spec:SPEC",

@@ -10,6 +10,7 @@ from .base import (
 from .heads.choose import head_for as head_for
 from .soft import (
     CriticSettings as CriticSettings,
+    LearnedSpaces as LearnedSpaces,
     SoftCritics as SoftCritics,
     SoftPolicy as SoftPolicy,
 )

@@ -3,7 +3,12 @@
 The actor holds the policy and its critics as two models, each with its own optimizer; only the policy is sent to the
 rollout. `SoftActor` is the shipped implementation for states and pictures.
 
-Legend: n rows, K actions of a chunk, A numbers of an action, E critics.
+What is learned from need not be what the environment shows and takes: `SoftNoise` learns the initial noise of a policy
+that denoises actions, from that policy's features. Transitions have what `observe` makes of an observation, and the
+learned actions, which `execute` turns into those of the environment.
+
+Legend: n rows, K actions of a chunk, A numbers of an action, E critics. In `SoftPolicy` and `SoftCritics`, K and A are
+those of learned actions.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +34,15 @@ class CriticSettings:
 
     num_critics: int
     layer_norm: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnedSpaces:
+    """What transitions have of an observation, and of an answer."""
+
+    fields: dict[str, FieldSpec]
+    actions: ActionSpec
+    """Of shape [K, A], with finite bounds."""
 
 
 class SoftCritics(nn.Module):
@@ -60,10 +74,40 @@ class SoftPolicy(Policy):
     """Scalar, logarithm of the weight of the entropy. It is trained beside the policy, from the algorithm's initial
     value on, and does not affect `act`."""
 
+    takes_demonstrations: ClassVar[bool] = True
+    """Whether learned actions are those of the environment, so that demonstrations have them."""
+
     @abstractmethod
     def sample(self, fields: Fields, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws actions, differentiable in the parameters: the actions of `act`, [n, K, A], and the log-probabilities
-        of whole chunks with actions scaled to -1..1, [n] nats."""
+        """Draws learned actions, differentiable in the parameters: those of `act`, [n, K, A], and the log-probabilities
+        of whole chunks with actions scaled to -1..1, [n] nats.
+
+        Args:
+            fields: as from `observe`.
+        """
+
+    @classmethod
+    def learned_spaces(cls, fields: Mapping[str, FieldSpec], actions: ActionSpec, **options: Any) -> LearnedSpaces:
+        """The spaces for a policy with these arguments. The default: what `needs` reads, and the environment's
+        actions."""
+        needs = cls.needs(fields, actions, **options)
+        low, high = (bound.flatten().expand(needs.chunk_size, -1) for bound in (actions.low, actions.high))
+        return LearnedSpaces(
+            fields={name: fields[name] for name in needs.reads},
+            actions=ActionSpec(kind="continuous", shape=tuple(low.shape), low=low, high=high),
+        )
+
+    def observe(self, fields: Fields) -> Fields:
+        """What is learned from in an observation, [n, ...] each. Called without gradients."""
+        return fields
+
+    def execute(self, fields: Fields, actions: Tensor) -> Tensor:
+        """The environment's actions for learned ones. Called without gradients.
+
+        Args:
+            fields: of the environment; the ones that `observe` has got last, where that has been called before.
+        """
+        return actions
 
     @classmethod
     @abstractmethod

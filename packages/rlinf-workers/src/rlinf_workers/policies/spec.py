@@ -9,7 +9,7 @@ from typing import Any
 from rlinf_sched.derive import ModelShape
 from rlinf_workers.plugins import Spec
 
-FOLDER_OPTIONS = ("folder", "lora_folder")
+FOLDER_OPTIONS = ("folder", "lora_folder", "flow_folder")
 """Options of policies that are folders with weights, or names of such on the Hugging Face Hub."""
 
 

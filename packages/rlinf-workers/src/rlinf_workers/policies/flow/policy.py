@@ -40,7 +40,7 @@ from rlinf_algos.flow_matching import (
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.policies.added_weights import ignored_heads
-from rlinf_workers.policies.base import Fields, Needs, Policy, PolicyStep
+from rlinf_workers.policies.base import Fields, Needs, Policy, PolicyError, PolicyStep
 from rlinf_workers.policies.flow.normalization import Affine
 from rlinf_workers.policies.flow.options import FlowOptions
 from rlinf_workers.policies.flow.prefix import Prefix
@@ -205,7 +205,7 @@ class FlowPolicy(Policy):
         return low.float().cpu(), high.float().cpu()
 
     def act(self, fields: Fields, noise: Tensor | None) -> PolicyStep:
-        denoiser = self._denoiser(fields)
+        denoiser = self.denoiser(fields)
         num_rows, times = len(fields["state"]), self._times(fields)
         if noise is None:
             start = self.evaluation_start(fields["state"])
@@ -237,8 +237,28 @@ class FlowPolicy(Policy):
         start = self.evaluation_start(fields["state"])
         target = torch.zeros_like(start)
         target[:, :num_left, :size] = self.normalize_actions(rest - self._origin(fields))
-        predict = guided_velocities(self._denoiser(fields).velocities, target, weights)
+        predict = guided_velocities(self.denoiser(fields).velocities, target, weights)
         return self._actions(sample_flow_chain(predict, start, self._times(fields), noise_level=None), fields)
+
+    def denoise(self, denoiser: Denoiser, fields: Fields, noise: Tensor) -> Tensor:
+        """The actions [n, K, A] that the ODE makes of initial noise [n, R, A].
+
+        Args:
+            denoiser: of the same fields.
+            noise: of the first R predicted actions; the others have that of the last one. Numbers that only the model
+                has, not the environment, start from 0.
+
+        Raises: PolicyError if the model predicts fewer than R actions.
+        """
+        num_rows, size = noise.shape[1:]
+        if num_rows > self._predicted[0]:
+            raise PolicyError(f"it predicts {self._predicted[0]} actions, and noise is given for {num_rows}")
+        rows = torch.arange(self._predicted[0], device=noise.device).clamp(max=num_rows - 1)
+        start = noise.new_zeros(len(noise), *self._predicted)
+        start[..., :size] = noise[:, rows]
+        return self._actions(
+            sample_flow_chain(denoiser.velocities, start, self._times(fields), noise_level=None), fields
+        )
 
     def _actions(self, chain: FlowChain, fields: Fields) -> Tensor:
         """[n, K, A]: the executed actions."""
@@ -246,7 +266,7 @@ class FlowPolicy(Policy):
         return self.normalize_actions.inverse(chosen) + self._origin(fields)
 
     def evaluate(self, fields: Fields, actions: Tensor, extras: Mapping[str, Tensor]) -> ModelOutputs:
-        denoiser, times, steps = self._denoiser(fields), self._times(fields), extras.get("noisy_step")
+        denoiser, times, steps = self.denoiser(fields), self._times(fields), extras.get("noisy_step")
         states = extras["chain"].transpose(0, 1)
         logprobs = flow_chain_logprobs(denoiser, states, times, noise_level=self._noise_level, indices=steps)
         entropies = self._sde_entropies(times, steps) if steps is not None else denoiser.entropies()
@@ -256,7 +276,7 @@ class FlowPolicy(Policy):
 
     def values(self, fields: Fields) -> Tensor:
         """Needs no denoising."""
-        return self._denoiser(fields).values(None)
+        return self.denoiser(fields).values(None)
 
     def imitate(self, fields: Fields, actions: Tensor, noise: Tensor) -> Tensor:
         """Flow matching: the mean squared error of the velocities over the executed numbers, at one time for each row,
@@ -269,7 +289,7 @@ class FlowPolicy(Policy):
         chosen = (slice(None), slice(num_actions), slice(size))
         normal = self.normalize_actions(actions - self._origin(fields))
         states[chosen], target[chosen] = flow_interpolation(normal, start[chosen], times)
-        velocities = self._denoiser(fields).velocities(states, times).velocities
+        velocities = self.denoiser(fields).velocities(states, times).velocities
         return flow_matching_loss(velocities[chosen], target[chosen]).mean((1, 2))
 
     def _origin(self, fields: Fields) -> Tensor:
@@ -316,7 +336,8 @@ class FlowPolicy(Policy):
         level = self._options.noise_level
         return transition_entropy(flow_sde_transition(zeros, zeros, times[steps], times[steps + 1], noise_level=level))
 
-    def _denoiser(self, fields: Fields) -> Denoiser:
+    def denoiser(self, fields: Fields) -> Denoiser:
+        """Reads the observations, [n, ...] each."""
         state = self.normalize_state(fields["state"])
         return Denoiser(self, self.read(fields, state), state)
 
@@ -354,6 +375,11 @@ class Denoiser:
         self._policy, self._prefix, self._state = policy, prefix, state
         self._values: list[Tensor] = []
         self._stds: list[Tensor] = []
+
+    @property
+    def features(self) -> Tensor:
+        """[n, width], the mean output of the vision-language model, at least float32."""
+        return self._prefix.mean_features
 
     def __call__(self, states: Tensor, times: Tensor) -> FlowPrediction:
         """Velocities, and standard deviations if they are learned; states [n, H, D], times [n]."""

@@ -158,8 +158,10 @@ class OffPolicyActor(TrainingWorker):
         self._backend.on_model(lambda policy: policy.log_temperature.fill_(math.log(algorithm.initial_temperature)))
         self._share()
         self._noise_size = self._backend.on_model(lambda policy: policy.noise_size)
-        num_numbers = settings.policy.actions.low.numel()
-        self._target_entropy = (algorithm.target_entropy or 0.0) * num_numbers * (self._noise_size // num_numbers)
+        of = settings.policy
+        policy_class: type[SoftPolicy] = POLICIES.get(of.name)
+        learned = policy_class.learned_spaces(of.fields, of.actions, **of.options)
+        self._target_entropy = (algorithm.target_entropy or 0.0) * learned.actions.low.numel()
         capacity = algorithm.buffer_size // self._num_shards
         self._buffers = {shard: ReplayBuffer(capacity) for shard in self._backend.shards}
         self._demonstrations: dict[int, ReplayBuffer] = {}

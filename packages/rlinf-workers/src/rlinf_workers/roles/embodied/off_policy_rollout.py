@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rlinf_comm import record
-from rlinf_workers.policies.base import PolicySettings
+from rlinf_workers.policies.base import Fields, PolicySettings
+from rlinf_workers.policies.soft import SoftPolicy
 from rlinf_workers.roles.embodied.acting import ActingWorker
 from rlinf_workers.roles.records.embodied import Action, GroupObservation, Transitions
 
@@ -20,8 +21,6 @@ class OffPolicyRolloutSettings:
     """A policy, and how long random actions replace it."""
 
     policy: PolicySettings
-    chunk_size: int
-    """K, the number of actions in an answer."""
     num_random_steps: int
     """Training steps, from the first one on, whose actions are uniformly random."""
 
@@ -43,50 +42,62 @@ class OffPolicyRollout(ActingWorker[Transitions]):
 
     def __init__(self, settings: OffPolicyRolloutSettings) -> None:
         super().__init__(settings.policy)
-        self._settings = settings
+        self._settings, of = settings, settings.policy
+        assert isinstance(self._policy, SoftPolicy), "checked by the job"
+        self._soft = self._policy
+        self._learned = self._soft.learned_spaces(of.fields, of.actions, **of.options).actions
         self._segments: dict[int, _Transitions] = {}
         """By group; only segments that have not ended."""
 
     @torch.no_grad()
     def act_on(self, observation: GroupObservation) -> tuple[Action | None, list[Transitions]]:
-        training = self.step.phase == "train"
-        transitions = self._extend(observation) if training else None
-        if observation.is_last:
-            return None, [] if transitions is None else [transitions]
-        actions = self._actions(observation, training)
-        if training:
-            segment = self._segments[observation.group]
-            segment.fields.append(_copy(observation.fields))
-            segment.actions.append(actions)
-        return Action(group=observation.group, time=observation.time, actions=actions), []
+        if self.step.phase != "train":
+            return None if observation.is_last else self._answer(observation, self._best(observation)), []
+        final = observation.final_fields
+        reached = None if final is None else self._soft.observe(self._here(final))
+        fields = self._here(observation.fields)
+        observed = self._soft.observe(fields)
+        transitions = self._extend(observation, observed if reached is None else reached)
+        if transitions is not None:
+            return None, [transitions]
+        learned = self._learned_actions(observation, observed)
+        segment = self._segments[observation.group]
+        segment.fields.append(_copy(observed))
+        segment.actions.append(learned.cpu())
+        return self._answer(observation, self._soft.execute(fields, learned)), []
 
     def abandon(self) -> None:
         self._segments.clear()
 
-    def _actions(self, observation: GroupObservation, training: bool) -> Tensor:
-        """[n, K, A]: random, drawn from the policy, or in an evaluation its likeliest ones."""
+    @staticmethod
+    def _answer(observation: GroupObservation, actions: Tensor) -> Action:
+        return Action(group=observation.group, time=observation.time, actions=actions.cpu())
+
+    def _best(self, observation: GroupObservation) -> Tensor:
+        """[n, K, A], the likeliest actions."""
+        return self._soft.act(self._here(observation.fields), None).actions
+
+    def _learned_actions(self, observation: GroupObservation, observed: Fields) -> Tensor:
+        """[n, *shape of a learned action]: random, or drawn from the policy."""
         num_envs = len(observation.rewards)
-        if training and self.step.step < self._settings.num_random_steps:
-            return self._random_actions(self._generator(observation), num_envs)
-        noise = self._noise(observation, num_envs) if training else None
-        return self._policy.act(self._here(observation.fields), noise).actions.cpu()
+        if self.step.step < self._settings.num_random_steps:
+            return self._random_actions(self._generator(observation), num_envs).to(self.device)
+        return self._soft.sample(observed, self._noise(observation, num_envs))[0]
 
     def _random_actions(self, generator: np.random.Generator, num_envs: int) -> Tensor:
-        spec, num_actions = self._settings.policy.actions, self._settings.chunk_size
-        low, high = spec.low.flatten(), spec.high.flatten()
-        uniform = torch.from_numpy(generator.random((num_envs, num_actions, low.numel()), dtype=np.float32))
-        return low + (high - low) * uniform
+        low, high = self._learned.low, self._learned.high
+        return low + (high - low) * torch.from_numpy(generator.random((num_envs, *low.shape), dtype=np.float32))
 
-    def _extend(self, observation: GroupObservation) -> Transitions | None:
-        """Adds the results of the last chunk. Copies, because channel memory is limited and reused."""
+    def _extend(self, observation: GroupObservation, reached: Fields) -> Transitions | None:
+        """Adds the results of the last chunk, which led to `reached`. Copies, because channel memory is limited and
+        reused."""
         segment = self._segments.setdefault(observation.group, _Transitions(self._version))
         assert segment.policy_version == self._version, (
             f"environment group {observation.group} began its segment with policy version {segment.policy_version}, "
             f"and at time {observation.time} version {self._version} acts"
         )
         if observation.time > 0:
-            final = observation.final_fields
-            segment.next_fields.append(_copy(observation.fields if final is None else final))
+            segment.next_fields.append(_copy(reached))
             segment.rewards.append(observation.rewards.sum(-1))
             segment.terminated.append(observation.terminated.clone())
         if not observation.is_last:
@@ -103,8 +114,8 @@ class OffPolicyRollout(ActingWorker[Transitions]):
         )
 
 
-def _copy(fields: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in fields.items()}
+def _copy(fields: Fields) -> dict[str, Tensor]:
+    return {name: value.to("cpu", copy=True) for name, value in fields.items()}
 
 
 def _stacked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -123,11 +123,11 @@ class Transitions:
 
     group: int
     fields: dict[str, Tensor]
-    """[T, n, ...] each, as observed before a chunk"""
+    """[T, n, ...] each, what is learned from in the observation before a chunk (`SoftPolicy.observe`)"""
     next_fields: dict[str, Tensor]
-    """[T, n, ...] each, as observed after it; the final observation if an episode ended"""
+    """[T, n, ...] each, the same after it; of the final observation if an episode ended"""
     actions: Tensor
-    """[T, n, K, A] float32"""
+    """[T, n, K, A] float32, learned actions"""
     rewards: Tensor
     """[T, n] float32, summed over the executed actions of a chunk"""
     terminated: Tensor

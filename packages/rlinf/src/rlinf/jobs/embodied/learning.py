@@ -14,7 +14,7 @@ from rlinf.jobs.training import optimizer_settings
 from rlinf_algos import Algorithm, OffPolicyAlgorithm
 from rlinf_workers.models import LoraSettings
 from rlinf_workers.plugins import POLICIES
-from rlinf_workers.policies import Needs, PolicySettings, SoftPolicy
+from rlinf_workers.policies import LearnedSpaces, Needs, PolicySettings, SoftPolicy
 from rlinf_workers.roles import (
     EmbodiedActorSettings,
     EpisodeBatch,
@@ -145,17 +145,21 @@ class OffPolicy(Learning):
                 "trains",
                 hint=f"use {trainable}, auto, or a custom rlinf_workers.policies.SoftPolicy",
             )
-        self._check_buffers(policy, needs, host_bytes)
+        policy_class: type[SoftPolicy] = POLICIES.get(policy.name)
+        if self._config.demonstrations is not None and not policy_class.takes_demonstrations:
+            raise UserError(
+                f"demonstrations: policy.name={policy.name} does not learn the actions that they have",
+                hint="leave the section out, and use --algorithm.name sac",
+            )
+        spaces = policy_class.learned_spaces(policy.fields, policy.actions, **policy.options)
+        self._check_buffers(spaces, needs.chunk_size, host_bytes)
 
-    def _check_buffers(self, policy: PolicySettings, needs: Needs, host_bytes: int) -> None:
+    def _check_buffers(self, spaces: LearnedSpaces, chunk_size: int, host_bytes: int) -> None:
         """Counts the memory of the replay buffers when they are fullest, and notes it."""
-        num_collected = self._config.run.num_steps * self._config.num_samples(needs.chunk_size)
-        num_stored = min(self._algorithm.buffer_size, num_collected)
-        fields = {name: policy.fields[name] for name in needs.reads}
         env = self._config.env
-        ends_share = min(1.0, needs.chunk_size / env.num_steps + needs.chunk_size / env.max_episode_steps)
-        num_numbers = needs.chunk_size * policy.actions.low.numel()
-        row_bytes = transition_bytes(fields, num_numbers, ends_share=ends_share)
+        num_stored = min(self._algorithm.buffer_size, self._config.run.num_steps * self._config.num_samples(chunk_size))
+        ends_share = min(1.0, chunk_size / env.num_steps + chunk_size / env.max_episode_steps)
+        row_bytes = transition_bytes(spaces.fields, spaces.actions.low.numel(), ends_share=ends_share)
         size = f"{num_stored:,} transitions of {row_bytes:,} bytes, {_size(num_stored * row_bytes)}"
         if num_stored * row_bytes > host_bytes:
             raise UserError(
@@ -169,7 +173,6 @@ class OffPolicy(Learning):
         num_transitions = self._config.num_samples(needs.chunk_size)
         settings = OffPolicyRolloutSettings(
             policy=policy,
-            chunk_size=needs.chunk_size,
             num_random_steps=-(-self._algorithm.num_random // num_transitions),
         )
         return (settings,)
