@@ -1,7 +1,11 @@
 """Plants wrong conventions in right set-ups, and compares them with what `rlinf check` names.
 
-Each of the three policies is trained once; then 15 single corruptions, 15 pairs and 20 right set-ups are checked. With
+Each of the three policies is trained once; then 20 right set-ups, 15 single corruptions and pairs are checked. With
 another `--seed` all of it is drawn anew: the weights, the demonstrations and the pairs. Writes a file for each policy.
+
+Black pictures hide what is wrong beside them: whether they are turned, entirely, and most of the rest, since the policy
+sees nothing. Pairs with them are therefore cases of their own, `hidden`, and `pair` are 15 of the others. `drawn` are
+15 of all pairs, of both kinds.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from rlinf_workers.policies import Policy, PolicySettings
 NUM_PAIRS, NUM_RIGHT = 15, 20
 EVAL_SEED, SEEDS_APART = 50_000, 500
 SEEDS_OF_A_DRAW = 20_000
+OUTCOMES = ("right", "among_three", "exact", "none_wrong")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,13 +59,14 @@ def _of(name: str, convention: str, options: Mapping[str, Any] | None = None, **
     return Corruption(name=name, convention=convention, env=env, options=options or {})
 
 
+BLACK = _of("floats read as bytes", "picture range", levels="floats")
 PICTURES = (
     _of("pictures rotated", "picture rotation", turn="rotated"),
     _of("pictures mirrored", "picture left-right", turn="left_right"),
     _of("pictures upside down", "picture top-bottom", turn="top_bottom"),
     _of("cameras swapped", "camera order", swap_cameras=True),
     _of("BGR", "colour order", colours="bgr"),
-    _of("floats read as bytes", "picture range", levels="floats"),
+    BLACK,
 )
 CORRUPTIONS: Mapping[str, tuple[Corruption, ...]] = {
     "cnn": (
@@ -148,44 +154,69 @@ def checked(
     return check_robot(config, folder if tiny.name == "cnn" else None)
 
 
-def pairs_of(name: str, seed: int = 0) -> list[tuple[Corruption, Corruption]]:
-    """Pairs of corruptions that change different keys."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One set-up to check."""
+
+    kind: str
+    """right, single, pair or hidden."""
+    planted: tuple[Corruption, ...] = ()
+    number: int = 0
+    """Number of the demonstrations."""
+    is_drawn: bool = False
+    """Whether it is one of `NUM_PAIRS` pairs that are drawn from all."""
+
+
+def pair_cases(name: str, seed: int) -> list[Case]:
+    """Pairs of corruptions that change different keys: all with black pictures, and 15 others."""
     apart = [pair for pair in combinations(CORRUPTIONS[name], 2) if not pair[0].keys & pair[1].keys]
-    return random.Random(seed).sample(apart, NUM_PAIRS)
+    draw = random.Random(seed)
+    drawn = draw.sample(apart, NUM_PAIRS)
+    chosen = [pair for pair in drawn if BLACK not in pair]
+    rest = [pair for pair in apart if BLACK not in pair and pair not in drawn]
+    chosen += draw.sample(rest, NUM_PAIRS - len(chosen))
+    hidden = [pair for pair in apart if BLACK in pair]
+    return [Case(kind="pair", planted=pair, is_drawn=pair in drawn) for pair in chosen] + [
+        Case(kind="hidden", planted=pair, is_drawn=pair in drawn) for pair in hidden
+    ]
 
 
-def cases_of(name: str, seed: int, only: str) -> list[tuple[str, tuple[Corruption, ...], int]]:
-    """Kind, corruptions, and number of the demonstrations."""
-    cases: list[tuple[str, tuple[Corruption, ...], int]] = [("right", (), number) for number in range(NUM_RIGHT)]
-    cases += [("single", (one,), 0) for one in CORRUPTIONS[name]]
-    cases += [("pair", pair, 0) for pair in pairs_of(name, seed)]
-    return [case for case in cases if not only or case[0] in only]
+def cases_of(name: str, seed: int, only: Sequence[str]) -> list[Case]:
+    """The cases of a policy; `only`: of these kinds."""
+    cases = [Case(kind="right", number=number) for number in range(NUM_RIGHT)]
+    cases += [Case(kind="single", planted=(one,)) for one in CORRUPTIONS[name]]
+    cases += pair_cases(name, seed)
+    return [case for case in cases if not only or case.kind in only]
 
 
-def measure(tiny: TinyPolicy, folder: Path, seed: int, only: str) -> dict[str, Any]:
+def measure(tiny: TinyPolicy, folder: Path, seed: int, only: Sequence[str]) -> dict[str, Any]:
     """All cases of one policy; `folder` has its weights, or gets them."""
     began_s, settings = time.process_time(), stored(tiny, folder, seed)
     result: dict[str, Any] = {"training_cpu_s": None, "cases": []}  # None: trained before
     if settings is None:
         settings = trained(tiny, folder, seed=seed)
         result["training_cpu_s"] = round(time.process_time() - began_s, 1)
-    for kind, corruptions, number in cases_of(tiny.name, seed, only):
+    for case in cases_of(tiny.name, seed, only):
         began_s = time.monotonic()
-        verdict = checked(tiny, settings, folder, corruptions, number=number)
-        case = {
-            "kind": kind,
-            "planted": [one.name for one in corruptions],
-            **_judged([one.convention for one in corruptions], verdict),
+        verdict = checked(tiny, settings, folder, case.planted, number=case.number)
+        row = {
+            "kind": case.kind,
+            "planted": [one.name for one in case.planted],
+            "drawn": case.is_drawn,
+            **_judged([one.convention for one in case.planted], verdict),
             "error": round(verdict.search.as_configured.error.mean, 4),
             "explained": round(verdict.search.explained.error.mean, 4),
+            "close_frames": verdict.search.num_close_frames,
             "seconds": round(time.monotonic() - began_s, 1),
         }
-        result["cases"].append(case)
-        print(tiny.name, json.dumps(case), flush=True)
-    for kind in ("right", "single", "pair"):
-        cases = [case for case in result["cases"] if case["kind"] == kind]
-        for outcome in ("right", "among_three", "exact"):
-            result[f"{kind}.{outcome}"] = f"{sum(case[outcome] for case in cases)} of {len(cases)}"
+        result["cases"].append(row)
+        print(tiny.name, json.dumps(row), flush=True)
+    rows = result["cases"]
+    groups = {kind: [row for row in rows if row["kind"] == kind] for kind in ("right", "single", "pair", "hidden")}
+    groups["drawn"] = [row for row in rows if row["drawn"]]
+    for group, chosen in groups.items():
+        for outcome in OUTCOMES:
+            result[f"{group}.{outcome}"] = f"{sum(row[outcome] for row in chosen)} of {len(chosen)}"
     return result
 
 
@@ -194,10 +225,10 @@ def _judged(expected: Sequence[str], verdict: ConventionVerdict) -> dict[str, An
 
     A cause counts as the planted one also if that is printed as its equivalent.
 
-    Returns: expected and named conventions, and three outcomes. right: the first causes are the planted ones, or there
+    Returns: expected and named conventions, and the outcomes. right: the first causes are the planted ones, or there
         is neither a cause nor a doubt in a right set-up. among_three: the planted ones are among the first three
         conventions, those of the causes and then those of single changes, the lowest error first. exact: right, and
-        nothing else is named.
+        nothing else is named. none_wrong: nothing is named that was not planted.
     """
     named = [(cause.convention, *(one.convention for one in cause.equivalents)) for cause in verdict.causes]
     ranked = list(named)
@@ -211,6 +242,7 @@ def _judged(expected: Sequence[str], verdict: ConventionVerdict) -> dict[str, An
         "right": right,
         "among_three": _covers(ranked[:3], expected) if expected else right,
         "exact": right and len(named) == len(expected),
+        "none_wrong": all(set(one) & set(expected) for one in named),
     }
 
 
@@ -222,7 +254,7 @@ def _covers(named: Sequence[tuple[str, ...]], expected: Sequence[str]) -> bool:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policy", choices=list(CORRUPTIONS), action="append")
-    parser.add_argument("--only", default="", help="right, single or pair")
+    parser.add_argument("--only", choices=["right", "single", "pair", "hidden"], action="append", default=[])
     parser.add_argument("--folder", type=Path, help="trained policies, kept for later calls (default: not kept)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="folder of the results (default: benchmarks/results)")
@@ -234,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             folder = (args.folder or Path(scratch)) / f"{tiny.name}-{args.seed}"
             with patch.object(answers, "_acted", SharedAnswers(getattr(answers, "_acted"))):  # noqa: B009
                 findings = measure(tiny, folder, args.seed, args.only)
-            print(tiny.name, {kind: findings[f"{kind}.right"] for kind in ("right", "single", "pair")}, flush=True)
+            print(tiny.name, {key: value for key, value in findings.items() if key.endswith(".right")}, flush=True)
             name = f"conventions-{tiny.name.replace('_', '-')}-{args.seed}"
             report(
                 name,

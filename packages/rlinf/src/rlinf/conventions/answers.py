@@ -36,6 +36,12 @@ class Answers:
         self._policies: dict[str, Policy] = {}
         self.refused: dict[str, str] = {}
 
+    def on(self, frames: ComparedFrames) -> Answers:
+        """The answers of the same policy to other frames; the variants in memory are shared."""
+        others = Answers(self._make, frames)
+        others._policies, others.refused = self._policies, self.refused
+        return others
+
     def as_configured(self) -> Policy:
         """The policy without changes. Raises: PolicyError or WeightFilesError."""
         return self._policy({})

@@ -26,6 +26,8 @@ class Cause:
     """What the user has to change."""
     equivalents: tuple[Cause, ...] = ()
     """Other conventions that would explain the demonstrations as well."""
+    hides: str = ""
+    """What cannot be seen before this is mended; empty: it hides nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +61,7 @@ def check_conventions(
     reads: Sequence[str],
     alternatives: Sequence[Alternative],
     *,
+    closer: ComparedFrames | None = None,
     mismatches: Sequence[FrameMismatch] = (),
     replays: Replays | None = None,
     lines: Sequence[str] = (),
@@ -69,6 +72,7 @@ def check_conventions(
     Args:
         answers: the policy and the frames.
         reads: the fields that the policy reads.
+        closer: more frames of the same demonstrations, for gains that those of `answers` do not prove.
         mismatches, replays, lines: results of comparing the demonstrations with the environment.
     """
     frames = answers.frames
@@ -76,7 +80,7 @@ def check_conventions(
     causes += [_of_mismatch(one) for one in mismatches]
     if replays is not None and replays.failed:
         causes.append(_of_replays(replays))
-    result = search(answers, alternatives, max_causes=1 if causes else 2, progress=progress)
+    result = search(answers, alternatives, closer=closer, max_causes=1 if causes else 2, progress=progress)
     causes += [
         _of_alternative(one, result, tuple(_of_alternative(other, result) for other in others))
         for one, others in zip(result.causes, result.equivalents, strict=True)
@@ -94,7 +98,11 @@ def check_conventions(
 
 def _of_dead_input(dead: DeadInput) -> Cause:
     return Cause(
-        convention=dead.convention, change="an input that carries nothing", evidence=dead.evidence, setting=dead.setting
+        convention=dead.convention,
+        change="an input that carries nothing",
+        evidence=dead.evidence,
+        setting=dead.setting,
+        hides=dead.hides,
     )
 
 
@@ -119,10 +127,11 @@ def _of_replays(replays: Replays) -> Cause:
 def _of_alternative(alternative: Alternative, result: SearchResult, equivalents: tuple[Cause, ...] = ()) -> Cause:
     before, after = result.as_configured.error.mean, result.explained.error.mean
     both = " with both changes" if len(result.causes) > 1 else ""
+    closely = f" (judged by {result.num_close_frames} frames)" if result.num_close_frames else ""
     return Cause(
         convention=alternative.convention,
         change=alternative.change,
-        evidence=f"the open-loop error falls from {before:.2f} to {after:.2f}{both}",
+        evidence=f"the open-loop error falls from {before:.2f} to {after:.2f}{both}{closely}",
         setting=alternative.setting,
         equivalents=equivalents,
     )

@@ -19,6 +19,8 @@ MIN_DEMONSTRATIONS = 5
 """The differences of fewer demonstrations prove nothing."""
 NUM_FRAMES, MIN_FRAMES_EACH, MAX_FRAMES_EACH = 160, 5, 8
 """Frames in all, if there are enough demonstrations, and of a demonstration; neighbours show nearly the same."""
+CLOSE_FRAMES_EACH = 20
+"""Frames of a demonstration, where those above show a gain and do not prove it: a gripper moves in few of them."""
 CONSTANT_SHARE = 1e-3
 """A number whose standard deviation is below this share of the environment's range is constant."""
 
@@ -85,11 +87,14 @@ class ComparedFrames:
         return torch.minimum(torch.maximum(actions, self.spec.low.flatten()), self.spec.high.flatten())
 
 
-def frames_of(demonstrations: Sequence[Demonstration], reads: Sequence[str], spec: ActionSpec) -> ComparedFrames:
+def frames_of(
+    demonstrations: Sequence[Demonstration], reads: Sequence[str], spec: ActionSpec, *, num_each: int | None = None
+) -> ComparedFrames:
     """Picks frames evenly from every demonstration.
 
     Args:
         reads: fields to keep; "state" is kept in addition, if there is one.
+        num_each: frames of a demonstration; None: `NUM_FRAMES` in all.
 
     Raises: UserError for too few demonstrations, discrete actions, and demonstrations that never move.
     """
@@ -110,7 +115,7 @@ def frames_of(demonstrations: Sequence[Demonstration], reads: Sequence[str], spe
     origins = [origin(one, actions.shape[1]) for one, actions in zip(demonstrations, flat, strict=True)]
     trivial, unit = _trivial(flat, origins, scale)
     answers = []
-    num_each = min(max(NUM_FRAMES // len(flat), MIN_FRAMES_EACH), MAX_FRAMES_EACH)
+    num_each = num_each or min(max(NUM_FRAMES // len(flat), MIN_FRAMES_EACH), MAX_FRAMES_EACH)
     for number, (demonstration, done) in enumerate(zip(demonstrations, flat, strict=True)):
         times = torch.linspace(0, len(done) - 1, min(num_each, len(done))).round().long()
         other = flat[(number + 1) % len(flat)]

@@ -23,6 +23,8 @@ class DeadInput:
     convention: str
     evidence: str
     setting: str
+    hides: str
+    """What cannot be seen before it is mended."""
 
 
 def dead_inputs(frames: ComparedFrames, reads: Sequence[str]) -> list[DeadInput]:
@@ -44,8 +46,9 @@ def _dead_fields(frames: ComparedFrames, reads: Sequence[str]) -> list[DeadInput
                 DeadInput(
                     convention="picture range",
                     evidence=f"the brightest value of {name} in {len(values)} frames is {int(values.max())} of 255",
-                    setting="give pictures as uint8 from 0 to 255; these look like floats in 0..1. Then check again: "
-                    "they hide what else is wrong",
+                    setting="give pictures as uint8 from 0 to 255; these look like floats in 0..1",
+                    hides="pictures are black: what else is wrong with them cannot be seen, and a policy that sees "
+                    "nothing seldom shows what else is wrong. Mend this first and run again",
                 )
             )
         elif name != "instruction" and bool((values == values[:1]).all()):
@@ -54,6 +57,8 @@ def _dead_fields(frames: ComparedFrames, reads: Sequence[str]) -> list[DeadInput
                     convention="constant state" if name == "state" else "constant picture",
                     evidence=f"{name} is the same in all {len(values)} frames",
                     setting="let the environment show it, or use a policy that does not read it",
+                    hides=f"{name} never changes: what else is wrong with it cannot be seen. Mend this first and run "
+                    "again",
                 )
             )
         elif name == "instruction" and not values.any():
@@ -62,6 +67,8 @@ def _dead_fields(frames: ComparedFrames, reads: Sequence[str]) -> list[DeadInput
                     convention="empty instruction",
                     evidence=f"the instruction is empty in all {len(values)} frames",
                     setting="let the environment show the sentence of its task",
+                    hides="instructions are empty: what else is wrong with them cannot be seen. Mend this first and "
+                    "run again",
                 )
             )
     return dead

@@ -73,4 +73,7 @@ def _conclusion(verdict: ConventionVerdict) -> str:
         lines += wrapped(f"-> {cause.setting}", indent=4)
         for other in cause.equivalents:
             lines += wrapped(f"or, as good: {other.convention}: {other.change} -> {other.setting}", indent=4)
+    for cause in verdict.causes:
+        if cause.hides:
+            lines += wrapped(f"NOTE: {cause.hides}.", indent=0)
     return "\n".join(lines)

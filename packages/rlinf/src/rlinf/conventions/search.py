@@ -7,6 +7,10 @@ An alternative is a cause if all of this holds by the rule of `scoring.is_better
 - It does more than shrink noisy predictions, which lowers any error: it brings their scale closer to that of the
   demonstrations, or is better than the best shrinkage of the predictions without it.
 
+If the lowest errors are lower by `scoring.LEAST_GAIN` and fail one of these tests, they are judged again by more frames
+of the same demonstrations. Every test counts all alternatives as tried, so that each of the two rounds accuses a right
+set-up with a probability of `scoring.LEVEL`.
+
 Two alternatives are causes together if the second one changes the result of the first by the same rule, or if both
 change what the best single one leaves. Alternatives that lower the error as much as a cause, such as two rescalings by
 statistics that happen to be equal, are its equivalents: the demonstrations cannot tell them apart.
@@ -21,7 +25,8 @@ from itertools import permutations
 from rlinf.conventions.actions import RESCALING
 from rlinf.conventions.alternative import Alternative
 from rlinf.conventions.answers import Answers
-from rlinf.conventions.scoring import OpenLoopError, is_better, open_loop_error, shrunk, slope
+from rlinf.conventions.frames import ComparedFrames
+from rlinf.conventions.scoring import LEAST_GAIN, OpenLoopError, is_better, open_loop_error, shrunk, slope
 
 NUM_BEAMS = 4
 """Alternatives, the best ones, that are combined with every other one that needs new answers."""
@@ -30,6 +35,8 @@ EXPLAINED = 0.1
 `scoring.LEAST_GAIN`."""
 EXACT = 0.01
 """Error below which nothing at all is looked for beside a cause."""
+NUM_CLOSE = 3
+"""Different answers, those of the lowest errors, that are judged by more frames."""
 AS_GOOD = 0.01
 """Share of the lowest error by which the error of an equivalent may be higher."""
 
@@ -60,13 +67,17 @@ class SearchResult:
     explained: Trial
     """With the causes."""
     num_trials: int
+    num_close_frames: int
+    """Frames by which a cause was judged, if more were needed than those of the errors; else 0."""
 
 
 class _Search:
-    def __init__(self, answers: Answers, alternatives: Sequence[Alternative]) -> None:
-        self._answers, self._frames = answers, answers.frames
+    def __init__(self, answers: Answers, alternatives: Sequence[Alternative], closer: ComparedFrames | None) -> None:
+        self._answers = answers
+        self._closer = answers.on(closer) if closer is not None else None
         self._alternatives = alternatives
-        self._mean_action = open_loop_error(self._frames.trivial, self._frames)
+        self._mean_action = _mean_action(answers.frames)
+        self._num_close_frames = 0
 
     def run(self, max_causes: int, progress: Callable[[str], None]) -> SearchResult:
         base = self._tried(())
@@ -93,6 +104,7 @@ class _Search:
             equivalents=tuple(_equivalents(explained, one, trials) for one in causes),
             explained=explained,
             num_trials=num_trials,
+            num_close_frames=self._num_close_frames,
         )
 
     def _is_unexplained(self, best: Trial | None, base: Trial) -> bool:
@@ -101,23 +113,30 @@ class _Search:
         return not is_better(base.error, self._mean_action, num_comparisons=1)
 
     def _best(self, trials: Sequence[Trial], *, than: Trial) -> Trial | None:
-        """The lowest error among the trials that explain more than another; of those as good, one with options."""
-        num_comparisons = len(
-            {tuple(trial.error.by_demonstration.tolist()) for trial in trials}
-        )  # the same counts once
-        better: list[Trial] = []
-        for trial in sorted(trials, key=lambda trial: trial.error.mean):
-            if better and not _is_as_good(trial, better[0]):
-                break
-            if self._explains_more(trial, than, num_comparisons=num_comparisons):
-                better.append(trial)
-        return min(better, key=lambda trial: not any(one.options for one in trial.alternatives), default=None)
+        """The lowest error among the trials that explain more than another, by more frames if need be."""
+        num_comparisons = len({_answered(trial) for trial in trials})
+        ordered = sorted(trials, key=lambda trial: trial.error.mean)
+        best = _first(
+            ordered, lambda trial: _explains_more(trial, than, self._mean_action, num_comparisons=num_comparisons)
+        )
+        return best if best is not None else self._best_of_close(ordered, than, num_comparisons)
 
-    def _explains_more(self, trial: Trial, than: Trial, *, num_comparisons: int) -> bool:
-        comparisons = [(trial.error, than.error), (trial.shrunk, self._mean_action)]
-        if abs(trial.slope - 1) >= abs(than.slope - 1):
-            comparisons.append((trial.error, than.shrunk))
-        return all(is_better(one, other, num_comparisons=num_comparisons) for one, other in comparisons)
+    def _best_of_close(self, ordered: Sequence[Trial], than: Trial, num_comparisons: int) -> Trial | None:
+        gaining = [trial for trial in ordered if trial.error.mean < (1 - LEAST_GAIN) * than.error.mean]
+        if self._closer is None or not gaining:
+            return None
+        chosen = list(dict.fromkeys(map(_answered, gaining)))[:NUM_CLOSE]
+        base, mean_action = self._tried(than.alternatives, closer=True), _mean_action(self._closer.frames)
+        assert base is not None, "it was tried on fewer frames"
+
+        def explains_more(trial: Trial) -> bool:
+            close = self._tried(trial.alternatives, closer=True)
+            return close is not None and _explains_more(close, base, mean_action, num_comparisons=num_comparisons)
+
+        best = _first([trial for trial in gaining if _answered(trial) in chosen], explains_more)
+        if best is not None:
+            self._num_close_frames = len(self._closer.frames.actions)
+        return best
 
     def _extensions(self, single: Trial) -> list[tuple[Alternative, ...]]:
         """An alternative and every other one; in both orders, where both convert actions."""
@@ -162,16 +181,45 @@ class _Search:
                 trials.append(trial)
         return trials
 
-    def _tried(self, alternatives: tuple[Alternative, ...]) -> Trial | None:
-        predicted = self._answers.of(alternatives)
+    def _tried(self, alternatives: tuple[Alternative, ...], *, closer: bool = False) -> Trial | None:
+        answers = self._closer if closer else self._answers
+        assert answers is not None, "asked for only if there are such frames"
+        predicted, frames = answers.of(alternatives), answers.frames
         if predicted is None:
             return None
         return Trial(
             alternatives=alternatives,
-            error=open_loop_error(predicted, self._frames),
-            shrunk=open_loop_error(shrunk(predicted, self._frames), self._frames),
-            slope=slope(predicted, self._frames),
+            error=open_loop_error(predicted, frames),
+            shrunk=open_loop_error(shrunk(predicted, frames), frames),
+            slope=slope(predicted, frames),
         )
+
+
+def _mean_action(frames: ComparedFrames) -> OpenLoopError:
+    return open_loop_error(frames.trivial, frames)
+
+
+def _answered(trial: Trial) -> tuple[float, ...]:
+    """Equal for trials that predict the same, which count once."""
+    return tuple(trial.error.by_demonstration.tolist())
+
+
+def _first(ordered: Sequence[Trial], explains_more: Callable[[Trial], bool]) -> Trial | None:
+    """The first trial of which that holds; of those as good, one with options."""
+    better: list[Trial] = []
+    for trial in ordered:
+        if better and not _is_as_good(trial, better[0]):
+            break
+        if explains_more(trial):
+            better.append(trial)
+    return min(better, key=lambda trial: not any(one.options for one in trial.alternatives), default=None)
+
+
+def _explains_more(trial: Trial, than: Trial, mean_action: OpenLoopError, *, num_comparisons: int) -> bool:
+    comparisons = [(trial.error, than.error), (trial.shrunk, mean_action)]
+    if abs(trial.slope - 1) >= abs(than.slope - 1):
+        comparisons.append((trial.error, than.shrunk))
+    return all(is_better(one, other, num_comparisons=num_comparisons) for one, other in comparisons)
 
 
 def _is_as_good(one: Trial, lowest: Trial) -> bool:
@@ -206,11 +254,13 @@ def search(
     answers: Answers,
     alternatives: Sequence[Alternative],
     *,
+    closer: ComparedFrames | None = None,
     max_causes: int = 2,
     progress: Callable[[str], None] = lambda text: None,
 ) -> SearchResult:
     """Args:
+    closer: more frames of the same demonstrations.
     max_causes: 1 or 2.
     progress: receives what is tried.
     """
-    return _Search(answers, alternatives).run(max_causes, progress)
+    return _Search(answers, alternatives, closer).run(max_causes, progress)

@@ -16,7 +16,7 @@ from rlinf.conventions.answers import Answers
 from rlinf.conventions.checked import ConventionVerdict, check_conventions
 from rlinf.conventions.demonstrations import read_demonstrations
 from rlinf.conventions.environment import frame_mismatches, replays
-from rlinf.conventions.frames import ComparedFrames, frames_of
+from rlinf.conventions.frames import CLOSE_FRAMES_EACH, ComparedFrames, frames_of
 from rlinf.conventions.numbers import range_lines
 from rlinf.conventions.observations import alternatives_of_observations
 from rlinf.conventions.options import alternatives_of_options
@@ -54,7 +54,9 @@ def check_robot(
     reads = needs_of(settings, config.env.id).reads
     progress("reading the demonstrations")
     demonstrations, starts = read_demonstrations(config.demonstrations, config.env, interface, reads)
-    frames = frames_of(demonstrations, tuple(interface.fields), interface.actions)
+    fields = tuple(interface.fields)
+    frames = frames_of(demonstrations, fields, interface.actions)
+    closer = frames_of(demonstrations, fields, interface.actions, num_each=CLOSE_FRAMES_EACH)
     device = torch.device(device_kind(config.cluster, machine_of(config.cluster)))
     answers = Answers(_maker(settings, model, frames, device), frames)
     state = interface.fields.get("state")
@@ -81,6 +83,7 @@ def check_robot(
         answers,
         reads,
         alternatives,
+        closer=closer,
         mismatches=mismatches,
         replays=replayed,
         lines=range_lines(demonstrations, frames, span),
