@@ -62,6 +62,7 @@ def test_limits_and_numbers_of_episodes_are_the_published_ones(run, protocol, su
         ("openpi", "pi0", 5),
         ("openpi", "pi05", 5),
         ("lerobot", "pi05", 10),
+        ("lerobot", "smolvla", 1),
         ("lerobot", "pi0", 3),
         ("openpi", "openvla_oft", 3),
     ],

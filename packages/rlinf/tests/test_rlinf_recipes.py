@@ -50,6 +50,7 @@ def test_these_recipes_are_shipped():
         "libero-oft-grpo",
         "libero-pi0-ppo",
         "libero-pi05-ppo",
+        "libero-smolvla-ppo",
         "maniskill-openvla-ppo",
         "math-grpo-1.5b",
         "math-grpo-7b",
@@ -119,10 +120,12 @@ def test_add_differs_from_sort_in_name_and_task_alone():
         ("maniskill-openvla-ppo", {"gripper": "open_is_one"}),
         ("libero-pi0-ppo", {"relative_to_state": True, "dataset": "physical-intelligence/libero"}),
         ("libero-pi05-ppo", {"state_in_prompt": False, "dataset": "physical-intelligence/libero"}),
+        ("libero-smolvla-ppo", {"relative_to_state": False, "dataset": None, "num_denoising_steps": 10}),
     ],
 )
 def test_published_checkpoints_act_as_they_were_trained(name: str, convention: dict[str, object]):
-    """The simulator's gripper; openpi's `pi0_libero` and `pi05_libero`; RLinf's configuration of OpenVLA-OFT."""
+    """The simulator's gripper; openpi's `pi0_libero` and `pi05_libero`; RLinf's configuration of OpenVLA-OFT; LeRobot's
+    configuration of SmolVLA, whose files hold one set of statistics and differences."""
     options = load(name).model_dump()["policy"]["options"]
     assert {key: options.get(key) for key in convention} == convention
 
@@ -143,6 +146,7 @@ PI_PPO = {
     [
         ("libero-pi0-ppo", PI_PPO | {"algorithm.num_epochs": 4}),
         ("libero-pi05-ppo", PI_PPO | {"algorithm.num_epochs": 1}),
+        ("libero-smolvla-ppo", PI_PPO | {"algorithm.num_epochs": 4}),
         (
             "libero-oft-grpo",
             {"algorithm.episode_aggregation": "episode_mean", "env.ignore_terminations": False, "actor.lora": None},
@@ -160,7 +164,7 @@ PI_PPO = {
     ],
 )
 def test_recipes_of_published_checkpoints_train_as_the_public_configurations(name: str, public: dict[str, object]):
-    """RLinf's, of the same models; the training data were drawn at 256 pixels and in full quality."""
+    """RLinf's, of the same models, and for SmolVLA of pi0; the training data were drawn at 256 pixels and in full quality."""
     public = public | {"actor.adam_epsilon": 1e-8, "algorithm.target_kl": None, "env.options.quality": "full"}
     if name.startswith("libero"):
         public = public | {"env.options.image_size": 256}

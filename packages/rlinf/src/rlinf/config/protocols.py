@@ -60,7 +60,7 @@ PROTOCOLS: Mapping[str, PublishedProtocol] = {
         source="huggingface/lerobot, src/lerobot/envs/libero.py and docs/source/libero.mdx",
         limits={**_OPENVLA_LIMITS, "libero_spatial": 280},
         num_starts=10,
-        chunk_sizes={"pi05": 10},
+        chunk_sizes={"pi05": 10, "smolvla": 1},  # SmolVLA: arXiv:2506.01844, 4.3, and HuggingFaceVLA/smolvla_libero
         remark="lerobot-eval takes the next start state at every reset, so which ones it evaluates depends on when "
         "episodes end; with one episode for each environment, as here, they are the first ten",
     ),
