@@ -98,10 +98,10 @@ def _frames(seed: int = 0, spec: ActionSpec | None = None) -> ComparedFrames:
     return frames_of(_demonstrations(seed), READS, spec or _spec())
 
 
-def _checked(frames: ComparedFrames, policy: Any = None) -> ConventionVerdict:
+def _checked(frames: ComparedFrames, policy: Any = None, *, closer: ComparedFrames | None = None) -> ConventionVerdict:
     answers = Answers(lambda options: cast(Any, policy or Exact()), frames)
     alternatives = [*alternatives_of_observations(FIELDS, READS), *alternatives_of_actions(frames.spec, state_size=4)]
-    return check_conventions(answers, READS, alternatives)
+    return check_conventions(answers, READS, alternatives, closer=closer)
 
 
 # -- errors and the rule -----------------------------------------------------------------------------------------------
@@ -291,6 +291,33 @@ def test_a_shrinkage_is_no_cause():
     assert not verdict.causes
 
 
+class Rare(Exact):
+    """Closes the gripper wrongly in a tenth of all moments."""
+
+    @staticmethod
+    def mended(actions: Tensor, states: Tensor) -> Tensor:
+        is_wrong = states[:, :1] > 0.8
+        return torch.cat([actions[:, :-1], torch.where(is_wrong, -actions[:, -1:], actions[:, -1:])], dim=1)
+
+    def act(self, fields: Mapping[str, Tensor], noise: None) -> PolicyStep:
+        step = super().act(fields, noise)
+        return replace(step, actions=self.mended(step.actions[:, 0], fields["state"])[:, None])
+
+
+def test_a_gain_in_few_moments_is_proved_by_more_frames():
+    few, many = (frames_of(_demonstrations(), READS, _spec(), num_each=number) for number in (2, LENGTH))
+    mending = Alternative(
+        convention="gripper sign",
+        change="right",
+        setting="",
+        convert=lambda actions, frames: Rare.mended(actions, frames.fields["state"]),
+    )
+    answers = Answers(lambda options: cast(Any, Rare()), few)
+    assert not check_conventions(answers, READS, [mending]).causes
+    (cause,) = check_conventions(answers, READS, [mending], closer=many).causes
+    assert cause.evidence.endswith(f"to 0.00 (judged by {NUM_DEMONSTRATIONS * LENGTH} frames)")
+
+
 def test_conventions_that_explain_as_much_are_printed_together():
     frames = _taking("gripper sign")
     converting = alternatives_of_actions(frames.spec, state_size=4)
@@ -309,7 +336,8 @@ def test_conventions_that_explain_as_much_are_printed_together():
 def test_a_right_set_up_accuses_nobody(noise):
     """With noise, too, where anything that shrinks the predictions lowers the error."""
     for seed in range(3):
-        verdict = _checked(_frames(seed), Exact(noise))
+        closer = frames_of(_demonstrations(seed), READS, _spec(), num_each=LENGTH)
+        verdict = _checked(_frames(seed), Exact(noise), closer=closer)
         assert not verdict.causes, verdict.causes
         assert verdict.passes
         assert "nothing is wrong" in verdict_text("it", verdict)
@@ -435,6 +463,18 @@ def test_inputs_that_carry_nothing_are_causes():
     still = {**frames.fields, "state": torch.zeros_like(frames.fields["state"])}
     assert _checked(replace(frames, fields=still)).causes[0].convention == "constant state"
     assert not dead_inputs(frames, READS)
+
+
+def test_the_screen_says_what_black_pictures_hide():
+    frames = _observing(_frames(), "picture rotation")
+    black = {name: values // 255 if name in TURNED else values for name, values in frames.fields.items()}
+    verdict = _checked(replace(frames, fields=black))
+    assert verdict.causes[0].convention == "picture range"
+    assert "picture rotation" not in {cause.convention for cause in verdict.causes}
+    screen = " ".join(verdict_text("it", verdict).split())
+    assert "NOTE: pictures are black: what else is wrong with them cannot be seen" in screen
+    assert "Mend this first and run again." in screen
+    assert "NOTE" not in verdict_text("it", _checked(frames))
 
 
 def test_numbers_tell_differences_from_targets():

@@ -164,7 +164,8 @@ PI_PPO = {
     ],
 )
 def test_recipes_of_published_checkpoints_train_as_the_public_configurations(name: str, public: dict[str, object]):
-    """RLinf's, of the same models, and for SmolVLA of pi0; the training data were drawn at 256 pixels and in full quality."""
+    """RLinf's, of the same models, and for SmolVLA of pi0; the training data were drawn at 256 pixels and in full
+    quality."""
     public = public | {"actor.adam_epsilon": 1e-8, "algorithm.target_kl": None, "env.options.quality": "full"}
     if name.startswith("libero"):
         public = public | {"env.options.image_size": 256}
