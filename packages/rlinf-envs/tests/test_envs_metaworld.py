@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_envs import BatchedEnv, EnvError, EnvSpec, RenderingUnavailableError, episode_seed, make_env, tensor_field
+from rlinf_envs import (
+    BatchedEnv,
+    EnvError,
+    EnvSpec,
+    RenderingUnavailableError,
+    episode_seed,
+    has_expert,
+    make_env,
+    tensor_field,
+)
 from rlinf_envs.adapters.metaworld.experts import record_demonstrations
 from rlinf_envs.adapters.metaworld.tasks import INSTRUCTIONS, classes, tasks_of
 from rlinf_envs.core.vector import InProcessVector
@@ -47,6 +56,45 @@ def bare(task: str, seed: int) -> Any:
 @pytest.mark.slow
 def test_conforms_with_pictures() -> None:
     check_env(lambda: metaworld(steps=4, cameras=("corner2",), image_size=16), num_steps=9)
+
+
+FEW = ("faucet-open-v3", "door-lock-v3", "sweep-v3")
+"""The last two keep views into live data in their attributes."""
+
+
+@pytest.mark.parametrize(
+    "task", [*FEW, *(pytest.param(t, marks=pytest.mark.slow) for t in INSTRUCTIONS if t not in FEW)]
+)
+def test_asking_an_expert_changes_nothing_and_its_answer_is_what_it_would_do(task: str) -> None:
+    options = {"action_repeat": 5, "reward_mode": "progress"}
+    with_expert, left_alone = (metaworld(task, 1, steps=40, **options) for _ in range(2))
+    assert has_expert(with_expert)
+    for env in (with_expert, left_alone):
+        env.reset([5])
+    actions = np.random.default_rng(0).uniform(-1, 1, (6, 1, 4)).astype(np.float32)
+    for action in torch.from_numpy(actions):
+        with_expert.expert_actions([0], 4)
+        one, other = with_expert.step(action), left_alone.step(action)
+        assert torch.equal(tensor_field(one.observation, "state"), tensor_field(other.observation, "state"))
+        assert torch.equal(one.rewards, other.rewards)
+
+    with_expert.reset([7])
+    (answer,) = with_expert.expert_actions([0], 5)
+    for action in answer:
+        assert torch.equal(with_expert.expert_actions([0], 1)[0, 0], action)
+        if with_expert.step(action[None]).episodes:
+            break
+
+
+def test_an_answer_repeats_its_last_action_once_the_task_is_solved() -> None:
+    (demonstration,) = record_demonstrations("faucet-open-v3", 1, seed=3, max_episode_steps=40, action_repeat=5)
+    env = metaworld("faucet-open-v3", 1, steps=40, action_repeat=5)
+    assert has_expert(env)
+    env.reset([3])
+    length = len(demonstration.actions)
+    (answer,) = env.expert_actions([0], length + 3)
+    assert torch.equal(answer[:length], demonstration.actions)
+    assert torch.equal(answer[length:], demonstration.actions[-1:].expand(3, -1))
 
 
 def test_a_chunk_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from rlinf_envs import (
     Observation,
     Replayable,
     SupportsBegin,
+    has_expert,
     make_env,
     tensor_field,
 )
@@ -75,6 +76,8 @@ class Quirky(gym.Env):
             time.sleep(60)
         self.place = self.place + 0.3 * (action - 1)
         return self._observation(), float(self.place[0]), abs(self.place[0]) > 1, False, {}
+    def expert_actions(self, num_actions):
+        return [(int(abs(self.place[0]) * 100) + time) % 3 for time in range(num_actions)]
     def render(self):
         return self._observation()["front"]
 '''
@@ -157,6 +160,20 @@ def test_the_same_numbers_as_in_one_process(pair: SubprocessVector) -> None:
         got, expected = result.observation, reference.observation
     assert num_ends > 10
     assert torch.equal(pair.render(), alone.render())
+
+
+def test_an_expert_is_asked_in_any_rows(pair: SubprocessVector) -> None:
+    alone = make_env(quirky(0))
+    assert has_expert(pair) and has_expert(alone)
+    rows = [4, 0, 3]
+    for env in (pair, alone):
+        env.reset([7, 8, 9, 10, 11])
+    answers = pair.expert_actions(rows, 2)
+    assert answers.shape == (3, 2) and answers.dtype == torch.int64
+    assert torch.equal(answers, alone.expert_actions(rows, 2))
+    for position, row in enumerate(rows):
+        assert torch.equal(answers[position], alone.expert_actions([row], 2)[0])
+    assert len({tuple(one) for one in answers.tolist()}) > 1
 
 
 def test_results_are_copies(pair: SubprocessVector) -> None:

@@ -114,7 +114,7 @@ def test_the_memory_of_full_buffers_is_noted_and_has_to_be_there():
 
 def test_a_plan_is_refused_with_what_counts_the_buffers():
     config = load("--cluster.num_devices 1")
-    with pytest.raises(UserError, match="times of updates from a replay buffer are not derived") as caught:
+    with pytest.raises(UserError, match="times of updates from a buffer are not derived") as caught:
         embodied_problem(config, 1, gpu="H100")
     assert "counted before a run starts" in str(caught.value.hint)
 

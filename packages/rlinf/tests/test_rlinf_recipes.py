@@ -39,6 +39,7 @@ def test_these_recipes_are_shipped():
         "code-loop",
         "dpo",
         "env-ppo",
+        "faucet-dagger",
         "faucet-rlpd",
         "grid-text",
         "gsm8k-grpo",

@@ -37,6 +37,7 @@ from .corrections import (
     reject_by_divergence as reject_by_divergence,
     truncated_importance_sampling as truncated_importance_sampling,
 )
+from .dagger import DaggerAlgorithm as DaggerAlgorithm
 from .dapo import (
     has_signal as has_signal,
     overlong_filter as overlong_filter,
@@ -133,6 +134,7 @@ from .preferences import (
     dpo_loss as dpo_loss,
 )
 from .presets import (
+    DAGGER as DAGGER,
     EPISODE_PRESETS as EPISODE_PRESETS,
     FIELDS_OF_SAMPLES as FIELDS_OF_SAMPLES,
     KL_ESTIMATES as KL_ESTIMATES,

@@ -28,6 +28,7 @@ from rlinf_algos.presets import (
     CORRECTION_LEVELS,
     CORRECTION_OPTIONS,
     CORRECTIONS,
+    DAGGER,
     DEFAULTS,
     EPISODE_AGGREGATIONS,
     EPISODE_PRESETS,
@@ -394,7 +395,7 @@ def _preset_fields(name: str, samples: str | None) -> dict[str, Any]:
     if name in PRESETS:
         raise AlgosError(f"its samples are completions of a language model; of episodes: {', '.join(presets)}")
     if ":" not in name:
-        names = [*presets, *(OFF_POLICY_PRESETS if samples == "episodes" else ())]
+        names = [*presets, *((*OFF_POLICY_PRESETS, DAGGER) if samples == "episodes" else ())]
         raise AlgosError(
             f"no algorithm is called {name!r}; {did_you_mean(name, names)} A custom algorithm is 'package.module:NAME'"
         )

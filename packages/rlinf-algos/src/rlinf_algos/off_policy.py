@@ -78,11 +78,6 @@ class OffPolicyAlgorithm:
         if errors:
             raise AlgorithmError(errors)
 
-    @property
-    def has_critic(self) -> bool:
-        """Always: values of actions. So segments may end in the middle of an episode."""
-        return True
-
     def num_updates(self, num_transitions: int) -> int:
         """Updates of the critics after that many new transitions."""
         return round(self.update_ratio * num_transitions)

@@ -192,6 +192,9 @@ OFF_POLICY_PRESETS: dict[str, dict[str, Any]] = {
 """Name -> the settings that differ from the defaults. sac: stable-baselines3's defaults; rlpd: the authors' for states
 (ikostrikov, rlpd)."""
 
+DAGGER = "dagger"
+"""The name of `DaggerAlgorithm`."""
+
 FIELDS_OF_SAMPLES: dict[str, tuple[str, ...]] = {
     "completions": (
         "aggregation",

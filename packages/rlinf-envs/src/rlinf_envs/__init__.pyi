@@ -17,7 +17,9 @@ from .core.protocol import (
     RowSnapshot as RowSnapshot,
     StepResult as StepResult,
     SupportsBegin as SupportsBegin,
+    SupportsExpert as SupportsExpert,
     begins_rows as begins_rows,
+    has_expert as has_expert,
     observation_problem as observation_problem,
     tensor_field as tensor_field,
 )

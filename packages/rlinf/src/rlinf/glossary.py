@@ -134,7 +134,11 @@ TRAINING = (
         actor/policy_loss | - | Policy loss, mean over the minibatches or updates.
         actor/value_loss | - | Loss of the values, half the squared error by default, mean over the minibatches.
         actor/temperature | - | Weight of the entropy (alpha) of an off-policy algorithm, mean over its updates.
-        actor/replay_size | transitions | Transitions in the replay buffers.
+        actor/replay_size | transitions | Transitions in the replay buffers; with algorithm.name=dagger, answers of the
+            expert, those of demonstrations included.
+        actor/expert_actions | actions | With algorithm.name=dagger: actions that the expert has named so far, those of
+            demonstrations included. An answer of K actions counts K.
+        actor/imitation_loss | - | With algorithm.name=dagger: the policy's supervised loss, mean over the updates.
         critic/value | reward | Values of the actions in the batches of an off-policy algorithm, mean over critics and
             updates.
         actor/kl | nats | KL divergence of the policy that sampled from the updated one, estimate k3, on the last

@@ -282,3 +282,28 @@ def begins_rows(env: BatchedEnv) -> TypeGuard[SupportsBegin]:
     """Whether `begin` works. A wrapper has the method in any case; its attribute `begins_rows` says whether what is
     behind it can begin rows."""
     return isinstance(env, SupportsBegin) and bool(getattr(env, "begins_rows", True))
+
+
+@runtime_checkable
+class SupportsExpert(BatchedEnv, Protocol):
+    """A batched environment with an expert who names actions in the present states of its rows: a scripted one, another
+    policy, or a person."""
+
+    def expert_actions(self, rows: Sequence[int], num_actions: int) -> Tensor:
+        """Names what the expert would do next in these rows, which do not change: everything after is as if nobody had
+        asked.
+
+        Args:
+            rows: some rows, none of which rests.
+            num_actions: consecutive actions in each row, C. What the expert would do after the end of the task repeats
+                the last action before it; the time limit ends nothing.
+
+        Returns: [len(rows), C, *action shape], within the bounds of the action spec.
+        """
+        ...
+
+
+def has_expert(env: BatchedEnv) -> TypeGuard[SupportsExpert]:
+    """Whether `expert_actions` works. Wrappers and vectors have the method in any case; their attribute `has_expert`
+    says whether what is behind them has an expert."""
+    return isinstance(env, SupportsExpert) and bool(getattr(env, "has_expert", True))

@@ -21,7 +21,15 @@ from torch import Tensor
 from rlinf_envs.core.env_spec import EnvSpec
 from rlinf_envs.core.factory import make_in_process
 from rlinf_envs.core.picture_memory import ShowsInPlaces
-from rlinf_envs.core.protocol import BatchedEnv, Observation, Replayable, RowSnapshot, StepResult, begins_rows
+from rlinf_envs.core.protocol import (
+    BatchedEnv,
+    Observation,
+    Replayable,
+    RowSnapshot,
+    StepResult,
+    begins_rows,
+    has_expert,
+)
 from rlinf_envs.core.shared_block import BlockShape, SharedBlock
 from rlinf_envs.core.simulator_process import SimulatorLost
 from rlinf_envs.errors import EnvCrashedError, EnvError
@@ -119,6 +127,7 @@ class CommandedEnv:
             "notes": self._env.notes,
             "is_replayable": isinstance(self._env, Replayable),
             "begins_rows": begins_rows(self._env),
+            "has_expert": has_expert(self._env),
         }
 
     def _created(self, spec: EnvSpec) -> BatchedEnv:
@@ -171,6 +180,11 @@ class CommandedEnv:
             for seed, index, actions, follows, rests in rows
         ]
         return self._shared(self._replayable().restore(snapshots), "observation")
+
+    def expert_actions(self, rows: list[int], num_actions: int) -> Any:
+        if not has_expert(self.env):
+            raise EnvError(f"a {type(self.env).__name__} has no expert (rlinf_envs.SupportsExpert)")
+        return self.env.expert_actions(rows, num_actions).numpy() if rows else None
 
     def render(self) -> Any:
         return self.env.render().numpy()

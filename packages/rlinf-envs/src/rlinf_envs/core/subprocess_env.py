@@ -170,6 +170,20 @@ class SubprocessVector(Described):
         self._is_reset = True
         return self._joined("observation", texts, places)
 
+    def expert_actions(self, rows: Sequence[int], num_actions: int) -> Tensor:
+        self._require_reset("expert_actions")
+        command = _Command(
+            name="expert_actions",
+            arguments=lambda part: ([row - part.rows.start for row in rows if row in part.rows], num_actions),
+            kind="expert_actions",
+            amount=len(rows) * num_actions,
+        )
+        answers = [answer for answer in self._call(command) if answer is not None]
+        order = [position for part in self._parts for position, row in enumerate(rows) if row in part.rows]
+        actions = torch.empty(len(rows), num_actions, *self._action_spec.shape, dtype=self._action_spec.dtype)
+        actions[order] = torch.from_numpy(np.concatenate(answers))
+        return actions
+
     def render(self) -> Tensor:
         self._require_reset("render")
         return torch.from_numpy(np.concatenate(self._call(_Command(name="render", kind="render"))))
@@ -236,6 +250,8 @@ class SubprocessVector(Described):
         self._notes = tuple(dict.fromkeys(note for part in answers for note in part["notes"]))
         self._replaceable = first["is_replayable"]
         self.begins_rows: bool = first["begins_rows"]
+        self.has_expert = bool(first.get("has_expert", False))
+        """Whether `expert_actions` works; False for a server of simulators."""
         self._histories = RowHistories(self._action_spec)
 
     def _share(self, num_actions: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -65,6 +65,15 @@ class SingleEnv(Protocol):
     def render(self) -> np.ndarray: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class SingleExpert(Protocol):
+    """One environment with an expert."""
+
+    def expert_actions(self, num_actions: int) -> np.ndarray:
+        """[C, *action shape], as `SupportsExpert.expert_actions` of this row."""
+        ...
 
 
 @dataclass(slots=True)
@@ -192,6 +201,15 @@ class InProcessVector(Described, Watchable):
         self._require_rows("render")
         return torch.from_numpy(np.stack([env.render() for env in self._envs]))
 
+    @property
+    def has_expert(self) -> bool:
+        """Whether `expert_actions` works."""
+        return isinstance(self._envs[0], SingleExpert)
+
+    def expert_actions(self, rows: Sequence[int], num_actions: int) -> Tensor:
+        running = self._require_rows("expert_actions")
+        return torch.from_numpy(np.stack([self._asked(index, running[index], num_actions) for index in rows]))
+
     def show_in(self, places: Places | None) -> None:
         self._places = places
 
@@ -258,6 +276,21 @@ class InProcessVector(Described, Watchable):
             follows = row.follows == "next"
             self._rows[index] = self._begin(index, row.row_seed, row.episode_index + 1) if follows else None
         return outcome
+
+    def _asked(self, index: int, row: _Row | None, num_actions: int) -> np.ndarray:
+        """[C, *action shape]"""
+        env = self._envs[index]
+        if not isinstance(env, SingleExpert):
+            raise EnvError(f"a {type(env).__name__} has no expert (rlinf_envs.SupportsExpert)")
+        if row is None:
+            raise EnvError(f"expert_actions: env {index} has no episode")
+        try:
+            actions = self._action_spec.checked(np.asarray(env.expert_actions(num_actions))[None], 1, chunk=True)[0]
+            if len(actions) != num_actions:
+                raise EnvError(f"it named {len(actions)} actions, and {num_actions} were asked for")
+        except Exception as error:
+            raise self._crash(index, "expert_actions", error, row) from error
+        return actions
 
     def _observe(self, index: int) -> SingleObservation:
         try:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from rlinf_envs.core.protocol import ActionSpec, BatchedEnv, FieldSpec, SupportsBegin, begins_rows
+from rlinf_envs.core.protocol import ActionSpec, BatchedEnv, FieldSpec, SupportsBegin, begins_rows, has_expert
 from rlinf_envs.errors import EnvError
 
 
@@ -46,6 +46,16 @@ class EnvWrapper:
         if not begins_rows(self._env):
             raise EnvError(f"rows of a {type(self._env).__name__} cannot begin episodes one by one")
         return self._env
+
+    @property
+    def has_expert(self) -> bool:
+        """Whether `expert_actions` works."""
+        return has_expert(self._env)
+
+    def expert_actions(self, rows: Sequence[int], num_actions: int) -> Tensor:
+        if not has_expert(self._env):
+            raise EnvError(f"a {type(self._env).__name__} has no expert (rlinf_envs.SupportsExpert)")
+        return self._env.expert_actions(rows, num_actions)
 
     def render(self) -> Tensor:
         return self._env.render()

@@ -2,6 +2,11 @@ from .embodied.actor import (
     EmbodiedActor as EmbodiedActor,
     EmbodiedActorSettings as EmbodiedActorSettings,
 )
+from .embodied.dagger_actor import (
+    DaggerActor as DaggerActor,
+    DaggerActorSettings as DaggerActorSettings,
+)
+from .embodied.dagger_rollout import DaggerRollout as DaggerRollout
 from .embodied.dealing import EpisodeBatch as EpisodeBatch
 from .embodied.environment import (
     TRAIN_SEED_BIT as TRAIN_SEED_BIT,
@@ -14,6 +19,8 @@ from .embodied.evaluation import (
     EvaluationPolicy as EvaluationPolicy,
     load_policy as load_policy,
 )
+from .embodied.expert_queries import ExpertQueries as ExpertQueries
+from .embodied.imitating import ImitatingActor as ImitatingActor
 from .embodied.interface import (
     EnvInterface as EnvInterface,
     EnvProbe as EnvProbe,
@@ -28,7 +35,10 @@ from .embodied.off_policy_rollout import (
     OffPolicyRollout as OffPolicyRollout,
     OffPolicyRolloutSettings as OffPolicyRolloutSettings,
 )
-from .embodied.replay_buffer import transition_bytes as transition_bytes
+from .embodied.replay_buffer import (
+    label_bytes as label_bytes,
+    transition_bytes as transition_bytes,
+)
 from .embodied.rollout import EmbodiedRollout as EmbodiedRollout
 from .language.actor import (
     Actor as Actor,

@@ -1,5 +1,5 @@
 """The section `algorithm` of every job: an `rlinf_algos.Algorithm` whose fields a recipe may set; for robots also an
-`rlinf_algos.OffPolicyAlgorithm`, which has other fields. `algorithm.name` decides.
+`rlinf_algos.OffPolicyAlgorithm` or `rlinf_algos.DaggerAlgorithm`, which have other fields. `algorithm.name` decides.
 
 These records define and check the fields. A config adds three things: the job determines the kind of samples, omitted
 fields come from the preset, and errors name their keys.
@@ -22,17 +22,19 @@ from pydantic_core import PydanticCustomError
 
 from rlinf.config.base import CROSS_CHECK, Conflict
 from rlinf_algos import (
+    DAGGER,
     FIELDS_OF_SAMPLES,
     OFF_POLICY_PRESETS,
     Algorithm,
     AlgorithmError,
     AlgosError,
+    DaggerAlgorithm,
     OffPolicyAlgorithm,
     filled,
     filled_off_policy,
 )
 
-A = TypeVar("A", Algorithm, OffPolicyAlgorithm)
+A = TypeVar("A", Algorithm, OffPolicyAlgorithm, DaggerAlgorithm)
 
 
 def _validator(samples: str, default: str) -> WrapValidator:
@@ -52,6 +54,10 @@ def _validator(samples: str, default: str) -> WrapValidator:
 
 def _off_policy(values: Any, handler: ValidatorFunctionWrapHandler) -> OffPolicyAlgorithm:
     return _handled(handler, filled_off_policy(values["name"], values) if isinstance(values, dict) else values)
+
+
+def _dagger(values: Any, handler: ValidatorFunctionWrapHandler) -> DaggerAlgorithm:
+    return _handled(handler, values)
 
 
 def _handled(handler: Callable[[Any], A], values: Any) -> A:
@@ -84,15 +90,15 @@ CompletionsAlgorithm = Annotated[Algorithm, _validator("completions", "grpo"), W
 EpisodesAlgorithm = Annotated[Algorithm, _validator("episodes", "ppo"), WrapSerializer(_own_fields)]
 
 
-def _kind(values: Any) -> Literal["off_policy", "episodes"]:
+def _kind(values: Any) -> Literal["off_policy", "dagger", "episodes"]:
     """Which record the section is."""
-    name = values.get("name") if isinstance(values, dict) else None
-    is_off_policy = isinstance(values, OffPolicyAlgorithm) or name in OFF_POLICY_PRESETS
-    return "off_policy" if is_off_policy else "episodes"
+    name = values.get("name") if isinstance(values, dict) else getattr(values, "name", None)
+    return "dagger" if name == DAGGER else "off_policy" if name in OFF_POLICY_PRESETS else "episodes"
 
 
 RobotAlgorithm = Annotated[
     Annotated[EpisodesAlgorithm, Tag("episodes")]
-    | Annotated[OffPolicyAlgorithm, WrapValidator(_off_policy), Tag("off_policy")],
+    | Annotated[OffPolicyAlgorithm, WrapValidator(_off_policy), Tag("off_policy")]
+    | Annotated[DaggerAlgorithm, WrapValidator(_dagger), Tag("dagger")],
     Discriminator(_kind),
 ]

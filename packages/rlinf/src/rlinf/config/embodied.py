@@ -12,7 +12,7 @@ from rlinf.config.algorithm import RobotAlgorithm
 from rlinf.config.base import Conflict, DataPath, Section, either, not_multiple
 from rlinf.config.common import JobConfig, TrainerConfig
 from rlinf.config.lora import LoraConfig
-from rlinf_algos import EPISODE_PRESETS, Algorithm, OffPolicyAlgorithm, preset
+from rlinf_algos import EPISODE_PRESETS, Algorithm, DaggerAlgorithm, OffPolicyAlgorithm, preset
 from rlinf_envs import EXPERTS, KINDS, KindSpec, kind_spec, kinds_with, sources
 from rlinf_workers.plugins import POLICIES, TRAINERS
 from rlinf_workers.policies import PolicySpec
@@ -311,7 +311,8 @@ class EmbodiedConfig(JobConfig):
     )
     algorithm: RobotAlgorithm = Field(
         default=preset("ppo", samples="episodes"),
-        description="The learning algorithm: ppo, grpo, ... or off-policy, from a replay buffer: sac, rlpd.",
+        description="The learning algorithm: ppo, grpo, ...; off-policy, from a replay buffer: sac, rlpd; from an "
+        "expert who names its actions while the policy acts: dagger.",
     )
     actor: PolicyActorConfig = Field(default=PolicyActorConfig(), description="The optimizer and how a batch is split.")
 
@@ -320,11 +321,16 @@ class EmbodiedConfig(JobConfig):
         return ("env", "policy", "actor")
 
     @property
+    def compares_episodes(self) -> bool:
+        """Whether advantages compare whole episodes from one start, for want of a critic."""
+        return isinstance(self.algorithm, Algorithm) and not self.algorithm.has_critic
+
+    @property
     def segments_continue(self) -> bool:
         """Whether a training step continues the previous step's episodes: if steps are shorter than episodes may be,
-        resets would only show their beginnings. Without a critic, advantages compare whole episodes."""
+        resets would only show their beginnings."""
         is_shorter = self.env.num_steps < self.env.max_episode_steps
-        return self.algorithm.has_critic and self.env.episodes_per_step is None and is_shorter
+        return not self.compares_episodes and self.env.episodes_per_step is None and is_shorter
 
     def _film_conflicts(self) -> Iterator[Conflict]:
         videos, episodes = self.env.num_eval_videos, self.env.num_eval_episodes
@@ -362,6 +368,8 @@ class EmbodiedConfig(JobConfig):
                 yield conflict
         if isinstance(self.algorithm, OffPolicyAlgorithm):
             yield from self._off_policy_conflicts(self.algorithm)
+        elif isinstance(self.algorithm, DaggerAlgorithm):
+            yield from self._dagger_conflicts(self.algorithm)
         else:
             yield from self._on_policy_conflicts(self.algorithm)
         if self.sft_warm_up is not None:
@@ -387,6 +395,8 @@ class EmbodiedConfig(JobConfig):
         """What is wrong with the numbers of samples of a step, for a policy with this chunk size."""
         if isinstance(self.algorithm, OffPolicyAlgorithm):
             return self._update_conflict(self.algorithm, chunk_size)
+        if isinstance(self.algorithm, DaggerAlgorithm):
+            return None
         return self._minibatch_conflict(self.algorithm.num_minibatches, chunk_size)
 
     def _minibatch_conflict(self, count: int, chunk_size: int) -> Conflict | None:
@@ -429,7 +439,7 @@ class EmbodiedConfig(JobConfig):
             yield from self._episode_conflicts(algorithm, self.env.episodes_per_step)
         else:
             yield from self._unused_conflicts(algorithm)
-            if not algorithm.has_critic:
+            if self.compares_episodes:
                 yield from self._group_conflicts(algorithm.advantage)
 
     def _unused_conflicts(self, algorithm: Algorithm) -> Iterator[Conflict]:
@@ -510,6 +520,30 @@ class EmbodiedConfig(JobConfig):
                 keys=("demonstrations", "algorithm.demonstration_fraction"),
                 text=f" is not used: algorithm.demonstration_fraction={algorithm.demonstration_fraction:g}; use "
                 "algorithm.name=rlpd, or set it",
+            )
+
+    def _dagger_conflicts(self, algorithm: DaggerAlgorithm) -> Iterator[Conflict]:
+        if self.env.episodes_per_step is not None:
+            yield Conflict(
+                keys=("env.episodes_per_step", "algorithm.name"),
+                text=f"={self.env.episodes_per_step} is not used: algorithm.name=dagger asks the expert in segments of "
+                "env.num_steps actions; leave it out",
+            )
+        for name in ("batch_size", "buffer_size"):
+            size = getattr(algorithm, name)
+            yield from not_multiple(f"algorithm.{name}", size, "actor.num_shards", self.actor.num_shards)
+        if self.demonstrations is not None:
+            yield Conflict(
+                keys=("demonstrations", "algorithm.name"),
+                text=" is not used: algorithm.name=dagger imitates, and needs no rewards; give it as sft_warm_up, "
+                "whose demonstrations stay among what is imitated",
+            )
+        if self.sft_warm_up is None and not algorithm.expert_share and not self.policy.options.get("folder"):
+            yield Conflict(
+                keys=("sft_warm_up", "algorithm.expert_share", "policy.options", "algorithm.name"),
+                text=" is not given, so that an untrained policy would choose the first states that the expert is "
+                "asked about; give demonstrations (--sft_warm_up.source), let the expert act first "
+                "(--algorithm.expert_share 1), or begin from a checkpoint (policy.options.folder)",
             )
 
     def _group_conflicts(self, advantage: str) -> Iterator[Conflict]:

@@ -24,7 +24,7 @@ from rlinf.config.renamed import renamed_overrides
 from rlinf.config.schema import SHIPPED
 from rlinf.config.suites import SuiteConfig
 from rlinf.errors import UserError
-from rlinf_algos import EPISODE_PRESETS, FIELDS_OF_SAMPLES, PRESETS, off_policy_preset
+from rlinf_algos import DAGGER, EPISODE_PRESETS, FIELDS_OF_SAMPLES, PRESETS, DaggerAlgorithm, off_policy_preset
 from rlinf_workers.plugins import ENGINES, TRAINERS
 
 MAX_GUESSES = 5
@@ -169,14 +169,15 @@ def _by_preset(key: str, places: Sequence[str], kinds: Sequence[str]) -> Iterato
     """Yields the defaults that the presets of `algorithm.name` give a key, the commonest first.
 
     Args:
-        kinds: the off-policy names, for a key of theirs.
+        kinds: the names of other records (off-policy, dagger), for a key of theirs.
     """
     section, _, field = key.partition(".")
     if section != "algorithm" or field == "name":
         return
     merged: dict[str, list[str]] = {}
     for name in kinds:
-        merged.setdefault(json.dumps(getattr(off_policy_preset(name), field)), []).append(name)
+        record = DaggerAlgorithm() if name == DAGGER else off_policy_preset(name)
+        merged.setdefault(json.dumps(getattr(record, field)), []).append(name)
     for samples, presets in BY_SAMPLES.items() if not kinds else ():
         is_there = any((samples == "completions") == place.endswith("reasoning") for place in places)
         for value, names in values_by_preset(presets, samples).get(field, {}).items() if is_there else ():

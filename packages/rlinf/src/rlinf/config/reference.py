@@ -139,7 +139,7 @@ def _sections(
 
 def _kinds(node: Mapping[str, Any]) -> tuple[str, ...]:
     properties = node["properties"]
-    kind = properties.get("kind") or {key: value for key, value in properties.get("name", {}).items() if key == "enum"}
+    kind = properties.get("kind") or properties.get("name", {})
     return tuple(kind.get("enum", [kind["const"]] if "const" in kind else []))
 
 

@@ -7,7 +7,7 @@ from rlinf.config.devices import device_kind
 from rlinf.config.embodied import AUTO, EnvConfig, PolicyConfig
 from rlinf.errors import UserError
 from rlinf.machine import Machine
-from rlinf_algos import Algorithm, OffPolicyAlgorithm
+from rlinf_algos import Algorithm, DaggerAlgorithm, OffPolicyAlgorithm
 from rlinf_envs import PICTURE, EnvSpec
 from rlinf_workers.plugins import POLICIES
 from rlinf_workers.policies import PolicySettings
@@ -73,7 +73,7 @@ def chosen_policy(
     interface: EnvInterface,
     env_id: str,
     *,
-    algorithm: Algorithm | OffPolicyAlgorithm | None = None,
+    algorithm: Algorithm | OffPolicyAlgorithm | DaggerAlgorithm | None = None,
 ) -> tuple[PolicyConfig, tuple[str, ...]]:
     """Replaces `policy.name=auto`: by soft_actor for an off-policy algorithm, else by cnn if the environment shows
     pictures, else by actor_critic.

@@ -29,7 +29,14 @@ from rlinf_envs import (
 )
 from rlinf_workers import Flow
 from rlinf_workers.policies import Needs
-from rlinf_workers.roles import TRAIN_SEED_BIT, DemonstratedBatch, EmbodiedActor, EnvInterface, text_tensor
+from rlinf_workers.roles import (
+    TRAIN_SEED_BIT,
+    DaggerActor,
+    DemonstratedBatch,
+    EnvInterface,
+    ImitatingActor,
+    text_tensor,
+)
 from rlinf_workers.trainers import OptimizerSettings
 
 if TYPE_CHECKING:
@@ -148,15 +155,27 @@ class DemonstrationReader:
 
 
 class SftWarmUp:
-    """The SFT warm-up of one run. Raises: as `DemonstrationReader`."""
+    """The SFT warm-up of one run. Raises: as `DemonstrationReader`.
+
+    Args:
+        is_kept: the actor keeps the demonstrations afterwards (`DaggerActor.remember`).
+    """
 
     def __init__(
-        self, settings: ImitationConfig, config: EmbodiedConfig, interface: EnvInterface, needs: Needs
+        self,
+        settings: ImitationConfig,
+        config: EmbodiedConfig,
+        interface: EnvInterface,
+        needs: Needs,
+        *,
+        is_kept: bool = False,
     ) -> None:
         self._settings, self._interface, self._needs = settings, interface, needs
         self._num_shards, self._seed = config.actor.num_shards, config.seed
         self._reader = DemonstrationReader(settings, config, interface, needs)
+        self._is_kept = is_kept
         self._flow: Flow | None = None
+        self._keeping: Flow | None = None
 
     @property
     def optimizer(self) -> OptimizerSettings:
@@ -166,14 +185,19 @@ class SftWarmUp:
             lr_decay_steps=self._settings.num_steps,
         )
 
-    def flow_of(self, train: Flow) -> Flow:
-        """The stage does not say that it trains: nobody takes weights between its runs, and `run` hands them over."""
+    def flows_of(self, train: Flow) -> list[Flow]:
+        """The stages do not say that they train: nobody takes weights between their runs, and `run` hands them over."""
         self._flow = Flow("sft-warm-up").workers_of(train, "actor")
-        return self._flow.stage("actor", EmbodiedActor.imitate, reads="demonstrated", dispatch="key", ordered=True)
+        self._flow.stage("actor", ImitatingActor.imitate, reads="demonstrated", dispatch="key", ordered=True)
+        if not self._is_kept:
+            return [self._flow]
+        self._keeping = Flow("demonstrations").workers_of(train, "actor")
+        self._keeping.stage("actor", DaggerActor.remember, reads="demonstrated", dispatch="key", ordered=True)
+        return [self._flow, self._keeping]
 
     def run(self, session: Session) -> None:
         """Raises: UserError where the experts fail all the time, or an episode is not like the first."""
-        assert self._flow is not None, "flow_of comes first"
+        assert self._flow is not None, "flows_of comes first"
         demos = self._reader.read(session)
         chunks = Chunks.of(demos, self._needs, self._interface.actions)
         session.note(f"SFT warm-up: {counted(demos)}, {len(chunks.actions)} chunks")
@@ -182,12 +206,19 @@ class SftWarmUp:
             feeds = {"demonstrated": [batch for step in steps for batch in self._batches(chunks, step)]}
             flow_run = session.run_flow(self._flow, step=0, feeds=feeds)
             session.message(f"SFT warm-up {steps.stop}: loss {flow_run.metrics['sft_warm_up/loss']:.3f}")
+        if self._keeping is not None:
+            everything = self._shards(chunks, torch.arange(len(chunks.actions)), step=0)
+            session.run_flow(self._keeping, step=0, feeds={"demonstrated": everything})
         session.sync_weights()
 
     def _batches(self, chunks: Chunks, step: int) -> list[DemonstratedBatch]:
         """One batch as one item a shard."""
         generator = torch.Generator().manual_seed((self._seed << 40) + step)
         rows = torch.randint(len(chunks.actions), (self._settings.batch_size,), generator=generator)
+        return self._shards(chunks, rows, step)
+
+    def _shards(self, chunks: Chunks, rows: Tensor, step: int) -> list[DemonstratedBatch]:
+        """These rows as one item a shard."""
         return [
             DemonstratedBatch(
                 step=step,

@@ -20,7 +20,7 @@ from rlinf.config.common import JobConfig
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.program.recipe import main, make_workers
-from rlinf_algos import OffPolicyAlgorithm
+from rlinf_algos import Algorithm, OffPolicyAlgorithm
 from rlinf_workers import StepContext
 from rlinf_workers.roles import EmbodiedActor, EmbodiedRollout, Environment, Trajectory
 
@@ -37,10 +37,11 @@ def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:
             "sft_warm_up: rlinf.program.embodied has no demonstrations",
             hint="use --sft_warm_up null, or policy.options.folder with a policy that was trained on some",
         )
-    if isinstance(config.algorithm, OffPolicyAlgorithm):
+    if not isinstance(config.algorithm, Algorithm):
+        actor = "OffPolicyActor" if isinstance(config.algorithm, OffPolicyAlgorithm) else "DaggerActor"
         raise UserError(
             f"algorithm.name={config.algorithm.name}: rlinf.program.embodied is the step of on-policy algorithms",
-            hint="use rlinf train; rlinf_workers.roles.OffPolicyActor.train is its step",
+            hint=f"use rlinf train; rlinf_workers.roles.{actor}.train is its step",
         )
     job, workers = make_workers(config, folder)
     env, policy = cast(Environment, workers["env"]), cast(EmbodiedRollout, workers["policy"])

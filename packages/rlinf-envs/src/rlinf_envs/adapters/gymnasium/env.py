@@ -7,7 +7,8 @@ Spaces are mapped as follows. Observations: numbers of any kind become "state" (
 of the space, Discrete ones one-hot), a Box that is an image by the rules of `gymnasium_pictures` becomes "image.<key>"
 ("image.main" if it is the whole observation), a Text becomes "instruction". Values are checked against the space.
 Actions: Box is continuous; Discrete, MultiDiscrete and MultiBinary are discrete. Success is `info["success"]` or
-`info["is_success"]`, if an environment sets one.
+`info["is_success"]`, if an environment sets one. An environment with a method `expert_actions(num_actions)` has an
+expert (`rlinf_envs.SupportsExpert`).
 """
 
 from __future__ import annotations
@@ -92,6 +93,9 @@ class GymnasiumEnv:
         self.observation_spec = self._reader.spec
         self.action_spec = action_spec(env.action_space)
         self._observation: Any = None
+        if callable(expert := getattr(env.unwrapped, "expert_actions", None)):
+            self.expert_actions = expert
+            """As in `rlinf_envs.core.vector.SingleExpert`, if the environment has it."""
 
     @property
     def notes(self) -> tuple[str, ...]:

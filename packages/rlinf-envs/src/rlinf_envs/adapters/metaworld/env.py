@@ -11,8 +11,11 @@ Departs from Meta-World:
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -180,11 +183,33 @@ class MetaworldEnv:
         """The task of the current episode."""
         return self._task
 
-    @property
-    def full_state(self) -> np.ndarray:
-        """Returns Meta-World's whole observation, [39] float64, which its scripted experts need, independent of the
-        options. It is a copy, because some experts write into it."""
-        return self._raw.copy()
+    def expert_actions(self, num_actions: int) -> np.ndarray:
+        """[C, 4], what the task's script does from here on. It reads Meta-World's whole observation, whatever the
+        options show; actions after the first are those of a copy of the simulation."""
+        scene, actions = self._scene(), [self._scripted(self._raw)]
+        if num_actions > 1:
+            with scene.looking_ahead():
+                while len(actions) < num_actions:
+                    state, success = self._simulate(scene.env, actions[-1])
+                    if success:
+                        break
+                    actions.append(self._scripted(state))
+        return np.stack([*actions, *[actions[-1]] * (num_actions - len(actions))])
+
+    def _scripted(self, state: np.ndarray) -> np.ndarray:
+        """[4], the script's action in a state [39], in whose copy some scripts write."""
+        from metaworld.policies import ENV_POLICY_MAP
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about actions larger than 1, which are clipped here
+            return np.clip(ENV_POLICY_MAP[self._task]().get_action(state.copy()), -1.0, 1.0).astype(np.float32)
+
+    def _simulate(self, env: Any, action: np.ndarray) -> tuple[np.ndarray, bool]:
+        """Executes an action; returns the whole observation, and whether the task counts as solved then."""
+        for _ in range(self._action_repeat - 1):
+            env.step(action)
+        state, _, _, _, outcome = env.step(action)
+        return state, bool(outcome["success"])
 
     def render(self) -> np.ndarray:
         if not self._can_render:
@@ -244,6 +269,19 @@ class _Scene:
         self._painters: dict[int, Painter] = {}
         model = self.env.model
         self.cameras = tuple(model.camera(index).name for index in range(model.ncam))
+
+    @contextmanager
+    def looking_ahead(self) -> Iterator[None]:
+        """Lets the environment simulate copies of its MuJoCo data and of its arrays, so that no bit of them changes.
+        Afterwards it has its own again, among them arrays that show live data (`obj_init_pos` of door-lock-v3)."""
+        before = dict(vars(self.env))
+        self.env.data = copy(self.env.data)
+        vars(self.env).update({name: value.copy() for name, value in before.items() if isinstance(value, np.ndarray)})
+        try:
+            yield
+        finally:
+            vars(self.env).clear()
+            vars(self.env).update(before)
 
     def picture(self, camera: str, size: int) -> np.ndarray:
         """Renders [size, size, 3] uint8, a view as `Painter.picture` returns it."""

@@ -1,12 +1,10 @@
 """Demonstrations by Meta-World's scripted experts, one per task.
 
-An expert reads Meta-World's whole observation, whatever fields are recorded, and may fail, see `success`. Each episode
-ends with its first success or at its time limit.
+An expert may fail, see `success`. Each episode ends with its first success or at its time limit.
 """
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -46,18 +44,13 @@ def record_demonstrations(
 
 
 def _recorded(env: MetaworldEnv, seed: int, limit: int) -> Demonstration:
-    from metaworld.policies import ENV_POLICY_MAP
-
     env.reset(seed)
-    expert = ENV_POLICY_MAP[env.task]()
     rows: list[SingleObservation] = []
     actions: list[np.ndarray] = []
     rewards: list[float] = []
     success = False
     while len(actions) < limit and not success:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about actions larger than 1, which are clipped here
-            action = np.clip(expert.get_action(env.full_state), -1.0, 1.0).astype(np.float32)
+        (action,) = env.expert_actions(1)
         rows.append(env.observe())
         step = env.step(action)
         actions.append(action)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
-from rlinf_workers.roles.records.embodied import Action, GroupObservation, Trajectory, Transitions
+from rlinf_workers.roles.records.embodied import Action, GroupObservation, LabelledSegment, Trajectory, Transitions
 from rlinf_workers.serving import ServedModule, ServingWorker
 
-Segment = TypeVar("Segment", Trajectory, Transitions)
+Segment = TypeVar("Segment", Trajectory, Transitions, LabelledSegment)
 
 
 class ActingWorker(ServingWorker, Generic[Segment]):

@@ -15,12 +15,11 @@ the trainer's log-probabilities are computed before the first step and anchor th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,10 +27,9 @@ from rlinf_algos import Algorithm, BatchTokens, Moments, at_level, first_episode
 from rlinf_comm import record
 from rlinf_workers.algorithm_parts import AdvantagePart, PolicyLossPart, PolicyTerms, value_loss
 from rlinf_workers.execution.ports import Reader
-from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.models.lora import LoraModel, LoraSettings
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
 from rlinf_workers.roles.embodied.dealing import EpisodeBatch
+from rlinf_workers.roles.embodied.imitating import ImitatedRows, ImitatingActor, ImitatingActorSettings
 from rlinf_workers.roles.embodied.steps import (
     action_steps,
     chunk_steps,
@@ -41,11 +39,10 @@ from rlinf_workers.roles.embodied.steps import (
     was_executed,
 )
 from rlinf_workers.roles.embodied.whole_episodes import groups_of, samples_of
-from rlinf_workers.roles.records.embodied import DemonstratedBatch, Trajectory
+from rlinf_workers.roles.records.embodied import Trajectory
 from rlinf_workers.roles.staleness import Staleness
 from rlinf_workers.token_choice import TokenChoice, TokenChooser, TokenValues
-from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutputs, OptimizerSettings
-from rlinf_workers.trainers.sft_warm_up import WarmedUpWorker
+from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs
 
 TOTALS = ("samples", "ratios", "policy_loss", "value_loss", "kl", "entropy")
 """Sums over a minibatch that every algorithm reports, in this order; the statistics of the policy loss follow."""
@@ -53,33 +50,12 @@ TOTALS = ("samples", "ratios", "policy_loss", "value_loss", "kl", "entropy")
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EmbodiedActorSettings:
+class EmbodiedActorSettings(ImitatingActorSettings):
     """Settings of the embodied actor."""
 
-    policy: PolicySettings
     algorithm: Algorithm
-    backend: BackendSettings
-    """Its shards are the shards of a batch."""
-    optimizer: OptimizerSettings
-    sft_warm_up: OptimizerSettings | None = None
-    """Optimizer of the SFT warm-up; None: no warm-up."""
     episodes: EpisodeBatch | None = None
     """The whole episodes that a step is made of; None: a step is segments."""
-    micro_batch_size: int | None = None
-    """Samples of a shard in one forward and backward pass; None: the shard's whole share of a minibatch."""
-    lora: LoraSettings | None = None
-    """Train an adapter of the policy's backbone; None: train the policy as its options say."""
-
-    @property
-    def model(self) -> ModelAdapter:
-        """The model adapter that the backend trains."""
-        policy = PolicyModel(self.policy)
-        if self.lora is None:
-            return policy
-        options = self.policy.options
-        folder, dtype = str(options.get("folder") or ""), str(options.get("dtype") or "float32")
-        base = ModelSettings(folder=folder, has_weights=bool(folder), dtype=dtype, seed=self.policy.seed)
-        return LoraModel(policy, base, self.lora)
 
 
 @dataclass
@@ -138,23 +114,9 @@ class _Ratios(NamedTuple):
     entropies: Tensor
 
 
-@dataclass(frozen=True)
-class _DemonstratedRows:
-    """Demonstrated chunks of one shard, B rows."""
-
-    fields: dict[str, Tensor]
-    actions: Tensor
-    noise: Tensor
-    """[B, noise_size]"""
-
-    def __getitem__(self, rows: Tensor) -> _DemonstratedRows:
-        fields = {name: values[rows] for name, values in self.fields.items()}
-        return _DemonstratedRows(fields=fields, actions=self.actions[rows], noise=self.noise[rows])
-
-
 class PolicyModel(ModelAdapter):
-    """Adapts a policy to a training backend: evaluates the actions of a `ShardBatch`. For demonstrated chunks, the
-    log-probabilities are the negated supervised losses, [B]."""
+    """Adapts a policy to a training backend: evaluates the actions of a `ShardBatch`, or the supervised losses of
+    `ImitatedRows`."""
 
     def __init__(self, settings: PolicySettings) -> None:
         self._settings = settings
@@ -162,22 +124,25 @@ class PolicyModel(ModelAdapter):
     def build(self, device: torch.device) -> Policy:
         return make_policy(self._settings, device)
 
-    def answers(self, model: Any, batch: ShardBatch | _DemonstratedRows, *, entropies: bool) -> ModelOutputs:
-        if isinstance(batch, _DemonstratedRows):
-            return ModelOutputs(logprobs=-model.imitate(batch.fields, batch.actions, batch.noise))
+    def answers(self, model: Any, batch: ShardBatch | ImitatedRows, *, entropies: bool) -> ModelOutputs:
+        if isinstance(batch, ImitatedRows):
+            return batch.outputs(model)
         return model.evaluate(batch.fields, batch.actions, batch.extras)
 
 
-class EmbodiedActor(WarmedUpWorker):
+class EmbodiedActor(ImitatingActor):
     """Trains the policy, data-parallel over its ranks; shard = group % num_shards, the group of a whole episode being
     its start."""
+
+    _settings: EmbodiedActorSettings
 
     def __init__(self, settings: EmbodiedActorSettings) -> None:
         self._algorithm = settings.algorithm
         self._num_shards = settings.backend.num_shards
         self._settings, self._optimizer = settings, settings.optimizer
         self._micro_batch_size = settings.micro_batch_size
-        self._backends = {"": settings.backend.make(settings.model, self, self._optimizer)}
+        model = settings.adapted(PolicyModel(settings.policy))
+        self._backends = {"": settings.backend.make(model, self, self._optimizer)}
         self._advantage = AdvantagePart(settings.algorithm)
         self._policy_loss, self._chooser = PolicyLossPart(settings.algorithm), TokenChooser(settings.algorithm)
         self._totals = (*TOTALS, *self._policy_loss.statistics)
@@ -199,39 +164,6 @@ class EmbodiedActor(WarmedUpWorker):
             if not self.end_update():
                 break
         self.end_step(batches)
-
-    # -- the SFT warm-up --------------------------------------------------------------------------------------------
-
-    def imitate(self, demonstrated: Reader[DemonstratedBatch]) -> None:
-        """Stage: supervised training with one optimizer step per `num_shards` batches, in their order. Only the
-        observations of its first run update the policy's observation statistics."""
-        assert self._settings.sft_warm_up, "the flow has an SFT warm-up, but the settings have none"
-        received = [batch for chunk in demonstrated for batch in chunk]
-        if self._version == 0:
-            self._absorb(lambda policy: _sums_of_shown(policy, received, self._backend.shards))
-        self._optimize_with(self._settings.sft_warm_up)
-        self._backend.begin(2)
-        for batch in received:
-            examples = self._demonstrated_rows(batch)
-            for few in torch.arange(len(examples.actions)).split(self._micro_batch_size or len(examples.actions)):
-                self._backend.backward(batch.shard, examples[few], _imitation_loss)
-            if batch.shard == self._backend.shards[-1]:
-                count, loss = self._backend.finish_backward()
-                self._step(count)
-                if self.rank == 0:
-                    self.record("sft_warm_up/loss", loss / count)
-                self._backend.begin(2)
-
-    def _demonstrated_rows(self, batch: DemonstratedBatch) -> _DemonstratedRows:
-        """The noise depends only on the seed, the step and the shard."""
-        key = [self.step.seed, (batch.step << 20) | batch.shard]
-        size = self._backend.on_model(lambda policy: policy.noise_size)
-        noise = np.random.Generator(np.random.Philox(key=key)).standard_normal((len(batch.actions), size))
-        return _DemonstratedRows(
-            fields={name: values.to(self.device) for name, values in batch.fields.items()},
-            actions=batch.actions.to(self.device),
-            noise=torch.from_numpy(noise).float().to(self.device),
-        )
 
     # -- a training step, in the order of the calls ----------------------------------------------------------------
 
@@ -471,23 +403,6 @@ class EmbodiedActor(WarmedUpWorker):
         self.record("actor/entropy", sums["entropy"] / count)
         for name in self._policy_loss.statistics:
             self.record(name, sums[name] / sums["ratios"])
-
-    def _absorb(self, sums_of: Callable[[Policy], Sequence[Tensor]]) -> None:
-        """Merges the observation sums of all shards, on all replicas, into the policy's statistics."""
-        sums = self._backend.on_model(sums_of)
-        total = self._backend.sum_over_shards(torch.stack(list(sums))).to(self.device)
-        self._backend.on_model(lambda policy: policy.absorb(total))
-
-
-def _sums_of_shown(policy: Policy, batches: Sequence[DemonstratedBatch], shards: Sequence[int]) -> list[Tensor]:
-    """Sums of observations, one per shard."""
-    sums = [[policy.observation_sums(b.fields) for b in batches if b.shard == shard] for shard in shards]
-    return [torch.stack(of_shard).sum(0) for of_shard in sums]
-
-
-def _imitation_loss(answers: ModelOutputs) -> tuple[Tensor, list[float]]:
-    loss = -answers.logprobs.sum()
-    return loss, [float(len(answers.logprobs)), float(loss.detach())]
 
 
 def _sum_of_means(terms: Tensor, weights: Tensor) -> Tensor:

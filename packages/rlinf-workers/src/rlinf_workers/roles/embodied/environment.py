@@ -41,6 +41,7 @@ from rlinf_envs import (
     StepResult,
     awaited_processes,
     begins_rows,
+    has_expert,
     make_env,
     pack_episodes,
     record_expert,
@@ -49,8 +50,9 @@ from rlinf_envs import (
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.roles.embodied.dealing import EpisodeBatch, EpisodeDealer
 from rlinf_workers.roles.embodied.dealt_group import DealtGroup
+from rlinf_workers.roles.embodied.expert_queries import ExpertQueries, GroupQueries
 from rlinf_workers.roles.embodied.picture_pool import PicturePool
-from rlinf_workers.roles.records.embodied import Action, GroupEpisodes, GroupObservation, text_tensor
+from rlinf_workers.roles.records.embodied import Action, ExpertAnswer, GroupEpisodes, GroupObservation, text_tensor
 from rlinf_workers.spans import now_ns
 from rlinf_workers.worker import Worker
 
@@ -83,6 +85,9 @@ class EnvironmentSettings:
     same_start: bool = False
     """All environments of a group begin a training segment in the same state, so that the sums of rewards of their
     first episodes can be compared."""
+    expert: ExpertQueries | None = None
+    """What an expert is asked in training segments (the environments must have one, `rlinf_envs.has_expert`); None:
+    nothing."""
     eval_seed: int
     """Evaluation resets with eval_seed, eval_seed + 1, ...; below 2**31."""
     eval_ignores_terminations: bool = False
@@ -123,6 +128,8 @@ class _Group:
     counted: int = 0
     """Rows of the current segment that count (an evaluation's last segment may have more rows than remaining
     episodes)."""
+    queries: GroupQueries | None = None
+    """What an expert is asked in the segment; None: nothing."""
     is_evaluated: bool = False
     """Count only the first episode of each row, the one that its seed defines."""
 
@@ -301,6 +308,7 @@ class Environment(Worker):
                         )
                     ],
                     num_chunks=settings.num_steps // settings.chunk_size,
+                    queries=settings.expert and settings.expert.of_group(context.seed, context.step, group),
                 )
                 for group in self._groups
             ]
@@ -412,6 +420,7 @@ class Environment(Worker):
             terminated=zeros.bool(),
             truncated=zeros.bool(),
             is_last=False,
+            expert=self._ask(group),
         )
 
     def _step(self, group: _Group, action: Action) -> GroupObservation:
@@ -433,6 +442,19 @@ class Environment(Worker):
             terminated=result.terminated,
             truncated=result.truncated,
             is_last=is_last,
+            expert=None if is_last else self._ask(group),
+        )
+
+    def _ask(self, group: _Group) -> ExpertAnswer | None:
+        """The answers of the expert to the present observation of a group."""
+        if group.queries is None or not (rows := group.queries.labels[group.time].nonzero()[:, 0]).numel():
+            return None
+        assert has_expert(group.env), "the job accepts only environments with an expert, if it is asked"
+        actions = group.env.expert_actions(rows.tolist(), self._settings.chunk_size)
+        return ExpertAnswer(
+            rows=rows,
+            actions=policy_actions(actions, group.env.action_spec),
+            acts=group.queries.acts[group.time][rows],
         )
 
     @staticmethod
@@ -473,3 +495,9 @@ def native_actions(actions: Tensor, spec: ActionSpec) -> Tensor:
     environment's, where they begin at `low`."""
     shaped = actions.reshape(*actions.shape[:2], *spec.shape)
     return shaped if spec.kind == "continuous" else shaped + spec.low
+
+
+def policy_actions(actions: Tensor, spec: ActionSpec) -> Tensor:
+    """The inverse of `native_actions`."""
+    flat = actions.flatten(2) if actions.ndim > 2 else actions[..., None]
+    return flat if spec.kind == "continuous" else flat - spec.low.flatten()

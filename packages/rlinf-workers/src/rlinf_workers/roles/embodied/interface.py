@@ -17,6 +17,7 @@ from rlinf_envs import (
     FieldSpec,
     Replayable,
     begins_rows,
+    has_expert,
     kind_spec,
     make_env,
     observation_problem,
@@ -42,6 +43,8 @@ class EnvInterface:
     """Whether its episodes report success."""
     begins_rows: bool = False
     """Whether its rows can begin episodes one by one (`rlinf_envs.SupportsBegin`)."""
+    has_expert: bool = False
+    """Whether an expert names actions in the present states of its rows (`rlinf_envs.SupportsExpert`)."""
     is_replayable: bool = False
     """Whether it can be restored to the middle of an episode."""
     registered_limit: int | None = None
@@ -74,6 +77,7 @@ def interface_of(env: BatchedEnv, spec: EnvSpec) -> EnvInterface:
         notes=tuple(env.notes),
         knows_success=episodes[0].success_once is not None,
         begins_rows=begins_rows(env),
+        has_expert=has_expert(env),
         is_replayable=isinstance(env, Replayable),
         registered_limit=kind_spec(spec.kind, spec.id).own_limit(spec.id, env),
     )

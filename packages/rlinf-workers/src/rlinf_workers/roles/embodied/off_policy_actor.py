@@ -40,7 +40,7 @@ from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.plugins import POLICIES
 from rlinf_workers.policies.base import PolicySettings, make_policy
 from rlinf_workers.policies.soft import CriticSettings, SoftCritics, SoftPolicy
-from rlinf_workers.roles.embodied.replay_buffer import FIELD, NEXT, ReplayBuffer
+from rlinf_workers.roles.embodied.replay_buffer import FIELD, NEXT, ReplayBuffer, loaded_buffer
 from rlinf_workers.roles.records.embodied import Transitions
 from rlinf_workers.roles.staleness import Staleness
 from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutputs, OptimizerSettings
@@ -348,8 +348,8 @@ class OffPolicyActor(TrainingWorker):
         files, capacity = WeightFiles(folder, REPLAY), self._algorithm.buffer_size // self._num_shards
         self._demonstrations.clear()
         for shard in self._backend.shards:
-            self._buffers[shard] = _loaded(files, f"{REPLAYED}{shard}/", capacity)
-            prior = _loaded(files, f"{DEMONSTRATED}{shard}/", None)
+            self._buffers[shard] = loaded_buffer(files, f"{REPLAYED}{shard}/", capacity)
+            prior = loaded_buffer(files, f"{DEMONSTRATED}{shard}/", None)
             if len(prior):
                 self._demonstrations[shard] = prior
 
@@ -375,20 +375,6 @@ def _rows(item: Transitions) -> dict[str, Tensor]:
 def _draw(buffer: ReplayBuffer, count: int, generator: np.random.Generator) -> dict[str, Tensor]:
     """Transitions drawn with replacement."""
     return buffer[torch.from_numpy(generator.integers(len(buffer), size=count))]
-
-
-def _loaded(files: WeightFiles, prefix: str, capacity: int | None) -> ReplayBuffer:
-    """The buffer whose names in the files begin with the prefix.
-
-    Args:
-        capacity: None: what is stored fills it.
-    """
-    tensors = {name.removeprefix(prefix): files.read(name) for name in files.specs if name.startswith(prefix)}
-    num_stored = len(tensors["rewards"]) if "rewards" in tensors else 0
-    buffer = ReplayBuffer(num_stored if capacity is None else capacity)
-    if tensors:
-        buffer.load(tensors)
-    return buffer
 
 
 def _batch(rows: Mapping[str, Tensor]) -> _Batch:

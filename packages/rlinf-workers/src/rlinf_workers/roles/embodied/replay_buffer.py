@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from rlinf_envs import PICTURE, FieldSpec
+from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.roles.records.embodied import MAX_TEXT_BYTES
 
 FIELD, NEXT = "fields/", "next_fields/"
@@ -28,6 +29,16 @@ _FOLLOWING = "following"
 _APART = -1
 _ENDS = "ends/"
 """Prefix of the names in a checkpoint of pictures that are kept beside the ring, by "rows", their positions."""
+
+
+def label_bytes(fields: Mapping[str, FieldSpec], num_numbers: int) -> int:
+    """Bytes of an observation in a buffer with the answer of an expert.
+
+    Args:
+        fields: those of an observation, by name.
+        num_numbers: numbers of the actions of an answer.
+    """
+    return sum(map(_field_bytes, fields.values())) + 4 * num_numbers
 
 
 def transition_bytes(fields: Mapping[str, FieldSpec], num_numbers: int, *, ends_share: float) -> int:
@@ -67,6 +78,11 @@ class ReplayBuffer:
         self._num_added = 0
         """Transitions added so far; the next is written at this index, modulo the capacity."""
 
+    @property
+    def num_added(self) -> int:
+        """Transitions added so far, with those that are overwritten."""
+        return self._num_added
+
     def __len__(self) -> int:
         return min(self._num_added, self._capacity)
 
@@ -76,7 +92,7 @@ class ReplayBuffer:
         Args:
             num_envs: distance of two rows of the same environment.
         """
-        count = len(rows["rewards"])
+        count = len(next(iter(rows.values())))
         newest = slice(max(0, count - self._capacity), count)
         at = torch.arange(self._num_added, self._num_added + count)[newest] % self._capacity
         rows = self._linked({name: values[newest] for name, values in rows.items()}, at, num_envs)
@@ -150,3 +166,17 @@ def _here(name: str) -> str:
 def _next(name: str) -> str:
     """The inverse of `_here`."""
     return NEXT + name.removeprefix(FIELD)
+
+
+def loaded_buffer(files: WeightFiles, prefix: str, capacity: int | None) -> ReplayBuffer:
+    """The buffer whose names in the files of a checkpoint begin with the prefix.
+
+    Args:
+        capacity: None: what is stored fills it.
+    """
+    tensors = {name.removeprefix(prefix): files.read(name) for name in files.specs if name.startswith(prefix)}
+    num_stored = len(tensors["actions"]) if "actions" in tensors else 0
+    buffer = ReplayBuffer(num_stored if capacity is None else capacity)
+    if tensors:
+        buffer.load(tensors)
+    return buffer

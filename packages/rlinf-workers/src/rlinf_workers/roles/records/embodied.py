@@ -40,6 +40,19 @@ def texts_of(rows: Tensor) -> list[str]:
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertAnswer:
+    """What an expert would do in some environments of a group, m of n."""
+
+    rows: Tensor
+    """[m] int64"""
+    actions: Tensor
+    """[m, K, A], numbered as in `Action`"""
+    acts: Tensor
+    """[m] bool: to be executed in place of the policy's actions."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupObservation:
     """The observation of one environment group after a chunk of actions or a reset. Sent by env to policy."""
 
@@ -67,6 +80,8 @@ class GroupObservation:
     those of the episodes that the observation before this one named. None: rows have segments."""
     returns: Tensor | None = None
     """[n] float64, of the episodes that have just ended; None with segments."""
+    expert: ExpertAnswer | None = None
+    """The answers of an expert to `fields`; None: nobody asked one."""
 
 
 @record
@@ -134,6 +149,21 @@ class Transitions:
     """[T, n] bool: the task ended with the chunk. An episode that its time limit ended is False here."""
     policy_version: int
     """Version of the weights that acted; counts optimizer steps of the policy from 0."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelledSegment:
+    """The observations of one segment of one environment group that an expert answered, m of them in the order of time.
+    Sent by policy to actor."""
+
+    group: int
+    fields: dict[str, Tensor]
+    """[m, ...] each"""
+    actions: Tensor
+    """[m, K, A], the expert's, as in `Action`"""
+    policy_version: int
+    """Version of the weights that acted; counts optimizer steps from 0."""
 
 
 @record

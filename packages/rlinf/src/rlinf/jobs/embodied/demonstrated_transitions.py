@@ -36,13 +36,13 @@ class DemonstratedTransitions:
         self._reader = DemonstrationReader(settings, config, interface, needs)
         self._flow: Flow | None = None
 
-    def flow_of(self, train: Flow) -> Flow:
+    def flows_of(self, train: Flow) -> list[Flow]:
         self._flow = Flow("demonstrations").workers_of(train, "actor")
-        return self._flow.stage("actor", OffPolicyActor.remember, reads="demonstrated", dispatch="key", ordered=True)
+        return [self._flow.stage("actor", OffPolicyActor.remember, reads="demonstrated", dispatch="key", ordered=True)]
 
     def run(self, session: Session) -> None:
         """Raises: UserError where the experts fail all the time, or demonstrations have no rewards."""
-        assert self._flow is not None, "flow_of comes first"
+        assert self._flow is not None, "flows_of comes first"
         demos = self._reader.read(session)
         if not any(bool(demo.rewards.any()) for demo in demos):
             raise UserError(

@@ -3,7 +3,7 @@
 env -> observations -> policy -> actions -> env (a cycle, pipelined by environment groups)
 policy -> trajectories -> actor -> weights -> policy
 
-Off-policy algorithms have the same flow with another rollout and another actor, which holds the replay buffers.
+Off-policy algorithms and DAgger have the same flow with another rollout and another actor, which holds the buffers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlinf.config.embodied import EmbodiedConfig
-from rlinf_algos import OffPolicyAlgorithm
+from rlinf_algos import DaggerAlgorithm, OffPolicyAlgorithm
 from rlinf_workers import Flow
 
 WORKERS = {
@@ -25,6 +25,11 @@ OFF_POLICY_WORKERS = {
     **WORKERS,
     "policy": "rlinf_workers.roles:OffPolicyRollout",
     "actor": "rlinf_workers.roles:OffPolicyActor",
+}
+DAGGER_WORKERS = {
+    **WORKERS,
+    "policy": "rlinf_workers.roles:DaggerRollout",
+    "actor": "rlinf_workers.roles:DaggerActor",
 }
 EPISODES = "episodes"
 """Channel on which the environments report their episodes, for runs that continue or keep them."""
@@ -41,8 +46,7 @@ def training_flow(
         on_host, reports: as `join_env_and_policy`.
     """
     flow = Flow(config.algorithm.name.rpartition(":")[2], max_staleness=config.algorithm.max_staleness)
-    is_off_policy = isinstance(config.algorithm, OffPolicyAlgorithm)
-    for role, path in (OFF_POLICY_WORKERS if is_off_policy else WORKERS).items():
+    for role, path in _workers(config).items():
         flow.worker(role, path, *arguments.get(role, ()))
     join_env_and_policy(flow, config.env.num_groups, on_host=on_host, reports=reports)
     flow.stage(
@@ -56,6 +60,12 @@ def training_flow(
         num_parts=config.actor.num_shards,
     )
     return flow.weights("actor", to="policy")
+
+
+def _workers(config: EmbodiedConfig) -> Mapping[str, str]:
+    if isinstance(config.algorithm, DaggerAlgorithm):
+        return DAGGER_WORKERS
+    return OFF_POLICY_WORKERS if isinstance(config.algorithm, OffPolicyAlgorithm) else WORKERS
 
 
 def join_env_and_policy(flow: Flow, num_groups: int, *, on_host: bool, reports: bool = False) -> None:

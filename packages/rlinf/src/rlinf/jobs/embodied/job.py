@@ -39,6 +39,7 @@ from rlinf.jobs.training import (
 )
 from rlinf.machine import Machine
 from rlinf.run_folder.fingerprints import path_fingerprint
+from rlinf_envs import EXPERTS, kinds_with
 from rlinf_sched import Plan
 from rlinf_workers import Flow, FlowRun
 from rlinf_workers.policies import FOLDER_OPTIONS
@@ -74,10 +75,13 @@ class EmbodiedJob(Job):
         self._needs = needs_of(self._policy, config.env.id)
         self._learning.check(self._policy, self._needs, machine.memory_bytes)
         self._check_chunks()
+        self._check_expert()
         check_policy_module(config.actor, self._policy)
         self._lora = policy_lora(config.actor.lora, config.actor.backend, self._policy)
         self._policy = replace(self._policy, wide_heads=self._lora is not None)
-        self._sft_warm_up = config.sft_warm_up and SftWarmUp(config.sft_warm_up, config, self._interface, self._needs)
+        self._sft_warm_up = config.sft_warm_up and SftWarmUp(
+            config.sft_warm_up, config, self._interface, self._needs, is_kept=self._learning.keeps_demonstrations
+        )
         self._demonstrations = config.demonstrations and DemonstratedTransitions(
             config.demonstrations, config, self._interface, self._needs
         )
@@ -128,7 +132,8 @@ class EmbodiedJob(Job):
         train = self._train_flow()
         evaluate = Flow("evaluate").workers_of(train, "env", "policy")
         join_env_and_policy(evaluate, self.num_items, on_host=self._simulates_on_host)
-        others = [part.flow_of(train) for part in (self._sft_warm_up, self._demonstrations) if part is not None]
+        parts = [part for part in (self._sft_warm_up, self._demonstrations) if part is not None]
+        others = [flow for part in parts for flow in part.flows_of(train)]
         return Flows(train=train, evaluate=evaluate, others=others)
 
     def _train_flow(self) -> Flow:
@@ -160,7 +165,8 @@ class EmbodiedJob(Job):
             episodes=episode_batch(self.config),
             reads=self._needs.reads,
             chunk_size=self._needs.chunk_size,
-            same_start=not self.config.algorithm.has_critic,
+            same_start=self.config.compares_episodes,
+            expert=self._learning.queries(self._needs),
             num_eval_episodes=env.num_eval_episodes,
             eval_ignores_terminations=env.eval_ignore_terminations,
             eval_seed=env.eval_seed,
@@ -182,6 +188,18 @@ class EmbodiedJob(Job):
             )
         if conflict := config.sample_conflict(size):
             raise UserError(str(conflict), hint=f"{at_once}, and each answer is a sample")
+
+    def _check_expert(self) -> None:
+        """Only an environment with an expert can be asked."""
+        env = self.config.env
+        if self._learning.queries(self._needs) is None or self._interface.has_expert:
+            return
+        raise UserError(
+            f"algorithm.name={self.config.algorithm.name} asks an expert what it would do in the states of the policy, "
+            f"and env.kind={env.kind}, env.id={env.id!r} has none that answers; {', '.join(kinds_with(EXPERTS))} has",
+            hint="a custom environment has one if it defines expert_actions (rlinf_envs.SupportsExpert); sft_warm_up "
+            "imitates demonstrations alone",
+        )
 
     def _check_segments(self) -> None:
         """A segment goes on with the episodes of the one before only where these can be replayed."""
@@ -240,7 +258,9 @@ class EmbodiedJob(Job):
 
     def before_training(self, session: Session, score: float) -> None:
         policy, env = self.config.policy, self.config.env
-        if score > 0 or self.score is not SUCCESS or not (self._sft_warm_up or policy.options.get("folder")):
+        is_asked = self._learning.queries(self._needs) is not None  # an expert, who helps where nothing succeeds
+        has_learned = self._sft_warm_up or policy.options.get("folder")
+        if score > 0 or self.score is not SUCCESS or is_asked or not has_learned:
             return
         origin = "the SFT warm-up" if self._sft_warm_up else f"the checkpoint {policy.options['folder']}"
         session.note(

@@ -1,5 +1,6 @@
-"""How the embodied job learns: on-policy from the segments of a step, or off-policy from a replay buffer. Each has its
-own rollout and actor; `learning_of` chooses by the type of the section `algorithm`."""
+"""How the embodied job learns: on-policy from the segments of a step, off-policy from a replay buffer, or from an
+expert that it asks (`dagger_learning`). Each has its own rollout and actor; `learning_of` chooses by the type of the
+section `algorithm`."""
 
 from __future__ import annotations
 
@@ -11,13 +12,14 @@ from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.training import optimizer_settings
-from rlinf_algos import Algorithm, OffPolicyAlgorithm
+from rlinf_algos import Algorithm, DaggerAlgorithm, OffPolicyAlgorithm
 from rlinf_workers.models import LoraSettings
 from rlinf_workers.plugins import POLICIES
 from rlinf_workers.policies import LearnedSpaces, Needs, PolicySettings, SoftPolicy
 from rlinf_workers.roles import (
     EmbodiedActorSettings,
     EpisodeBatch,
+    ExpertQueries,
     OffPolicyActorSettings,
     OffPolicyRolloutSettings,
     transition_bytes,
@@ -39,6 +41,13 @@ class Learning(ABC):
             host_bytes: memory of the machine.
         """
 
+    keeps_demonstrations = False
+    """Whether the actor keeps the demonstrations of an SFT warm-up."""
+
+    def queries(self, needs: Needs) -> ExpertQueries | None:
+        """What an expert is asked in training; None: nothing."""
+        return None
+
     @abstractmethod
     def rollout(self, policy: PolicySettings, needs: Needs) -> tuple[Any, ...]:
         """The arguments of the rollout's constructor."""
@@ -58,7 +67,11 @@ class Learning(ABC):
 
 def learning_of(config: EmbodiedConfig) -> Learning:
     """How a config learns."""
+    from rlinf.jobs.embodied.dagger_learning import DaggerLearning  # which builds on this module
+
     algorithm = config.algorithm
+    if isinstance(algorithm, DaggerAlgorithm):
+        return DaggerLearning(config, algorithm)
     return OffPolicy(config, algorithm) if isinstance(algorithm, OffPolicyAlgorithm) else OnPolicy(config, algorithm)
 
 
@@ -86,7 +99,7 @@ class OnPolicy(Learning):
         self.notes = idle_notes(algorithm)
 
     def check(self, policy: PolicySettings, needs: Needs, host_bytes: int) -> None:
-        if _is_soft(policy):
+        if is_soft(policy):
             raise UserError(
                 f"policy.name={policy.name} is trained by off-policy algorithms: algorithm.name="
                 f"{self._algorithm.name} needs values and probabilities of the actions that were taken",
@@ -138,7 +151,7 @@ class OffPolicy(Learning):
         self._config, self._algorithm = config, algorithm
 
     def check(self, policy: PolicySettings, needs: Needs, host_bytes: int) -> None:
-        if not _is_soft(policy):
+        if not is_soft(policy):
             trainable = ", ".join(spec.name for spec in POLICIES.specs() if spec.off_policy)
             raise UserError(
                 f"policy.name={policy.name} has no critics of actions, which algorithm.name={self._algorithm.name} "
@@ -160,11 +173,11 @@ class OffPolicy(Learning):
         num_stored = min(self._algorithm.buffer_size, self._config.run.num_steps * self._config.num_samples(chunk_size))
         ends_share = min(1.0, chunk_size / env.num_steps + chunk_size / env.max_episode_steps)
         row_bytes = transition_bytes(spaces.fields, spaces.actions.low.numel(), ends_share=ends_share)
-        size = f"{num_stored:,} transitions of {row_bytes:,} bytes, {_size(num_stored * row_bytes)}"
+        size = f"{num_stored:,} transitions of {row_bytes:,} bytes, {size_of(num_stored * row_bytes)}"
         if num_stored * row_bytes > host_bytes:
             raise UserError(
                 f"algorithm.buffer_size={self._algorithm.buffer_size}: the replay buffers grow to {size}, and this "
-                f"machine has {_size(host_bytes)}",
+                f"machine has {size_of(host_bytes)}",
                 hint=f"use --algorithm.buffer_size {int(0.5 * host_bytes / row_bytes)} at most, which is half of it",
             )
         self.notes = (f"replay buffers: up to {size} of the actor's host memory",)
@@ -201,10 +214,10 @@ class OffPolicy(Learning):
         )
 
 
-def _size(num_bytes: int) -> str:
+def size_of(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
-def _is_soft(policy: PolicySettings) -> bool:
+def is_soft(policy: PolicySettings) -> bool:
     policy_class = POLICIES.get(policy.name)
     return isinstance(policy_class, type) and issubclass(policy_class, SoftPolicy)

@@ -13,7 +13,7 @@ from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.embodied.flow import training_flow
 from rlinf.planning.memory import weight_sync_of
-from rlinf_algos import AlgosError, OffPolicyAlgorithm
+from rlinf_algos import Algorithm, AlgosError
 from rlinf_envs import EnvError
 from rlinf_sched import Cluster, InstanceProfile, Problem, Profiles, SchedError, Stage, StageProfile
 from rlinf_sched.derive import (
@@ -44,10 +44,10 @@ def embodied_problem(config: EmbodiedConfig, num_devices: int, *, gpu: str, env_
 
     Raises: UserError for a policy or simulator of which nothing is known, or a model that fits no such GPU.
     """
-    if isinstance(config.algorithm, OffPolicyAlgorithm):
+    if not isinstance(config.algorithm, Algorithm):
         raise UserError(
-            f"algorithm.name={config.algorithm.name}: times of updates from a replay buffer are not derived",
-            hint="rlinf profile measures them; its problem file is planned like any other. What the replay buffers "
+            f"algorithm.name={config.algorithm.name}: times of updates from a buffer are not derived",
+            hint="rlinf profile measures them; its problem file is planned like any other. What the buffers "
             "take of host memory is counted before a run starts, and is among its notes",
         )
     try:
@@ -77,7 +77,7 @@ def _job(config: EmbodiedConfig, cost: ActingCost, simulator: CpuSimulator | Gpu
     if env.episodes_per_step is not None:  # num_steps is the longest episode
         num_rounds = -(-env.num_steps // cost.chunk_size) * -(-env.episodes_per_step // env.num_envs)
     algorithm = config.algorithm
-    assert not isinstance(algorithm, OffPolicyAlgorithm), "refused before"
+    assert isinstance(algorithm, Algorithm), "others are refused before"
     minibatch = env.num_envs * num_rounds // (algorithm.num_minibatches * config.actor.num_shards)
     return Embodied(
         simulator=simulator,

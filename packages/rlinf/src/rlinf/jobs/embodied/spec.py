@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf.config.embodied import AUTO, EmbodiedConfig
 from rlinf.jobs.checks import check_file, refused
 from rlinf.jobs.spec import JobSpec
-from rlinf_algos import OffPolicyAlgorithm, Registry
+from rlinf_algos import DaggerAlgorithm, OffPolicyAlgorithm, Registry
 from rlinf_workers.plugins import POLICIES, TRAINERS
 from rlinf_workers.policies import FOLDER_OPTIONS
 
@@ -45,8 +45,12 @@ class EmbodiedSpec(JobSpec):
         return (config.env.spec,)
 
     def preload(self, config: EmbodiedConfig) -> Sequence[str]:
-        is_off_policy = isinstance(config.algorithm, OffPolicyAlgorithm)
-        return [f"rlinf_workers.{role}" for role in (*ROLES, *(OFF_POLICY if is_off_policy else ON_POLICY))]
+        roles = ON_POLICY
+        if isinstance(config.algorithm, OffPolicyAlgorithm):
+            roles = OFF_POLICY
+        elif isinstance(config.algorithm, DaggerAlgorithm):
+            roles = DAGGER
+        return [f"rlinf_workers.{role}" for role in (*ROLES, *roles)]
 
     def problem(self, config: EmbodiedConfig, num_devices: int, *, gpu: str, env_step_s: float | None) -> Problem:
         from rlinf.jobs.embodied.planning import embodied_problem
@@ -65,6 +69,7 @@ class EmbodiedSpec(JobSpec):
 ROLES = ("roles.embodied.environment", "trainers.replicated.backend")
 ON_POLICY = ("roles.embodied.rollout", "roles.embodied.actor")
 OFF_POLICY = ("roles.embodied.off_policy_rollout", "roles.embodied.off_policy_actor")
+DAGGER = ("roles.embodied.dagger_rollout", "roles.embodied.dagger_actor")
 SPEC = EmbodiedSpec(
     name="embodied",
     implementation="rlinf.jobs.embodied.job:EmbodiedJob",
