@@ -28,6 +28,23 @@ TINY_RLPD = TINY_SAC | {
     "algorithm.num_critics": 3,
     "demonstrations.num_episodes": 2,
 }
+LITTLE_PI0 = {
+    "env.num_envs": 4,
+    "env.num_groups": 2,
+    "env.num_steps": 2,
+    "env.num_eval_episodes": 2,
+    "sft_warm_up.num_episodes": 2,
+    "sft_warm_up.num_steps": 2,
+    "run.num_steps": 1,
+    "algorithm.num_minibatches": 1,
+    "mode": "collocated",
+}
+TINY_NOISE = TINY_SAC | {
+    "env.max_episode_steps": 6,
+    "algorithm.num_critics": 3,
+    "policy.options.hidden_size": 16,
+}
+del TINY_NOISE["policy.options"]
 PLANS = {
     "disaggregated": {"mode": "disaggregated", "plan.granularity": "{env: 1, policy: 1}"},
     "collocated-one-rank": {"mode": "collocated", "cluster.num_devices": 1},
@@ -80,3 +97,17 @@ def test_demonstrations_are_in_the_batches_in_every_mode_and_over_a_resume(tmp_p
     other = train("faucet-rlpd", tmp_path / "two", TINY_RLPD | {"mode": "disaggregated", "run.num_steps": 2})
     train(None, other, {"run.num_steps": 4, "mode": "collocated"})
     assert numbers(other) == numbers(path)
+
+
+@pytest.mark.slow
+def test_the_noise_of_a_frozen_policy_is_learned_alike_in_every_mode_and_over_a_resume(tmp_path):
+    pytest.importorskip("metaworld")
+    warm = train("reach-pi0-ppo", tmp_path / "warm", LITTLE_PI0)
+    frozen = warm / "checkpoints" / "step-000001" / "model"
+    files = {path.name: path.read_bytes() for path in frozen.iterdir()}
+    tiny = TINY_NOISE | {"policy.options.flow_folder": frozen}
+    path = train("faucet-pi0-dsrl", tmp_path / "one", tiny | {"mode": "collocated"})
+    other = train("faucet-pi0-dsrl", tmp_path / "two", tiny | {"mode": "disaggregated", "run.num_steps": 2})
+    train(None, other, {"run.num_steps": 4, "mode": "collocated"})
+    assert numbers(other) == numbers(path)
+    assert {path.name: path.read_bytes() for path in frozen.iterdir()} == files

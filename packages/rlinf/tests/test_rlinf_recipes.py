@@ -40,6 +40,8 @@ def test_these_recipes_are_shipped():
         "dpo",
         "env-ppo",
         "faucet-dagger",
+        "faucet-pi0-dsrl",
+        "faucet-pixels-rlpd",
         "faucet-rlpd",
         "grid-text",
         "gsm8k-grpo",

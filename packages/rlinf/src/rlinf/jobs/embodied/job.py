@@ -259,10 +259,11 @@ class EmbodiedJob(Job):
     def before_training(self, session: Session, score: float) -> None:
         policy, env = self.config.policy, self.config.env
         is_asked = self._learning.queries(self._needs) is not None  # an expert, who helps where nothing succeeds
-        has_learned = self._sft_warm_up or policy.options.get("folder")
+        folder = policy.options.get("folder") or policy.options.get("flow_folder")
+        has_learned = self._sft_warm_up or folder
         if score > 0 or self.score is not SUCCESS or is_asked or not has_learned:
             return
-        origin = "the SFT warm-up" if self._sft_warm_up else f"the checkpoint {policy.options['folder']}"
+        origin = "the SFT warm-up" if self._sft_warm_up else f"the checkpoint {folder}"
         session.note(
             f"no success: the policy of {origin} solves none of {env.num_eval_episodes} episodes before the first "
             "step, and where nothing succeeds there is little to reinforce. A convention may be wrong (rotated "
