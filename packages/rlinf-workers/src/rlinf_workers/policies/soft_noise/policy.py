@@ -1,13 +1,13 @@
 """Reinforcement learning in the noise of a frozen policy: DSRL (arXiv:2506.15799) with critics of noise.
 
 A policy that denoises actions by an ODE is a function of an observation and of initial noise. Here a soft actor chooses
-this noise, and critics value it; the other policy never changes. Departures from the authors' code
-(github.com/ajwagen/dsrl_pi0):
+this noise, and critics value it; the other policy never changes. Departures from the authors' code for pi0 (dsrl_pi0):
 
-* The actor sees the state and the mean feature of the vision-language model over pictures and instruction; there, the
-  last token's feature, and pictures through an encoder of its own.
+* The actor sees the state and the mean feature of the vision-language model over pictures and instruction; there, small
+  pictures through an encoder of its own, on real robots beside the last token's feature.
 * Noise is chosen for the numbers that the environment's actions have; those that only the model has start from 0.
-  There, noise has all of the model's numbers. As there, all predicted actions may start from the same noise.
+  There, noise has all 32 numbers of the model. As there, predicted actions beyond R start from the last row of noise.
+* The first random noise is uniform within the bound; there, standard normal.
 * The frozen policy is where actions are computed, and nowhere else: the actor that trains neither loads nor sends it.
 
 Legend: n rows, K actions of a chunk, A numbers of an action, R rows of noise, S numbers of the state, W width of the
