@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from workers_openpi_files import published_tensors, write_checkpoint
 
 from rlinf_algos import off_policy_preset
 from rlinf_comm.testing import assert_bitwise_equal
@@ -83,6 +84,24 @@ def test_one_row_of_noise_is_that_of_all_predicted_actions(flow):
         )
     with pytest.raises(PolicyError, match="and noise is given for 99"):
         flow.denoise(denoiser, fields, noise.expand(-1, 99, -1))
+
+
+def test_numbers_that_only_a_published_model_has_start_from_0(tmp_path):
+    write_checkpoint(tmp_path, published_tensors("pi0"), {"action_horizon": 3})
+    published = {"folder": str(tmp_path), "dataset": "lab", "num_denoising_steps": 2, "chunk_size": 2}
+    policy = SoftNoise(FIELDS, ACTIONS, seed=0, flow="pi0", hidden_size=8, **published)
+    flow = POLICIES.get("pi0")(FIELDS, ACTIONS, **published)
+    assert flow.sizes().action_size > 3
+    fields = random_fields(FIELDS | {"instruction": FieldSpec(shape=(), dtype="text")}, NUM_ROWS)
+    with torch.no_grad():
+        observed = policy.observe(fields)
+        learned, _ = policy.sample(observed, torch.randn(NUM_ROWS, policy.noise_size))
+        denoiser, chunk = flow.denoiser(fields), torch.zeros(NUM_ROWS, 3, flow.sizes().action_size)
+        chunk[:, :, :3] = learned
+        for time in (1.0, 0.5):
+            chunk = chunk - 0.5 * denoiser.velocities(chunk, torch.full((NUM_ROWS,), time)).velocities
+        actions = policy.execute(fields, learned)
+    torch.testing.assert_close(actions, flow.normalize_actions.inverse(chunk[:, :2, :3]))
 
 
 def observation(time: int, *, ended: bool = False, is_last: bool = False) -> GroupObservation:

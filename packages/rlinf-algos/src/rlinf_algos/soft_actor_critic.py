@@ -211,11 +211,15 @@ def random_shift(pictures: Tensor, offsets: Tensor, *, pad: int = 4) -> Tensor:
     check_shape("offsets", offsets, (len(pictures), 2), "[n, 2] for pictures")
     if offsets.numel() and not (int(offsets.min()) >= 0 and int(offsets.max()) <= 2 * pad):
         raise AlgosError(f"offsets are {int(offsets.min())}..{int(offsets.max())}; with pad={pad} use 0..{2 * pad}")
-    height, width = pictures.shape[1:3]
-    rows = (torch.arange(height, device=pictures.device) + offsets[:, :1] - pad).clamp(0, height - 1)
-    columns = (torch.arange(width, device=pictures.device) + offsets[:, 1:] - pad).clamp(0, width - 1)
-    index = torch.arange(len(pictures), device=pictures.device)[:, None, None]
-    return pictures[index, rows[:, :, None], columns[:, None, :]]
+    count, height, width, channels = pictures.shape
+    padded = pictures.new_empty(count, height + 2 * pad, width + 2 * pad, channels)
+    middle = padded[:, pad : pad + height]
+    middle[:, :, pad : pad + width] = pictures
+    middle[:, :, :pad], middle[:, :, pad + width :] = pictures[:, :, :1], pictures[:, :, -1:]
+    padded[:, :pad], padded[:, pad + height :] = middle[:, :1], middle[:, -1:]
+    corners = enumerate(offsets.tolist())
+    windows = [padded[row, top : top + height, left : left + width] for row, (top, left) in corners]
+    return torch.stack(windows) if windows else pictures
 
 
 def _check_ensemble(name: str, values: Tensor, like: Tensor) -> None:
