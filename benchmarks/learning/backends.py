@@ -3,7 +3,8 @@
     python benchmarks/learning/backends.py
 
 A run of `sort-grpo` under `replicated` leaves a checkpoint. Copies of it go on for 20 steps of GRPO on two CPU slots,
-one under each backend; a run that `fsdp2` trained goes on under both too.
+under `replicated`, under `fsdp2`, and with two ranks that share packed rows under either; so do copies of a run that
+`fsdp2` trained.
 """
 
 from __future__ import annotations
@@ -39,13 +40,20 @@ SHORT = {
     "sft_warm_up.reuse": "false",
     "rollout.num_prompts": 16,
     "rollout.max_new_tokens": 4,
-    "actor.micro_batch_groups": 2,
+    "actor.max_tokens_per_micro_batch": 64,
     "run.num_steps": NUM_BEFORE,
     "run.evaluate_every": 1000,
     "run.checkpoint_every": NUM_STEPS + NUM_BEFORE,
     "run.stop_at_score": "null",
 }
-BACKENDS = ("replicated", "fsdp2")
+SHARING = {"actor.backend_options.sequence_parallel": 2}
+WAYS = {
+    "replicated": {},
+    "fsdp2": {"actor.backend": "fsdp2"},
+    "replicated, rows shared": SHARING,
+    "fsdp2, rows shared": {"actor.backend": "fsdp2", **SHARING},
+}
+"""The first is compared with the others."""
 
 
 def train(recipe: str | None, output: Path, overrides: dict[str, object]) -> None:
@@ -73,16 +81,20 @@ def relative(actual: float, expected: float) -> float:
     return abs(actual - expected) / max(abs(expected), 1e-30) if actual != expected else 0.0
 
 
-def compare(first: str, folder: Path) -> dict[str, float]:
-    """The largest differences of both backends from a checkpoint that `first` wrote, relative to `replicated`."""
+def compare(first: str, folder: Path) -> dict[str, dict[str, float]]:
+    """The largest differences of each way from a checkpoint that `first` wrote, relative to `replicated`."""
     train("sort-grpo", folder / "first", {**SHORT, "actor.backend": first})
-    for name in BACKENDS:
+    for name, changes in WAYS.items():
         shutil.copytree(folder / "first", folder / name, symlinks=True)
-        train(None, folder / name, {"actor.backend": name, "run.num_steps": NUM_STEPS + NUM_BEFORE})
-    one, other = (folder / name for name in BACKENDS)
-    expected, actual = weights(one), weights(other)
+        train(None, folder / name, {"actor.backend": "replicated", **changes, "run.num_steps": NUM_STEPS + NUM_BEFORE})
+    one, *others = (folder / name for name in WAYS)
+    return {other.name: differences(other, one) for other in others}
+
+
+def differences(run: Path, other: Path) -> dict[str, float]:
+    expected, actual = weights(other), weights(run)
     found_rows = {
-        name: list(zip(metrics(other, name), metrics(one, name), strict=True)) for name in ("loss", "grad_norm")
+        name: list(zip(metrics(run, name), metrics(other, name), strict=True)) for name in ("loss", "grad_norm")
     }
     return {
         "loss": max(relative(*pair) for pair in found_rows["loss"]),
@@ -97,8 +109,8 @@ def compare(first: str, folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    cases = {}
-    for first in BACKENDS:
+    cases: dict[str, dict[str, dict[str, float]]] = {}
+    for first in ("replicated", "fsdp2"):
         with tempfile.TemporaryDirectory() as folder:
             cases[first] = compare(first, Path(folder))
     machine = {"python": platform.python_version(), "torch": torch.__version__, "cpus": os.cpu_count()}

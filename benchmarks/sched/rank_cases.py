@@ -74,7 +74,7 @@ ON_GPU: dict[str, dict[str, Any]] = {
 SHAPES = {**MODELS, **ON_GPU}
 SIZES = {"short": (2, 4, 32, 32), "long": (2, 4, 128, 192), "few": (1, 4, 128, 128), "many": (2, 4, 256, 256)}
 """Groups of a micro-batch, completions of each, tokens of a prompt, tokens of a completion."""
-BFLOAT16, RECOMPUTE = {"compute_dtype": "bfloat16"}, {"recompute": True}
+BFLOAT16, RECOMPUTE, SHARED = {"compute_dtype": "bfloat16"}, {"recompute": True}, {"sequence_parallel": 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +136,7 @@ def cases() -> list[Case]:
     ]
     all_cases += [replace(one, lora_rank=8) for one in (replicated, fsdp2)]
     all_cases += [replace(one, is_packed=True) for one in (replicated, fsdp2)]
+    all_cases += [replace(one, num_ranks=2, is_packed=True, options=SHARED) for one in (replicated, fsdp2)]
     all_cases += [replace(one, options=options) for one in (fsdp2, megatron) for options in (BFLOAT16, RECOMPUTE)]
     all_cases += [
         replace(megatron, num_ranks=2, options={"tensor_parallel": 2}),

@@ -153,8 +153,14 @@ def message(recipe: str, line: str) -> str:
         ),
         (
             "--actor.backend=megatron --actor.backend_options.tensor_parallel=2",
-            "--actor.backend_options.tensor_parallel: mode=auto plans ranks that each hold a whole model, and "
-            "actor.backend=megatron has 2 ranks a replica; use another mode, for example mode=collocated",
+            "--actor.backend_options.tensor_parallel: mode=auto plans ranks that each compute their own "
+            "micro-batches, and actor.backend=megatron has 2 ranks a replica; use another mode, for example "
+            "mode=collocated",
+        ),
+        (
+            "--mode=collocated --actor.backend_options.sequence_parallel=2",
+            "--actor.backend_options.sequence_parallel=2 ranks share packed micro-batches, and these are padded; set "
+            "actor.max_tokens_per_micro_batch",
         ),
         (
             "--actor.backend=megatron --plan.num_ranks_per_replica.actor=2 --mode=hybrid",

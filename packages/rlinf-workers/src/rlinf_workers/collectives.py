@@ -71,6 +71,16 @@ class RankGroup:
                 dist.broadcast(tensor, sender, group=group)
         return tensor
 
+    def all_to_all(self, parts: Tensor) -> Tensor:
+        """[R, ...], a part for each of these R ranks -> [R, ...], the part that each of them has for this one."""
+        if self.num_ranks == 1:
+            return parts
+        parts = parts.contiguous()
+        received = torch.empty_like(parts)
+        with self._waiting("all-to-all"):
+            dist.all_to_all_single(received, parts, group=self._process_group)
+        return received
+
     def exchange(self, blobs: Sequence[bytes]) -> list[bytes]:
         """All-to-all: bytes for each of these ranks -> bytes that each of them has for this one."""
         sizes = torch.zeros(self.num_ranks, self.num_ranks, dtype=torch.int64)

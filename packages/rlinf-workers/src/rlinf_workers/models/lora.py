@@ -139,6 +139,7 @@ class LoraModel(ModelAdapter):
 
     def __init__(self, base: ModelAdapter, model: ModelSettings, lora: LoraSettings) -> None:
         self._base, self._settings, self._lora = base, model, lora
+        self.shares_rows = base.shares_rows
 
     def build(self, device: torch.device) -> nn.Module:
         """The same adapter in every process, by the seed; its initial update is 0."""

@@ -6,21 +6,26 @@ Layers and head compute only these tokens; attention keeps sequences apart (pack
 completion is left out, because no output after it is needed. The tokens that a row of an episode shares with an earlier
 one are there once, in the earlier row, and the gradient of all rows flows back through them. Outputs are scattered to
 [B, T] with zeros in between, so a loss does not depend on how its batch was computed.
+
+Several ranks can compute one row together (sequence_parallel.py): `own_part` has the tokens of one of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlinf_workers.models.packed_attention import PackedAttention, attention_of, attention_of_sequences, packed
+from rlinf_workers.models.sequence_parallel import ExchangedAttention, RowShare, ranks_of_rows
 from rlinf_workers.models.sequences import PAD_ID, fit_width
 from rlinf_workers.roles.records.language import Example, SampleGroup
+
+Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,13 +40,15 @@ class PackedBatch:
     """[N] int64"""
     position_ids: Tensor
     """[N] int64, from 0 in each sequence."""
-    attention: PackedAttention
+    attention: PackedAttention | ExchangedAttention
     answers_at: Tensor
     """[M] int64, the row position whose state predicts each token with a loss."""
     completion_ids: Tensor
     """[B, T] int64"""
     loss_mask: Tensor
     """[B, T] float32, 1 on the M tokens."""
+    share: RowShare | None = None
+    """Where several ranks compute the row together; N and M then count this rank's tokens. None: the whole row."""
 
     @property
     def ids(self) -> Tensor:
@@ -49,13 +56,39 @@ class PackedBatch:
         return self.completion_ids[self.loss_mask != 0]
 
     def spread(self, values: Tensor) -> Tensor:
-        """[M] -> [B, T], 0 outside the mask."""
+        """[M] -> [B, T], 0 outside the mask; with the values of all ranks."""
         zeros = values.new_zeros(self.loss_mask.shape)
-        return zeros.masked_scatter(self.loss_mask != 0, values)
+        spread = zeros.masked_scatter(self.loss_mask != 0, values)
+        return spread if self.share is None else self.share.joined(spread)
 
     def to(self, device: torch.device) -> PackedBatch:
         names = ("token_ids", "position_ids", "attention", "answers_at", "completion_ids", "loss_mask")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+
+def own_part(batch: Batch) -> Batch:
+    """What this rank computes of a row that ranks share (`shared_rows`); the whole batch if they share none.
+
+    Raises: ValueError for padded completions, which cannot be shared.
+    """
+    if (ranks := ranks_of_rows()) is None:
+        return batch
+    if not isinstance(batch, PackedBatch):
+        raise ValueError("ranks share packed rows alone; set actor.max_tokens_per_micro_batch")
+    assert isinstance(batch.attention, PackedAttention), "a row is shared once"
+    share = RowShare(ranks, len(batch.token_ids))
+    places = batch.answers_at - share.first
+    is_own = (places >= 0) & (places < share.num_own)
+    loss_mask = torch.zeros_like(batch.loss_mask)
+    return replace(
+        batch,
+        token_ids=share.own(batch.token_ids),
+        position_ids=share.own(batch.position_ids),
+        attention=share.attention(batch.attention),
+        answers_at=places[is_own],
+        loss_mask=loss_mask.masked_scatter(batch.loss_mask != 0, is_own.to(loss_mask.dtype)),
+        share=share,
+    )
 
 
 def computed_parts(group: SampleGroup) -> tuple[Tensor, Tensor]:

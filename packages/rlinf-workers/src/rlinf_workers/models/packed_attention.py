@@ -56,6 +56,29 @@ class PackedAttention:
     def to(self, device: torch.device) -> PackedAttention:
         return PackedAttention([block.to(device) for block in self.blocks], self._answers.to(device))
 
+    def cut(self, part: int, num_parts: int) -> PackedAttention:
+        """The attention of some of the queries of each block, equally much work in each part; the other results are
+        0."""
+        blocks: list[AttentionBlock] = []
+        answers = torch.full((sum(block.queries.numel() for block in self.blocks) + 1,), -1)
+        first = num_answers = 0
+        for block in self.blocks:
+            (num_rows, num_queries), num_keys = block.queries.shape, block.keys.shape[1]
+            numbers = torch.arange(first, first + num_rows * num_queries).view(num_rows, num_queries)
+            first += num_rows * num_queries
+            ends = [num_queries * piece // (2 * num_parts) for piece in range(2 * num_parts + 1)]
+            for piece in (part, 2 * num_parts - 1 - part):  # later queries have more keys
+                chosen = slice(ends[piece], ends[piece + 1])
+                if chosen.start == chosen.stop:
+                    continue
+                keys = block.keys[:, : num_keys - num_queries + chosen.stop]
+                blocks.append(AttentionBlock(queries=block.queries[:, chosen], keys=keys))
+                own = numbers[:, chosen].flatten()
+                answers[own] = torch.arange(num_answers, num_answers + len(own))
+                num_answers += len(own)
+        answers = torch.where(answers < 0, num_answers, answers).to(self._answers.device)
+        return PackedAttention(blocks, answers[self._answers])
+
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
@@ -75,6 +98,7 @@ class PackedAttention:
             )
             answer = _causal(q, k, v, scale, window, softcap)  # [b, H, Q, D]
             outputs.append(answer.transpose(1, 2).flatten(2).flatten(0, 1))
+        outputs.append(rows[0].new_zeros(1, rows[0].shape[1]))  # of a query that is not computed here
         answers = torch.cat(outputs).index_select(0, self._answers)
         return answers.view(1, len(answers), -1, size)
 

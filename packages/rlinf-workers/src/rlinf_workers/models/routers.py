@@ -64,4 +64,7 @@ def balance_loss(model: Any, batch: SequenceBatch | PackedBatch, routers: list[l
     if isinstance(batch, SequenceBatch):
         mask = torch.cat([batch.prompt_mask.flatten(), batch.loss_mask[:, 1:].flatten().long()])
     top_k = getattr(model.config, "num_experts_per_tok", None) or getattr(model.config, "num_experts_per_token", 2)
-    return router_balance_loss([torch.cat(calls) for calls in routers], top_k=top_k, mask=mask)
+    logits = [torch.cat(calls) for calls in routers]
+    if isinstance(batch, PackedBatch) and batch.share is not None:
+        logits = [batch.share.whole(own) for own in logits]
+    return router_balance_loss(logits, top_k=top_k, mask=mask)

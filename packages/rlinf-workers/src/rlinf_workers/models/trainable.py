@@ -25,8 +25,9 @@ from rlinf_workers.models.language_model import (
     load_tokenizer,
     outline_model,
 )
-from rlinf_workers.models.packed import PackedBatch, packed_logits, packed_states
+from rlinf_workers.models.packed import PackedBatch, own_part, packed_logits, packed_states
 from rlinf_workers.models.routers import balance_loss, recorded_routers
+from rlinf_workers.models.sequence_parallel import RowShare, ranks_of_rows
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_states, num_calls
 from rlinf_workers.models.weight_names import (
     StoredWeights,
@@ -68,6 +69,8 @@ class TokenModel(ModelAdapter):
         balances_routers: also output the load-balancing loss of each CompletionBatch, for a mixture of experts.
     """
 
+    shares_rows = True
+
     def __init__(self, settings: ModelSettings, temperature: float, *, balances_routers: bool = False) -> None:
         self.settings, self._balances_routers = settings, balances_routers
         self.temperature = temperature or 1.0
@@ -87,11 +90,12 @@ class TokenModel(ModelAdapter):
 
     def answers(self, model: Any, batch: TokenBatch, *, entropies: bool) -> ModelOutputs:
         if isinstance(batch, LogitNorms):
-            return ModelOutputs(logit_norms=self._logit_norms(model, batch.batch))
+            return ModelOutputs(logit_norms=self._logit_norms(model, own_part(batch.batch)))
         if isinstance(batch, Likeliest):
-            return _likeliest_answers(model, batch.batch)
+            return _likeliest_answers(model, own_part(batch.batch))
         if isinstance(batch, ExampleBatch):
             return _example_answers(model, batch)
+        batch = own_part(batch)
         if not self._balances_routers or not torch.is_grad_enabled():
             return self._completion_answers(model, batch, entropies)
         with recorded_routers(model) as routers:
@@ -164,6 +168,8 @@ class ValueModel(ModelAdapter):
     """A causal language model whose head outputs one number per token: the expected remaining reward before each token
     of a CompletionBatch is sampled. The head begins at 0."""
 
+    shares_rows = True
+
     def __init__(self, settings: ModelSettings) -> None:
         self.settings = settings
 
@@ -181,6 +187,7 @@ class ValueModel(ModelAdapter):
         return pretrained_weights(model, self.settings.folder, without=own)
 
     def answers(self, model: Any, batch: CompletionBatch, *, entropies: bool) -> ModelOutputs:
+        batch = own_part(batch)
         if isinstance(batch, PackedBatch):
             return ModelOutputs(values=batch.spread(packed_logits(model, batch)[..., 0].float()))
         return ModelOutputs(values=completion_logits(model, batch)[..., 0].float())
@@ -203,14 +210,23 @@ def _with_value_head(model: Any) -> Any:
 
 
 def _example_answers(model: Any, batch: ExampleBatch) -> ModelOutputs:
-    """Log-probabilities [B, T - 1] of the tokens from the second on, at temperature 1."""
+    """Log-probabilities [B, T - 1] of the tokens from the second on, at temperature 1. Ranks that share packed rows
+    share the examples."""
+    if (ranks := ranks_of_rows()) is None:
+        return ModelOutputs(logprobs=_example_logprobs(model, batch))
+    share = RowShare(ranks, len(batch.token_ids))
+    own = replace(batch, token_ids=share.own(batch.token_ids), loss_mask=share.own(batch.loss_mask))
+    return ModelOutputs(logprobs=share.whole(_example_logprobs(model, own)))
+
+
+def _example_logprobs(model: Any, batch: ExampleBatch) -> Tensor:
     if has_large_logits(model, batch.token_ids.numel()):
         ids, mask = batch.token_ids[:, 1:], batch.loss_mask[:, 1:]
-        return answers_of_states(model, _example_states(model, batch), ids, mask, 1.0, entropies=False)
+        return answers_of_states(model, _example_states(model, batch), ids, mask, 1.0, entropies=False).logprobs
     logits = _example_logits(model, batch)
     ids = batch.token_ids[:, 1:]
     losses = nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids.flatten(), reduction="none")
-    return ModelOutputs(logprobs=-losses.view_as(ids))
+    return -losses.view_as(ids)
 
 
 def _likeliest_answers(model: Any, batch: PackedBatch | ExampleBatch) -> ModelOutputs:

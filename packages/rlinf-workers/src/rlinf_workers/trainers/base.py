@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from rlinf_comm import record
 from rlinf_comm.weights import Layout
+from rlinf_workers.collectives import RankGroup
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.weight_names import StoredWeights, plain_weights
 from rlinf_workers.plugins import TRAINERS
@@ -124,6 +125,22 @@ def shards_of(num_shards: int, rank: int, num_ranks: int, *, ranks: str = "ranks
     return range(rank, num_shards, num_ranks)
 
 
+def sequence_ranks(kind: ModelAdapter, worker: Worker, sequence_parallel: int) -> RankGroup | None:
+    """The ranks that compute each micro-batch together; None: each rank computes its own.
+
+    Raises: ValueError where the replicas of the worker group have another size, or ranks cannot share such a model's
+    micro-batches.
+    """
+    if sequence_parallel == 1:
+        return None
+    at, size = f"actor.backend_options.sequence_parallel={sequence_parallel}", worker.identity.num_ranks_per_replica
+    if size != sequence_parallel:
+        raise ValueError(f"{at}: it is the number of ranks of a replica, and here they have {size}")
+    if not kind.shares_rows:
+        raise ValueError(f"{at}: {type(kind).__name__} has no sequences that ranks can share")
+    return worker.replica_ranks
+
+
 NOT_ASKED = torch.zeros(0)
 
 
@@ -155,6 +172,8 @@ class ModelAdapter(ABC):
 
     stem = MODEL
     """Prefix of its files with tensors."""
+    shares_rows = False
+    """Whether ranks can compute a micro-batch together (models/sequence_parallel.py)."""
 
     @abstractmethod
     def build(self, device: torch.device) -> nn.Module:

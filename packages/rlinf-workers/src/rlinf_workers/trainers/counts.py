@@ -29,7 +29,7 @@ def whole_copy_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankM
     copy = job.num_models * job.dtype_bytes * model.num_parameters
     return RankMemory(
         weights=copy,
-        gradients=-(-job.num_shards // num_ranks) * copy,
+        gradients=-(-job.num_shards // max(1, num_ranks // job.sequence_ranks)) * copy,
         optimizer=NUM_MOMENTS * copy,
         activations=max(update_bytes(model, job), sft_warm_up_bytes(model, job)),
         step=copy // job.num_models if job.on_gpu else 2 * largest_tensor_bytes(model, job),
@@ -40,15 +40,16 @@ def whole_copy_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankM
 def train_profile(spec: TrainerSpec, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
     """As `TrainerSpec.train_profile`."""
     span, computed = spec.num_ranks_of_replica(job), spec.computed(job)
+    sharing = spec.sequence_ranks(job.trainer_options)
     expert_parallel, num_stages = spec.cut(job)
     copy = job.dtype_bytes * model.num_parameters
     pass_s = forward_s(model, gpu, computed, expert_parallel) / span + launch_s(model, job, num_stages)
-    item_s = spec.num_passes(job) * job.num_models * pass_s
+    item_s = spec.num_passes(job) * job.num_models * (pass_s + exchange_s(model, gpu, computed, sharing))
     instances = []
     for num_ranks in (count for count in range(1, job.num_shards + 1) if job.num_shards % count == 0):
         memory = spec.rank_memory(model, job, num_ranks * span)
-        sent = job.num_models * spec.copies_sent(job, num_ranks) * copy if num_ranks > 1 else 0
-        link = ring_bytes_per_s(gpu, span, num_ranks)
+        sent = job.num_models * spec.copies_sent(job, num_ranks) * copy if num_ranks * sharing > 1 else 0
+        link = ring_bytes_per_s(gpu, span // sharing, num_ranks * sharing)
         moved = (3 + 2 * NUM_MOMENTS) * memory.optimizer / NUM_MOMENTS  # all except the gradient are read and written
         instances.append(
             InstanceProfile(
@@ -67,6 +68,17 @@ def train_profile(spec: TrainerSpec, model: ModelShape, gpu: Gpu, job: JobShape)
         source=f"derived: {spec.name} AdamW training of {model.name} on {gpu.name}, "
         f"{describe_numbers(model, computed)}",
     )
+
+
+def exchange_s(model: ModelShape, gpu: Gpu, job: JobShape, num_ranks: int) -> float:
+    """Seconds of a pass over a group in which the ranks that share its tokens exchange queries, keys, values and
+    results of attention."""
+    if num_ranks == 1:
+        return 0.0
+    numbers = 2 * model.head_dim * (model.num_heads + max(model.num_kv_heads, num_ranks))
+    tokens = job.lengths.packed_group_tokens / num_ranks
+    sent = model.num_layers * tokens * numbers * job.dtype_bytes * (num_ranks - 1) / num_ranks
+    return sent / ring_bytes_per_s(gpu, 1, num_ranks)
 
 
 def largest_tensor_bytes(model: ModelShape, job: JobShape) -> int:

@@ -48,8 +48,13 @@ class TrainerSpec(Spec):
     # -- options -----------------------------------------------------------------------------------------------------
 
     def ranks_per_replica(self, options: Mapping[str, Any]) -> int | None:
-        """Ranks that hold one copy of the model together; None: the plan decides."""
-        return None
+        """Ranks that hold one copy of the model, or compute each micro-batch, together; None: the plan decides."""
+        size = self.sequence_ranks(options)
+        return size if size > 1 else None
+
+    def sequence_ranks(self, options: Mapping[str, Any]) -> int:
+        """Ranks that compute each packed micro-batch together; the option `sequence_parallel`, if it counts ranks."""
+        return 1
 
     def compute_dtype(self, options: Mapping[str, Any], model_dtype: str) -> str:
         """The compute dtype of a pass: "float32" or "bfloat16"."""
@@ -100,13 +105,14 @@ class TrainerSpec(Spec):
 
     def rank_memory(self, model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:
         """Memory of one of `num_ranks` ranks of the actor."""
+        job = replace(job, sequence_ranks=self.sequence_ranks(job.trainer_options))
         whole = self.memory(model, job, num_ranks)
         if job.adapter is None:
             return whole
         return job.adapter.added_to(whole, model, job.dtype_bytes * model.num_parameters, job.num_models)
 
     def num_ranks_of_replica(self, job: JobShape) -> int:
-        """Ranks, each on its own device, that hold one copy of the model together according to the options."""
+        """`ranks_per_replica`, each rank on its own device; 1 if the options do not determine it."""
         return self.ranks_per_replica(job.trainer_options) or 1
 
     def computed(self, job: JobShape) -> JobShape:

@@ -93,8 +93,8 @@ class TrainerConfig(OptimizerConfig):
     )
     backend_options: dict[str, bool | int | float | str] = Field(
         default={},
-        description="Options of the backend: compute_dtype and recompute of fsdp2, tensor_parallel and more of "
-        "megatron (docs/backends.md), or those of a custom backend.",
+        description="Options of the backend: compute_dtype, recompute and sequence_parallel of fsdp2, tensor_parallel "
+        "and more of megatron (docs/backends.md), or those of a custom backend.",
     )
 
     @property
@@ -106,6 +106,11 @@ class TrainerConfig(OptimizerConfig):
     def ranks_per_replica(self) -> int | None:
         """`plan.num_ranks_per_replica.actor` as the backend's options determine it; None: they do not."""
         return self.trainer_spec.ranks_per_replica(self.backend_options)
+
+    @property
+    def sequence_ranks(self) -> int:
+        """Ranks that compute each packed micro-batch together."""
+        return self.trainer_spec.sequence_ranks(self.backend_options)
 
     def conflicts(self) -> Iterator[Conflict]:
         for option, text in self.trainer_spec.problems(self.backend_options):
@@ -461,6 +466,12 @@ class JobConfig(Section):
             yield Conflict(keys=keys, text=f": actor.backend={actor.backend} {text}")
         if size is None:
             return
+        if actor.sequence_ranks > 1 and getattr(actor, "max_tokens_per_micro_batch", None) is None:
+            yield Conflict(
+                keys=("actor.backend_options.sequence_parallel", "actor.max_tokens_per_micro_batch"),
+                text=f"={size} ranks share packed micro-batches, and these are padded; set "
+                "actor.max_tokens_per_micro_batch",
+            )
         for group in self.training_groups:
             chosen = self.plan.num_ranks_per_replica.get(group)
             if chosen is not None and chosen != size:
@@ -471,12 +482,12 @@ class JobConfig(Section):
         if size > 1 and self.mode == "auto":
             yield Conflict(
                 keys=("mode", "actor.backend_options"),
-                text=f"=auto plans ranks that each hold a whole model, and actor.backend={actor.backend} has {size} "
-                "ranks a replica; use another mode, for example mode=collocated",
+                text=f"=auto plans ranks that each compute their own micro-batches, and actor.backend={actor.backend} "
+                f"has {size} ranks a replica; use another mode, for example mode=collocated",
             )
 
     def _cut_conflicts(self, actor: TrainerConfig) -> Iterator[Conflict]:
-        for group in self.training_groups if actor.trainer_spec.shards_state else ():
+        for group in self.training_groups if actor.trainer_spec.shards_state and actor.sequence_ranks == 1 else ():
             if (size := self.plan.num_ranks_per_replica.get(group, 1)) > 1:
                 yield Conflict(
                     keys=(f"plan.num_ranks_per_replica.{group}", "actor.backend"),

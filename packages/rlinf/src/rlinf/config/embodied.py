@@ -386,6 +386,12 @@ class EmbodiedConfig(JobConfig):
             )
         yield from self._cut_conflicts(self.actor)
         yield from self._shard_conflicts(self.actor.num_shards)
+        if self.actor.sequence_ranks > 1:
+            yield Conflict(
+                keys=("actor.backend_options.sequence_parallel", "policy.name"),
+                text=f"={self.actor.sequence_ranks}: ranks share the rows of tokens of a language model, and a "
+                "robot's policy has none; leave it out",
+            )
 
     def num_samples(self, chunk_size: int = 1) -> int:
         """Samples of a training step: answers of the policy, each of `chunk_size` actions, in all environments."""

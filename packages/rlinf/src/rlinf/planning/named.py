@@ -45,7 +45,7 @@ def explain_named(
     from rlinf_sched.explain import explain_problem
 
     try:
-        problem, config = _problem(name, overrides, gpu, env_step_s)
+        problem, config = _problem(name, overrides, gpu, env_step_s, mode)
         modes: tuple[Mode, ...] | None = None if mode == "auto" else (mode,)
         now = ["planning"]
         with LiveLine().doing(lambda: now[-1]):
@@ -61,7 +61,7 @@ def explain_named(
 
 
 def _problem(
-    name: str, overrides: Sequence[Override], gpu: str | None, env_step_s: float | None
+    name: str, overrides: Sequence[Override], gpu: str | None, env_step_s: float | None, mode: str
 ) -> tuple[Problem, JobConfig | None]:
     """Returns the problem, and the config if it comes from a recipe."""
     from rlinf_sched import read_problem
@@ -86,7 +86,8 @@ def _problem(
     from rlinf.jobs.checks import check_names
     from rlinf.planning.problems import problem_of_recipe
 
-    config = load_config(name, [*_unread_data(name, overrides), *overrides])
+    of_mode = [] if mode == "auto" else [Override(key=("mode",), text=mode)]
+    config = load_config(name, [*_unread_data(name, overrides), *overrides, *of_mode])
     check_names(config)
     return problem_of_recipe(config, gpu=gpu or "H100", env_step_s=env_step_s), config
 

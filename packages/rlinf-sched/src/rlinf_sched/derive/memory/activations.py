@@ -51,13 +51,14 @@ def passes_of_micro_batch(job: JobShape, *, recomputes: bool = False) -> tuple[P
 
 
 def packed_pass(job: JobShape, *, recomputes: bool = False) -> Pass | None:
-    """The call for the largest packed micro-batch: completions of the longest kind, whose tokens and those of their
-    prompts fill the budget. None where micro-batches are padded."""
+    """The call for a rank's part of the largest packed micro-batch: completions of the longest kind, whose tokens and
+    those of their prompts fill the budget. None where micro-batches are padded."""
     if job.max_tokens_per_micro_batch is None:
         return None
     lengths = job.lengths
     group_tokens = lengths.prompt_tokens + lengths.group_size * lengths.limit_tokens
     num_tokens = min(job.max_tokens_per_micro_batch, max(1, job.num_groups // job.num_shards) * group_tokens)
+    num_tokens = -(-num_tokens // job.sequence_ranks)
     num_rows = max(1, num_tokens // lengths.limit_tokens)
     return Pass(
         num_rows=num_rows,
@@ -95,7 +96,9 @@ def update_bytes(model: ModelShape, job: JobShape, *, recomputes: bool = False) 
 def sft_warm_up_bytes(model: ModelShape, job: JobShape, *, recomputes: bool = False) -> int:
     """Bytes at the peak of a backward pass over a batch of whole sequences."""
     num_tokens = job.lengths.prompt_tokens + job.lengths.limit_tokens
-    whole = Pass(num_rows=job.sft_warm_up_sequences, num_tokens=num_tokens, recomputes=recomputes)
+    whole = Pass(
+        num_rows=-(-job.sft_warm_up_sequences // job.sequence_ranks), num_tokens=num_tokens, recomputes=recomputes
+    )
     return layers_bytes(model, job, whole) + turn_bytes(model, job, whole)
 
 

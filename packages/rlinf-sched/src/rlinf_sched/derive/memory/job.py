@@ -23,6 +23,8 @@ class JobShape:
     """Shards of a batch, distributed over the ranks of the trainer."""
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the training backend, which computes its own memory."""
+    sequence_ranks: int = 1
+    """Ranks of the trainer that compute a packed micro-batch together, each an equal part of its tokens."""
     micro_batch_groups: int = 1
     """Groups of one forward and backward pass, padded to one length."""
     max_tokens_per_micro_batch: int | None = None

@@ -1,4 +1,4 @@
-"""FSDP2Backend: the ranks of a group shard one model, and each computes its own shards of a batch.
+"""FSDP2Backend: the ranks of a group shard one model, and each replica computes its own shards of a batch.
 
 Weights, gradients and the optimizer's moments are sharded over the ranks; each layer is all-gathered before use and
 freed after it. A layer's gradient is reduce-scattered once autograd has all of it; a padded micro-batch uses each layer
@@ -25,6 +25,7 @@ from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts import fsdp2_layout as fsdp2_layout, shard_boxes
 from rlinf_workers.collectives import connect_alone
 from rlinf_workers.models.placement import HOST, HostPlaces, copy_alike, move_moments, tensors_of
+from rlinf_workers.models.sequence_parallel import shared_rows
 from rlinf_workers.models.sharded_init import ShardedInit
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.models.weight_names import StoredWeights
@@ -34,6 +35,7 @@ from rlinf_workers.trainers.base import (
     ModelOutputs,
     OptimizerSettings,
     TrainingBackend,
+    sequence_ranks,
     shards_of,
 )
 from rlinf_workers.trainers.checkpoint import OPTIMIZER, num_steps_in, optimizer_tensors, parameter_of, writers
@@ -67,19 +69,29 @@ def fsdp2(
     num_shards: int,
     compute_dtype: Literal["float32", "bfloat16"] = "float32",
     recompute: bool = False,
+    sequence_parallel: int = 1,
 ) -> TrainingBackend:
     """A sharded model; a frozen one is whole on every rank, because its ranks are called at different times.
 
     Args:
         compute_dtype: "bfloat16" computes in bfloat16; weights, reductions and moments keep the model's dtype.
         recompute: the backward pass recomputes the feed-forward half of each layer.
+        sequence_parallel: ranks of a replica, which compute each micro-batch together.
 
     Raises: ValueError naming the key of the recipe.
     """
     lower = torch.bfloat16 if compute_dtype == "bfloat16" else None
     if optimizer is None:
         return ReplicatedBackend(_InDtype(model, lower) if lower else model, worker, optimizer=None, num_shards=1)
-    return FSDP2Backend(model, worker, optimizer=optimizer, num_shards=num_shards, lower=lower, recompute=recompute)
+    return FSDP2Backend(
+        model,
+        worker,
+        optimizer=optimizer,
+        num_shards=num_shards,
+        lower=lower,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+    )
 
 
 class _InDtype(ModelAdapter):
@@ -115,13 +127,16 @@ class FSDP2Backend:
         num_shards: int,
         lower: torch.dtype | None,
         recompute: bool,
+        sequence_parallel: int = 1,
     ) -> None:
-        if worker.identity.num_ranks_per_replica > 1:
+        if sequence_parallel == 1 < worker.identity.num_ranks_per_replica:
             raise ValueError(
                 "plan.num_ranks_per_replica.actor: fsdp2 shards the model over all ranks of the actor and gives each "
                 "its own micro-batches; leave the key out"
             )
-        self.shards: Sequence[int] = shards_of(num_shards, worker.rank, worker.num_ranks)
+        self._row_ranks = sequence_ranks(model, worker, sequence_parallel)
+        replicas = worker.replicas
+        self.shards: Sequence[int] = shards_of(num_shards, replicas.rank, replicas.num_ranks)
         self._kind, self._worker = model, worker
         self._aligned = AlignedPasses.of(worker)
         self._places = HostPlaces()
@@ -170,7 +185,8 @@ class FSDP2Backend:
                 return self._kind.base_answers(self._model, batch)
             return self._kind.answers(self._model, batch, entropies=entropies)
 
-        outputs = self._root(answers)
+        with shared_rows(self._row_ranks):
+            outputs = self._root(answers)
         cast(FSDPModule, self._root).reshard()
         return outputs
 
@@ -196,7 +212,7 @@ class FSDP2Backend:
         for parameter in self._parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        return self._worker.ranks.sum_(torch.stack(list(self._statistics.values())).sum(0)).tolist()
+        return self._worker.replicas.sum_(torch.stack(list(self._statistics.values())).sum(0)).tolist()
 
     def _backward(self, shard: int, batch: Any, loss_of: LossOf, entropies: bool) -> None:
         def loss() -> Tensor:
@@ -204,7 +220,12 @@ class FSDP2Backend:
             self.count(shard, statistics)
             return total
 
-        self._root(loss).backward()
+        self._backpropagate(loss)
+
+    def _backpropagate(self, loss: Callable[[], Tensor]) -> None:
+        with shared_rows(self._row_ranks):
+            total = self._root(loss)
+        total.backward()
 
     def dummy_pass(self, batch: Any, backward: bool) -> None:
         if not backward:
@@ -215,7 +236,7 @@ class FSDP2Backend:
             outputs = self._kind.answers(self._model, batch, entropies=False)
             return 0.0 * (outputs.logprobs.sum() + outputs.values.sum())
 
-        self._root(nothing).backward()
+        self._backpropagate(nothing)
 
     def _pass(self, batch: Any, backward: bool) -> Pass:
         return self._number, int(backward), self._kind.num_calls(batch)
@@ -239,7 +260,7 @@ class FSDP2Backend:
 
     def sum_over_shards(self, rows: Tensor) -> Tensor:
         self._aligned.finish()
-        return self._worker.ranks.sum_(rows.sum(0))
+        return self._worker.replicas.sum_(rows.sum(0))
 
     def restart(self, optimizer: OptimizerSettings) -> None:
         self._settings = optimizer

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import Meta
 
 from rlinf_workers.trainers.spec import TrainerSpec
 
@@ -21,11 +23,16 @@ class FSDP2Options:
     """Computes in this dtype; weights, reductions and moments keep the model's dtype."""
     recompute: bool = False
     """Recompute the feed-forward half of each layer in the backward pass instead of keeping its activations."""
+    sequence_parallel: Annotated[int, Meta(ge=1)] = 1
+    """Ranks of a replica, which compute each packed micro-batch together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FSDP2Spec(TrainerSpec):
-    """Sharded over all ranks of the actor, each with its own micro-batches."""
+    """Sharded over all ranks of the actor. Each has its own micro-batches, or shares them with those of its replica."""
+
+    def sequence_ranks(self, options: Mapping[str, Any]) -> int:
+        return int(options.get("sequence_parallel", 1))
 
     def compute_dtype(self, options: Mapping[str, Any], model_dtype: str) -> str:
         return "bfloat16" if options.get("compute_dtype") == "bfloat16" else model_dtype
@@ -47,7 +54,7 @@ class FSDP2Spec(TrainerSpec):
         return fsdp2_memory(model, job, self.computed(job), num_ranks)
 
     def copies_sent(self, job: JobShape, num_ranks: int) -> int:
-        """Gathered twice and reduced in each pass."""
+        """Gathered twice and reduced in each pass; `num_ranks` are replicas where ranks share micro-batches."""
         groups = -(-job.num_groups // (num_ranks * job.num_updates))
         if job.max_tokens_per_micro_batch is None:
             return 3 * max(1, -(-groups // job.micro_batch_groups))

@@ -19,7 +19,15 @@ from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, copy_alike, move_moments, tensors_of
-from rlinf_workers.trainers.base import LossOf, ModelAdapter, ModelOutputs, OptimizerSettings, shards_of
+from rlinf_workers.models.sequence_parallel import shared_rows
+from rlinf_workers.trainers.base import (
+    LossOf,
+    ModelAdapter,
+    ModelOutputs,
+    OptimizerSettings,
+    sequence_ranks,
+    shards_of,
+)
 from rlinf_workers.trainers.checkpoint import host_copy, load_optimizer, optimizer_tensors, writers
 from rlinf_workers.trainers.denormals import flushed_denormals
 from rlinf_workers.trainers.served import Served
@@ -36,9 +44,21 @@ class ReplicatedBackend:
     num_steps = 0
 
     def __init__(
-        self, model: ModelAdapter, worker: Worker, *, optimizer: OptimizerSettings | None, num_shards: int
+        self,
+        model: ModelAdapter,
+        worker: Worker,
+        *,
+        optimizer: OptimizerSettings | None,
+        num_shards: int,
+        sequence_parallel: int = 1,
     ) -> None:
+        """Args:
+        sequence_parallel: ranks of a replica, which compute each micro-batch together.
+
+        Raises: ValueError naming the key of the recipe.
+        """
         self._kind, self._worker = model, worker
+        self._row_ranks = sequence_ranks(model, worker, 1 if optimizer is None else sequence_parallel)
         self._model = model.build(HOST)
         self._places = HostPlaces()
         self._moved = MovedModel(self._model, self._places)
@@ -69,9 +89,10 @@ class ReplicatedBackend:
 
     @torch.no_grad()
     def forward(self, batch: Any, *, entropies: bool = False, adapter: bool = True) -> ModelOutputs:
-        if not adapter:
-            return self._kind.base_answers(self._model, batch)
-        return self._kind.answers(self._model, batch, entropies=entropies)
+        with shared_rows(self._row_ranks):
+            if not adapter:
+                return self._kind.base_answers(self._model, batch)
+            return self._kind.answers(self._model, batch, entropies=entropies)
 
     def _make_buffers(self) -> None:
         sizes, device = Counter[torch.dtype](), self._parameters[0].device
@@ -93,7 +114,8 @@ class ReplicatedBackend:
             self._statistics[shard] = torch.zeros(num_statistics, dtype=torch.float64)
 
     def backward(self, shard: int, batch: Any, loss_of: LossOf, *, entropies: bool = False) -> None:
-        loss, statistics = loss_of(self._kind.answers(self._model, batch, entropies=entropies))
+        with shared_rows(self._row_ranks):
+            loss, statistics = loss_of(self._kind.answers(self._model, batch, entropies=entropies))
         self._attach(shard)
         loss.backward()
         self.count(shard, statistics)
@@ -108,7 +130,8 @@ class ReplicatedBackend:
         for dtype, total in self._of_shard(first).items():
             for shard in others:
                 total += self._buffers[shard, dtype]
-            self._worker.replicas.sum_(total)
+            # Ranks that share micro-batches have the gradients of their own tokens.
+            (self._worker.replicas if self._row_ranks is None else self._worker.ranks).sum_(total)
         self._attach(first)
         return self._worker.replicas.sum_(self._statistics[first]).tolist()
 
