@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {"chunk_size": 2, "width": 32, "value_width": 8, "num_de
 NUM_ROWS, WIDTH = 3, 32
 
 
-@pytest.fixture(params=["pi0", "smolvla"])
+@pytest.fixture(params=["pi0", "pi05", "smolvla"])
 def name(request) -> str:
     return request.param
 
