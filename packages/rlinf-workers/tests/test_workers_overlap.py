@@ -66,6 +66,26 @@ class WaitingLearn(Learn):
             time.sleep(0.01)
 
 
+class LeadingScale(Scale):
+    """Each run ends when the next one has begun with its own weights."""
+
+    computes_at_once = True
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = Path(folder)
+
+    def scale(self, numbers: Reader[Number], scaled: Writer[Number]) -> None:
+        weight, following = float(self._weight), self.step.step + 1
+        (self._folder / f"begun-{self.step.step}").touch()
+        until_s = time.monotonic() + 60
+        while following < NUM_STEPS and not (self._folder / f"begun-{following}").exists():
+            assert time.monotonic() < until_s, "the next run waits for this one"
+            time.sleep(0.01)
+        for chunk in numbers:
+            scaled.put_many([(item.index, Number(index=item.index, value=item.value * weight)) for item in chunk])
+
+
 class TakingScale(Scale):
     """Each rank takes the newest weights in the middle of every second run, the ranks in turns."""
 
@@ -89,11 +109,18 @@ class HopefulScale(Scale):
         self.take_weights(NUM_STEPS)
 
 
-def flow_of(scale: type[Scale], learn: type[Learn], max_staleness: int, *arguments: str, offers: bool = False) -> Flow:
-    """The toy flow, with other workers."""
-    flow = Flow("toy", max_staleness=max_staleness)
-    flow.worker("scale", scale, *arguments).worker("shift", Shift).worker("learn", learn, *arguments)
-    flow.stage("scale", scale.scale, reads="numbers", writes="scaled")
+def flow_of(
+    scale: type[Scale],
+    learn: type[Learn],
+    max_staleness: int,
+    *arguments: str,
+    offers: bool = False,
+    ahead: bool = False,
+) -> Flow:
+    """The toy flow, with other workers; `arguments` are for those that have any."""
+    flow, of_learn = Flow("toy", max_staleness=max_staleness), arguments if learn is not Learn else ()
+    flow.worker("scale", scale, *arguments).worker("shift", Shift).worker("learn", learn, *of_learn)
+    flow.stage("scale", scale.scale, reads="numbers", writes="scaled", ahead=ahead)
     flow.stage("shift", Shift.shift, reads="scaled", writes="shifted", needs_device=False)
     flow.stage("learn", learn.learn, reads="shifted", dispatch="key", trains=True)
     return flow.weights("learn", to="scale", offers=offers)
@@ -214,6 +241,24 @@ def test_a_run_generates_while_the_one_before_trains(tmp_path):
         executor.sync_weights()
         runs = overlapped(executor, flow, 0, NUM_STEPS)
     assert [run.metrics["learn/weight"] for run in runs] == reference_run(VALUES, NUM_STEPS, max_staleness=1)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_stage_ahead_begins_while_that_of_the_run_before_goes_on(tmp_path, num_ranks):
+    """The first run never waits for the third, which needs weights that the first trains."""
+    flow = flow_of(LeadingScale, Learn, 2, str(tmp_path), ahead=True)
+    cluster = Cluster.cpu_slots(3)
+    plan = plan_for_mode(flow.graph(), cluster, "disaggregated", num_ranks={"scale": num_ranks})
+    with Executor(cluster=cluster, log_folder=tmp_path) as executor:
+        executor.start(flow, plan)
+        executor.sync_weights()
+        runs = overlapped(executor, flow, 0, NUM_STEPS)
+    assert [run.metrics["learn/weight"] for run in runs] == reference_run(VALUES, NUM_STEPS, max_staleness=2)
+
+
+def test_a_stage_that_shares_its_device_is_not_ahead(tmp_path):
+    flow = flow_of(Scale, Learn, 1, ahead=True)
+    assert weights_of(tmp_path, flow, NUM_STEPS, "collocated") == reference_run(VALUES, NUM_STEPS, max_staleness=1)
 
 
 def test_an_explanation_names_the_step_that_generation_waits_for(tmp_path):

@@ -45,6 +45,8 @@ class StageDefinition:
     stage: Stage
     method: str
     ordered: bool
+    ahead: bool
+    """Whether it may begin before the same stage of the run before has ended."""
 
 
 class Flow:
@@ -98,6 +100,7 @@ class Flow:
         worker: str | None = None,
         dispatch: Dispatch = "any",
         ordered: bool = False,
+        ahead: bool = False,
         trains: bool = False,
         needs_device: bool = True,
         whole_batch: bool = False,
@@ -114,6 +117,9 @@ class Flow:
             worker: the group; by default the one with the stage's name.
             ordered: chunks come in the order of the items' keys 0, 1, 2, ..., in whatever order they were put. With
                 `dispatch="key"` a replica gets every num_replicas-th item.
+            ahead: where runs overlap, the stage of a run begins with the run, in a thread of its own, while that of the
+                run before goes on. All stages with `ahead` do so, or none does: they need devices that they share with
+                no other turn, replicas of one rank, and no offloading. See `Worker.is_ahead`.
             dispatch, trains, needs_device, whole_batch, item_multiple, granularities, num_parts, devices_per_rank: as
                 in rlinf_sched.flow_graph.Stage.
         """
@@ -146,6 +152,7 @@ class Flow:
             ),
             method=method if isinstance(method, str) else method.__name__,
             ordered=ordered,
+            ahead=ahead,
         )
         return self
 

@@ -42,6 +42,14 @@ class MetricTable:
             metric.terms.append(float(value) * weight)
             metric.weights.append(weight)
 
+    def absorb(self, drained: Mapping[str, WeightedMetric]) -> None:
+        """Adds what another table has collected."""
+        with self._lock:
+            for name, other in drained.items():
+                metric = self._metrics.setdefault(name, WeightedMetric(is_spread=other.is_spread))
+                metric.terms.extend(other.terms)
+                metric.weights.extend(other.weights)
+
     def drain(self) -> dict[str, WeightedMetric]:
         with self._lock:
             drained, self._metrics = self._metrics, {}

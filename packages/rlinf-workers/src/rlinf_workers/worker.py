@@ -108,11 +108,11 @@ class Worker:
     def record(self, name: str, value: float, weight: float = 1.0) -> None:
         """Adds a value to a metric of this run; the driver reports the mean over all stages and ranks, weighted by
         `weight`."""
-        self._host.metrics.add(name, value, weight)
+        self._host.recording.add(name, value, weight)
 
     def record_spread(self, name: str, value: float) -> None:
         """Adds a value to a metric of this run; the driver reports the standard deviation over all stages and ranks."""
-        self._host.metrics.add(name, value, is_spread=True)
+        self._host.recording.add(name, value, is_spread=True)
 
     def report_progress(self, num_done: int, num_items: int = 0, *, unit: str = "") -> None:
         """Reports how far the calling stage is, for terminals; without it, the items that it has put are counted.
@@ -148,6 +148,12 @@ class Worker:
         return None if self._host.running_call is None else self._host.running_call.recorded
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether the stage of the next run may begin before the calling one has ended (`Flow.stage`). Then two threads
+        are in this stage's method, which compute in turns unless the class has `computes_at_once`."""
+        return self._host.running_call is not None and self._host.running_call.ahead
+
+    @property
     def newer_version(self) -> int | None:
         """The newest version of the weights that the calling stage may take before its end, see `Flow.weights`; None:
         there is none that is newer than the served one."""
@@ -169,6 +175,14 @@ class Worker:
         self._host.take_weights(policy_version, pause, resume)
 
     # -- what a subclass may override ------------------------------------------------------------------------------
+
+    computes_at_once = False
+    """Whether stages of two runs may compute at the same time, if they are `ahead`; its methods are then safe to use
+    from several threads."""
+
+    def before_new_weights(self) -> None:
+        """Called before `weights()` are filled for a stage that is `ahead`, while the same stage of the run before may
+        go on with those that are there."""
 
     def onload(self) -> None:
         """Moves the state that computing needs onto the devices. Called with the lease held, before the first chunk."""

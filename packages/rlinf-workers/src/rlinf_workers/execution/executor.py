@@ -428,8 +428,8 @@ class Executor:
         recorded: Mapping[str, Decisions] | None = None,
     ) -> None:
         """Begins a run of an open flow. Its stages serve the weights of the runs that have finished, and each begins as
-        soon as the same stage has ended in the run before. Of a flow with `max_staleness` k, k + 1 runs may be under
-        way at once; of any other, one.
+        soon as the same stage has ended in the run before, or at once if it may be `ahead`. Of a flow with
+        `max_staleness` k, k + 1 runs may be under way at once; of any other, one.
 
         Args:
             context: given to every stage as `self.step`.
@@ -453,7 +453,8 @@ class Executor:
             raise FlowDefinitionError(
                 f"flow {flow.name!r} is fed through {list(planned.graph.feeds)}, but got {sorted(feeds)}"
             )
-        channel_set = opened.channel_sets[opened.num_begun % len(opened.channel_sets)]
+        number = opened.num_begun
+        channel_set = opened.channel_sets[number % len(opened.channel_sets)]
         opened.num_begun += 1
         channels = channel_set.channels
         if not self._under_way:
@@ -463,7 +464,7 @@ class Executor:
             leases = self._under_way[0].leases  # stages of overlapping runs take turns on the devices that they share
         for name, channel in channels.items():
             channel.reopen(planned.num_writers(name))
-        calls = self._start_stages(planned, channel_set, context, records, recorded)
+        calls = self._start_stages(planned, channel_set, context, number, records, recorded)
         feeding = {
             channel: self._threads.submit(self._feed, planned, channels[channel], channel, items)
             for channel, items in feeds.items()
@@ -562,6 +563,7 @@ class Executor:
         planned: PlannedFlow,
         channel_set: _ChannelSet,
         context: StepContext,
+        number: int,
         records: bool,
         recorded: Mapping[str, Decisions] | None,
     ) -> list[tuple[StageCall, int, Future[StageOutcome]]]:
@@ -569,7 +571,9 @@ class Executor:
         addresses = {name: channel.address for name, channel in channel_set.channels.items()}
         replica_channels = {stage: channel for channel, stage in planned.replica_channels.items()}
         versions = self._weights.versions
-        for rank, lane, call in planned.stage_calls(addresses, versions, context, records=records, recorded=recorded):
+        of_run: dict[str, Any] = {"number": number, "follows": bool(self._under_way)}
+        of_run |= {"records": records, "recorded": recorded}
+        for rank, lane, call in planned.stage_calls(addresses, versions, context, **of_run):
             worker = planned.graph.stage(call.stage).worker
             there = placed(call, self._groups.node(worker, rank), channel_set.places, replica_channels.get(call.stage))
             handle = self._groups[worker].handles[rank]

@@ -155,6 +155,10 @@ class Writer(Generic[T]):
         self._channel = channel
         self._stage = stage
 
+    def instead(self, other: Writer[T]) -> Writer[T]:
+        """The end of another run of the stage, as the stage of this one uses it."""
+        return self if other is self else Writer(other._port, other._channel, self._stage)
+
     def put(self, item: T, *, key: int = 0) -> None:
         """Puts one item. Blocks while the channel is full.
 
@@ -163,6 +167,16 @@ class Writer(Generic[T]):
                 if readers are bound to partitions.
         """
         self.put_many([(key, item)])
+
+    def offer(self, item: T, *, key: int = 0) -> bool:
+        """Puts one item if the channel has room for it; returns whether it had."""
+        self._stage.before_put()
+        try:
+            self._channel.put([(key, item)], key=key % self._port.num_partitions, timeout_s=0.0)
+        except ChannelTimeout:
+            return False
+        self._stage.was_put(self._port.channel, 1)
+        return True
 
     def put_many(self, items: Sequence[tuple[int, T]]) -> None:
         """Puts (key, item) pairs, several at once if the readers' granularity allows it."""

@@ -13,6 +13,7 @@ from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import Pauses
 from rlinf_workers.execution.stage_calls import StageCall
 from rlinf_workers.launchers.base import StageProgress
+from rlinf_workers.metrics import MetricTable
 from rlinf_workers.spans import CHANNEL, COMPUTE_SPAN, LEASE, Span, now_ns
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class RunningStage(Pauses):
     """What `Worker.report_progress` reported last: done, total, unit."""
     decisions: list[Decision] = field(default_factory=list)
     """What `Worker.decide` recorded."""
+    metrics: MetricTable = field(default_factory=MetricTable)
+    """What its thread recorded."""
+    served: set[str] = field(default_factory=set)
+    """Weight edges whose version it has received, or found."""
 
     # -- Pauses ----------------------------------------------------------------------------------------------------
 
@@ -196,7 +201,7 @@ class RunningStage(Pauses):
         return self.host.request("lease", request, wants_reply=action == "acquire")
 
     def _lock(self) -> None:
-        if self.holds_lock:
+        if self.holds_lock or (self.call.ahead and self.host.worker.computes_at_once):
             return
         if not self.host.body_lock.acquire(blocking=False):
             with self.host.waits.waiting("other stage"):

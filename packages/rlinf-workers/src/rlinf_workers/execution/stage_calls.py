@@ -75,6 +75,12 @@ class StageCall:
     """Whether the stage changes the worker's weights."""
     offered: str = ""
     """Weight edge whose newer versions the stage may take before it ends; empty: none."""
+    ahead: bool = False
+    """Whether the stage of the next run may begin before this one has ended."""
+    number: int = 0
+    """Runs of the flow that began before this one."""
+    follows: bool = False
+    """Whether the run before was under way when this one began."""
     records: bool = False
     """Whether the outcome has the stage's decisions."""
     recorded: Decisions | None = None
@@ -111,24 +117,41 @@ class PlannedFlow:
         versions: Mapping[WeightEdge, int],
         context: StepContext,
         *,
+        number: int = 0,
+        follows: bool = False,
         records: bool = False,
         recorded: Mapping[str, Decisions] | None = None,
     ) -> Iterator[tuple[int, int, StageCall]]:
-        """(rank, lane, call) for each rank of each stage; every stage of a worker group has its own lane.
+        """(rank, lane, call) for each rank of each stage; every stage of a worker group has its own lane, or two if it
+        may begin before the run before has ended.
 
         Args:
             addresses: channel -> its address, for every channel including `replica_channels`.
             versions: weight edge -> optimizer steps behind the weights last published on it; for every synced edge,
                 also of other flows.
+            number: runs of the flow that began before this one.
+            follows: whether the run before is under way.
             records: whether the stages record their decisions.
             recorded: stage -> decisions to follow; None: none.
         """
         for stages in self.graph.workers.values():
             for lane, stage in enumerate(stages):
+                ahead = stage in self.stages_ahead
+                lane += len(stages) * (number % 2) if ahead else 0
                 for rank in range(self.plan.stage(stage).num_ranks):
                     call = self._stage_call(stage, rank, addresses, versions, context)
+                    call = replace(call, ahead=ahead, number=number, follows=follows)
                     own = None if recorded is None else recorded.get(stage)
                     yield rank, lane, replace(call, records=records, recorded=own)
+
+    @cached_property
+    def stages_ahead(self) -> frozenset[str]:
+        """Stages that may begin before the same stage of the run before has ended, see `Flow.stage`."""
+        declared = [name for name, stage in self.flow.stages.items() if stage.ahead]
+        placed = [self.plan.stage(name) for name in declared]
+        is_alone = all(each.turn not in self.leased_devices and not each.offload for each in placed)
+        is_whole = all(each.num_ranks_per_replica == 1 for each in placed)
+        return frozenset(declared if is_alone and is_whole and self.graph.max_staleness else ())
 
     def num_writers(self, channel: str) -> int:
         """How many writers must close the channel: each replica that writes it, or the driver."""

@@ -93,6 +93,7 @@ class WorkerHost:
         self.identity = identity
         self.request = request
         self.metrics = MetricTable()
+        """What threads without a stage recorded."""
         self.waits = WaitTable(identity.name)
         self.shown_rows: list[ShownRow] = []
         """Rows for display, see Worker.show."""
@@ -103,6 +104,9 @@ class WorkerHost:
         self._running: list[RunningStage] = []
         self.profile: StepProfile | None = None
         """The profile under way, if there is one."""
+        self._entered: dict[str, int] = {}
+        """Stage -> number of the newest run in which it has entered or ended, if it may be ahead."""
+        self._entering = threading.Condition()
         self.begun: StepContext | None = None
         """The latest run in which a stage has taken items."""
         self.is_loaded = True
@@ -158,6 +162,11 @@ class WorkerHost:
         """The calling thread's stage; None outside of a stage."""
         return getattr(self._of_thread, "running", None)
 
+    @property
+    def recording(self) -> MetricTable:
+        """The table for metrics that the calling thread records."""
+        return self.metrics if self._stage is None else self._stage.metrics
+
     def report_progress(self, num_done: int, num_items: int, unit: str) -> None:
         """Sets the progress of the calling thread's stage; does nothing outside of a stage."""
         if (running := self._stage) is not None:
@@ -204,6 +213,8 @@ class WorkerHost:
                 raise
             finally:
                 self._running.remove(stage)
+                self._of_thread.running = None
+                self._has_entered(call)
 
     def _run_stage(self, stage: RunningStage, call: StageCall) -> StageOutcome:
         self.step, self._of_thread.running = call.context, stage
@@ -212,6 +223,8 @@ class WorkerHost:
         readers = [Reader(port, self._open_end(port, call), stage) for port in call.reads]
         outputs = [self._open_end(port, call) for port in call.writes]
         writers = [Writer(port, end, stage) for port, end in zip(call.writes, outputs, strict=True)]
+        if call.ahead:
+            self._enter_in_order(stage, call)
         if all(port.of_own_turn for port in call.reads):  # it computes before its first read
             stage.begin_chunk(0)
         getattr(self.worker, call.method)(*readers, *writers)
@@ -229,7 +242,8 @@ class WorkerHost:
         if call.replica_channel is not None:
             self._leave_replica(open_channel(call.replica_channel))
         is_first = self.identity.rank_in_replica == 0
-        metrics, rows, notes = self.metrics.drain(), self.shown_rows, self.notes
+        stage.metrics.absorb(self.metrics.drain())
+        metrics, rows, notes = stage.metrics.drain(), self.shown_rows, self.notes
         self.shown_rows, self.notes = [], []
         return StageOutcome(
             metrics=metrics if is_first else {},
@@ -239,6 +253,19 @@ class WorkerHost:
             policy_version=self.worker.policy_version,
             decisions=stage.decisions,
         )
+
+    def _enter_in_order(self, stage: RunningStage, call: StageCall) -> None:
+        """Receives the weights of a stage that may be ahead, after the same stage of the run before has."""
+        if call.follows:
+            with self._entering, self.waits.waiting("other stage"):
+                self._entering.wait_for(lambda: self._entered.get(call.stage, -1) >= call.number - 1)
+        stage.enter()
+        self._has_entered(call)
+
+    def _has_entered(self, call: StageCall) -> None:
+        with self._entering:
+            self._entered[call.stage] = max(call.number, self._entered.get(call.stage, -1))
+            self._entering.notify_all()
 
     def _weights_digest(self) -> str:
         """The digest of the weights that this rank holds, hexadecimal."""
@@ -314,8 +341,13 @@ class WorkerHost:
             with stage.span("onload", LEASE):
                 self.load()
         for edge, due in stage.call.receives.items():
+            if stage.call.ahead and edge in stage.served:  # a later run may have received newer ones
+                continue
+            stage.served.add(edge)
             version = self._offers.at_least(edge, due)
             if self.served_versions.get(edge) != version:
+                if stage.call.ahead:
+                    self.worker.before_new_weights()
                 self._serve(stage, edge, version)
 
     def _serve(self, stage: RunningStage, edge: str, version: int) -> None:
