@@ -29,7 +29,6 @@ from typing import Any, cast
 
 from benchmarks.harness import compare, interleave, report
 from benchmarks.throughput.simulators_of_any_length import MEDIAN_ACTIONS, MOST_ACTIONS, SIGMA, SLEEP_S
-from torch import Tensor
 
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
@@ -37,7 +36,7 @@ from rlinf.program.recipe import make_workers
 from rlinf_workers import StepContext
 from rlinf_workers.roles import EmbodiedActor, EmbodiedRollout, Environment
 from rlinf_workers.roles.embodied import environment
-from rlinf_workers.roles.embodied.dealt_group import NO_EPISODE, DealtGroup
+from rlinf_workers.roles.embodied.dealt_group import DealtGroup
 from rlinf_workers.roles.records.embodied import Trajectory
 
 MODULE = "benchmarks.throughput.whole_episodes"
@@ -56,9 +55,9 @@ SIDES = {
 class Waves(DealtGroup):
     """Simulators that take their next episodes together, when all have ended theirs."""
 
-    def _refilled(self, fields: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        waits = any(episode != NO_EPISODE for episode in self.episodes)
-        return dict(fields) if waits and fields is not None else super()._refilled(fields)
+    def free_rows(self) -> list[int]:
+        free = super().free_rows()
+        return free if len(free) == self.env.num_envs else []
 
 
 def overrides_of(simulator: str, number: int) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlinf_envs import EnvSpec, EpisodeEnd, unpack_episodes
+from rlinf_envs import EnvSpec, EpisodeEnd, EpisodeKeeper, make_env, tensor_field, unpack_episodes
 from rlinf_workers.roles.embodied.dealing import EpisodeBatch, EpisodeDealer
+from rlinf_workers.roles.embodied.dealt_group import DealtGroup, DealtStep
 from rlinf_workers.roles.embodied.environment import Environment, EnvironmentSettings, training_seeds
 from rlinf_workers.roles.records.embodied import Action
 from rlinf_workers.worker import StepContext
@@ -117,3 +118,49 @@ def test_idle_is_the_time_without_an_episode(make_worker):
     episodes, metrics = kept_episodes(make_worker, 16, 1)
     chunks = [-(-end.length // 4) for end, _, _ in episodes]
     assert metrics["env/idle_fraction"].terms == [pytest.approx(1 - sum(chunks) / (16 * max(chunks)))]
+
+
+def simulated(num_envs: int, numbers: list[int]) -> tuple[list[list[tuple]], DealtGroup, int]:
+    """The kept episodes of steps of pushes to the right on CartPole, all begun at once, by the rows of one group; the
+    group, and its rounds with episodes of several steps."""
+    batch = EpisodeBatch(num_episodes=6)
+    env = EpisodeKeeper(make_env(EnvSpec(kind="gymnasium", id="CartPole-v1", num_envs=num_envs, max_episode_steps=11)))
+    group = DealtGroup(
+        index=0, env=env, read=lambda fields: {"state": tensor_field(fields, "state")}, chunk_size=1, sends_finals=False
+    )
+    steps = {
+        n: DealtStep(batch, lanes=range(6), seed_of=lambda start, n=n: training_seeds(1, n, start, 1)[0], groups=[0])
+        for n in numbers
+    }
+    sent, num_shared = [one for step in steps.values() for one in group.join(step)], 0
+    while sent:
+        for step, observation in sent:
+            step.was_sent(observation)
+        ready = [
+            group.give(step, torch.ones(num_envs, 1, dtype=torch.int64))
+            for step, observation in sent
+            if not observation.is_last
+        ]
+        assert ready == [False] * (len(ready) - 1) + [True] * bool(ready), "it waits for the actions of all steps"
+        num_shared += len(ready) > 1
+        sent = group.advance() if ready else []
+    assert not any(step.running for step in steps.values())
+    of_steps = [
+        sorted(step.kept_episodes(0), key=lambda one: (one.end.env_index, one.end.episode_index))
+        for step in steps.values()
+    ]
+    env.close()
+    return [[(one.end, one.actions.tolist()) for one in episodes] for episodes in of_steps], group, num_shared
+
+
+def test_rows_that_a_step_does_not_need_take_the_episodes_of_the_next():
+    expected = [simulated(1, [number])[0][0] for number in (3, 4, 5)]
+    assert [len(episodes) for episodes in expected] == [6, 6, 6]
+    for num_envs in (2, 4, 9):
+        episodes, group, num_shared = simulated(num_envs, [3, 4, 5])
+        assert episodes == expected
+        assert num_shared > 0
+        num_actions = sum(len(actions) for of_step in expected for _, actions in of_step)
+        assert group.num_simulated == num_actions
+        alone = sum(simulated(num_envs, [number])[1].num_rounds for number in (3, 4, 5))
+        assert group.num_rounds < alone

@@ -62,25 +62,38 @@ def trained(config, folder, max_staleness):
     return weights
 
 
+WHOLE = ("--env.episodes_per_step=24", "--env.num_steps=40", "--env.num_processes=1")
+"""Steps of whole episodes, of which the next one begins while the longest of one go on."""
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("max_staleness", "algorithm", "channel_bytes"),
-    [(1, "ppo", CHANNEL_BYTES), (2, "corrected", CHANNEL_BYTES), (2, "close", CHANNEL_BYTES), (2, "ppo", 4096)],
+    ("max_staleness", "algorithm", "channel_bytes", "env"),
+    [
+        (1, "ppo", CHANNEL_BYTES, ()),
+        (2, "corrected", CHANNEL_BYTES, ()),
+        (2, "close", CHANNEL_BYTES, ()),
+        (2, "ppo", 4096, ()),
+        (1, "ppo", CHANNEL_BYTES, WHOLE),
+        (2, "ppo", 4096, WHOLE),
+    ],
 )
 def test_the_policy_that_acts_is_that_of_so_many_steps_before(
-    max_staleness, algorithm, channel_bytes, tmp_path, monkeypatch
+    max_staleness, algorithm, channel_bytes, env, tmp_path, monkeypatch
 ):
     """Also where trajectories fill the channel to the actor, so that acting has to wait for it."""
     monkeypatch.setattr("rlinf_workers.execution.executor.CHANNEL_BYTES", channel_bytes)
     path, run = tmp_path / "tiny.yaml", tmp_path / "run"
     path.write_text(f"{POLE}algorithm: {ALGORITHMS[algorithm]}\n")
-    settings = [f"--algorithm.max_staleness={max_staleness}", "--env.episodes_megabytes=0"]
+    settings = [f"--algorithm.max_staleness={max_staleness}", "--env.episodes_megabytes=0", *env]
     assert main(["train", str(path), "--output", str(run), *settings]) == 0
     rows = [json.loads(line)["metrics"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["rollout/staleness_max"] for row in rows] == [min(step, max_staleness) for step in range(NUM_STEPS)]
 
     threads = torch.get_num_threads()
-    expected = trained(load_config(str(path), parse_overrides([])), tmp_path / "program", max_staleness)
+    expected = trained(
+        load_config(str(path), parse_overrides([*env, "--env.num_processes=0"])), tmp_path / "program", max_staleness
+    )
     torch.set_num_threads(threads)
     written = load_file(run / "checkpoints" / f"step-{NUM_STEPS:06d}" / "model" / "model.safetensors")
     assert written.keys() == expected.keys()

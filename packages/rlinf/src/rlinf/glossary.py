@@ -128,7 +128,7 @@ TRAINING = (
         env/episode_length | steps | Mean number of actions of an episode.
         env/truncated_fraction | share | Episodes that ended at the time limit.
         env/idle_fraction | share | With env.episodes_per_step: time that environments spent without an episode, in
-            chunks of actions, up to the end of the step's last episode.
+            chunks of actions, from the end of the last step's last episode to that of this one's.
         env/trained_groups_fraction | share | With env.episodes_per_step and algorithm.dynamic_sampling: groups of
             episodes that were trained, of those whose episodes decided which are.
         actor/policy_loss | - | Policy loss, mean over the minibatches or updates.

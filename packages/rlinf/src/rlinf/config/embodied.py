@@ -332,6 +332,13 @@ class EmbodiedConfig(JobConfig):
         is_shorter = self.env.num_steps < self.env.max_episode_steps
         return not self.compares_episodes and self.env.episodes_per_step is None and is_shorter
 
+    @property
+    def begins_ahead(self) -> bool:
+        """Whether environments without an episode of a step begin those of the next one. Simulators in the env worker's
+        own process are used by one thread alone."""
+        has_processes = self.env.num_processes > 0
+        return self.algorithm.max_staleness > 0 and self.env.episodes_per_step is not None and has_processes
+
     def _film_conflicts(self) -> Iterator[Conflict]:
         videos, episodes = self.env.num_eval_videos, self.env.num_eval_episodes
         if videos > episodes:

@@ -104,9 +104,12 @@ class RemoteRows(Described):
 
     def begin(self, seeds: Mapping[int, int], *, alone: bool = False) -> Observation:
         values = checked_begin(seeds, self.num_envs)
-        rows, self._rows = self._rows, None
-        if alone or rows is None:
-            alone, rows, self._begun = True, [None] * self.num_envs, set()
+        resting: list[RunningEpisode | None] = [None] * self.num_envs
+        alone |= self._rows is None
+        rows = resting if alone or self._rows is None else self._rows
+        self._rows = None
+        if alone:
+            self._begun = set()
             self._histories.rest(self.num_envs)
         answer = self._connection.call("begin", rows=list(values), seeds=list(values.values()), alone=alone)
         read = [self._read(index, each) for index, each in zip(values, answer["observations"], strict=True)]

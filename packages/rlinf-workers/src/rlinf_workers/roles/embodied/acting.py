@@ -4,6 +4,7 @@ for training."""
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
@@ -35,9 +36,12 @@ class ActingWorker(ServingWorker, Generic[Segment]):
         self, observations: Reader[GroupObservation], actions: Writer[Action], trajectories: Writer[Segment]
     ) -> None:
         """Stage: receives observations; sends actions at once, and the records of training segments and episodes when
-        they are complete."""
+        they are complete. If it is ahead, the actor may not read its records before the step before is complete, which
+        waits for actions of this one; so they wait here for room in the channel."""
         num_running = len(range(self.identity.replica, self._num_groups, self.identity.num_replicas))
-        while chunk := observations.next_chunk(at_most=num_running):
+        records: deque[Segment] = deque()
+        self.begin_acting()
+        while chunk := observations.next_chunk(at_most=1 if self.is_ahead else num_running):
             actions_of_chunk: list[tuple[int, Action]] = []
             for observation in chunk:
                 action, complete = self.act_on(observation)
@@ -45,9 +49,19 @@ class ActingWorker(ServingWorker, Generic[Segment]):
                     actions_of_chunk.append((action.group, action))
                 elif observation.episodes is not None:
                     num_running -= 1
-                for segment in complete:
-                    trajectories.put(segment, key=segment.group)
+                records.extend(complete)
+                _put(records, trajectories, waits=not self.is_ahead)
             actions.put_many(actions_of_chunk)
+            if self.is_ahead and not num_running:  # env goes on with the next step before it closes the channel
+                break
+        _put(records, trajectories, waits=True)
+        self.end_acting()
+
+    def begin_acting(self) -> None:
+        """Called when the stage begins, with the weights of its run if it is ahead."""
+
+    def end_acting(self) -> None:
+        """Called when the stage ends."""
 
     @abstractmethod
     def act_on(self, observation: GroupObservation) -> tuple[Action | None, list[Segment]]:
@@ -65,3 +79,13 @@ class ActingWorker(ServingWorker, Generic[Segment]):
     def _noise(self, observation: GroupObservation, num_rows: int) -> Tensor:
         values = self._generator(observation).standard_normal((num_rows, self._policy.noise_size))
         return torch.from_numpy(values).float().to(self.device)
+
+
+def _put(records: deque[Segment], trajectories: Writer[Segment], *, waits: bool) -> None:
+    """Puts records, as far as there is room unless it `waits` for more, and removes them from the queue."""
+    while records:
+        if waits:
+            trajectories.put(records[0], key=records[0].group)
+        elif not trajectories.offer(records[0], key=records[0].group):
+            return
+        records.popleft()

@@ -102,6 +102,8 @@ class EpisodeDealer:
     """Starts that are trained, of the lanes that have decided."""
     seen: set[int] = field(default_factory=set)
     """Starts that were looked at to find them."""
+    all_begun: bool = False
+    """Whether `take` has nothing left."""
     _lock: Lock = field(default_factory=Lock)
     _ends: dict[int, dict[int, tuple[EpisodeEnd, bool]]] = field(default_factory=dict)
     """Start -> episode -> its end, and whether the time limit came first."""
@@ -120,6 +122,7 @@ class EpisodeDealer:
         """The next episodes, for so many simulators that are free; fewer if there are no more."""
         with self._lock:
             episodes = list(islice(self._waiting, num_free))
+            self.all_begun |= len(episodes) < num_free
         return [Deal(episode=each, seed=self.seed_of(each // self.batch.group_size)) for each in episodes]
 
     def ended(self, episode: int, end: EpisodeEnd, *, cut: bool) -> None:

@@ -8,7 +8,9 @@ as soon as that group's rows are done: a slow reset delays only its own group. `
 or hangs, and the run's manifest gets a note.
 
 A training segment begins with resets or continues the episodes of the previous segment (docs/decisions/038). With
-`EnvironmentSettings.episodes` a training step is whole episodes instead (`dealing`, docs/decisions/056).
+`EnvironmentSettings.episodes` a training step is whole episodes instead (`dealing`, docs/decisions/056). Where steps
+overlap, the stage of the next one may begin beside it, in a second thread (`Worker.is_ahead`), and rows that the other
+step does not need take the episodes of the later one (`dealt_group`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -48,8 +51,8 @@ from rlinf_envs import (
     recorded_env,
 )
 from rlinf_workers.execution.ports import Reader, Writer
-from rlinf_workers.roles.embodied.dealing import EpisodeBatch, EpisodeDealer
-from rlinf_workers.roles.embodied.dealt_group import DealtGroup
+from rlinf_workers.roles.embodied.dealing import EpisodeBatch
+from rlinf_workers.roles.embodied.dealt_group import DealtGroup, DealtStep, Sent
 from rlinf_workers.roles.embodied.expert_queries import ExpertQueries, GroupQueries
 from rlinf_workers.roles.embodied.picture_pool import PicturePool
 from rlinf_workers.roles.records.embodied import Action, ExpertAnswer, GroupEpisodes, GroupObservation, text_tensor
@@ -99,6 +102,8 @@ class EnvironmentSettings:
     """Record the first this many episodes of an evaluation, until `save_recordings`."""
 
 
+T = TypeVar("T")
+
 _LOOK_AGAIN_S = 0.002
 """How often a stage with simulating groups polls for actions of other groups."""
 
@@ -137,6 +142,9 @@ class _Group:
 class Environment(Worker):
     """Simulates its share of the environment groups: replica g % num_replicas holds group g."""
 
+    computes_at_once = True
+    """With `EnvironmentSettings.episodes`, where simulators have processes of their own."""
+
     def __init__(self, settings: EnvironmentSettings) -> None:
         self._settings = settings
         self._groups = self._own_groups(settings.num_groups)
@@ -145,12 +153,17 @@ class Environment(Worker):
         self._pictures = self._picture_pool()
         self._train = {group: self._make_trained(group) for group in self._groups}
         self._evaluate: dict[int, BatchedEnv] = {}
-        self._running: dict[int, _Group | DealtGroup] = {}
-        """The groups whose segments, or episodes, have not ended."""
-        self._dealt_groups: dict[int, DealtGroup] = {}
-        """The groups of the last step that was whole episodes."""
-        self._ending = Lock()
-        """Held while one of them ends."""
+        self._running: dict[int, _Group] = {}
+        """The groups whose segments have not ended."""
+        self._dealt_groups = {g: self._dealt_group(g) for g in self._groups} if settings.episodes is not None else {}
+        self._dealt_step: DealtStep | None = None
+        """The last step that was whole episodes, where no stage runs (`begin_segments`)."""
+        self._writers: dict[DealtStep, Writer[GroupObservation]] = {}
+        """Of the steps whose stages run, as this worker's threads share them."""
+        self._sending = Lock()
+        """Held while observations of whole episodes are sent."""
+        self._idle_since: dict[int, tuple[int, int]] = {}
+        """Group -> its rounds, and chunks with an episode, when idle time was last recorded."""
         self._last_observations: dict[int, dict[str, Tensor]] = {}
         """Training group -> its last observation, with which its next segment begins; empty if segments begin with
         resets."""
@@ -176,21 +189,21 @@ class Environment(Worker):
     ) -> None:
         """Stage: like `interact`, for training segments that continue or whose episodes are kept; afterwards sends each
         group's episodes."""
-        self._run_segments(actions, observations)
-        episodes.put_many([(group, self.take_episodes_of(group)) for group in self._groups])
+        step = self._run_segments(actions, observations)
+        episodes.put_many([(group, self.take_episodes_of(group, step)) for group in self._groups])
 
-    def take_episodes_of(self, group: int) -> GroupEpisodes:
-        """The current state of a group's episodes, and those kept since the last call."""
+    def take_episodes_of(self, group: int, step: DealtStep | None = None) -> GroupEpisodes:
+        """The current state of a group's episodes, and those kept since the last call, or of a step of whole
+        episodes."""
         env, continues = self._train[group], self._settings.continues
         rows = self._replayable(group).snapshot() if continues else ()
-        columns = pack_episodes(self._kept(group, env)) if isinstance(env, EpisodeKeeper) else {}
+        columns = pack_episodes(self._kept(group, env, step)) if isinstance(env, EpisodeKeeper) else {}
         episodes = {name: torch.from_numpy(column) for name, column in columns.items()}
         return GroupEpisodes(group=group, rows=rows, episodes=episodes)
 
-    def _kept(self, group: int, env: EpisodeKeeper) -> list[KeptEpisode]:
-        if self._settings.episodes is not None:
-            return self._dealt_groups[group].kept_episodes(env.take(cuts=False))
-        return env.take(cuts=not self._settings.continues)
+    def _kept(self, group: int, env: EpisodeKeeper, step: DealtStep | None) -> list[KeptEpisode]:
+        step = step or self._dealt_step
+        return env.take(cuts=not self._settings.continues) if step is None else step.kept_episodes(group)
 
     def continue_from(self, episodes: list[GroupEpisodes]) -> None:
         """Restores the groups of this rank to these states; a group without a state begins with a reset."""
@@ -206,39 +219,44 @@ class Environment(Worker):
         assert isinstance(env, Replayable), "the job accepts only replayable environments if segments continue"
         return env
 
-    def _run_segments(self, actions: Reader[Action], observations: Writer[GroupObservation]) -> None:
+    def abandon(self) -> None:
+        self._writers.clear()
+        for group in self._dealt_groups.values():
+            group.clear()
+
+    def _run_segments(self, actions: Reader[Action], observations: Writer[GroupObservation]) -> DealtStep | None:
+        """Returns the step if it is whole episodes."""
+        if self.step.phase == "train" and self._settings.episodes is not None:
+            return self._run_episodes(self._deal(self._settings.episodes), actions, observations)
         self._send(observations, self.begin_segments())
         while self._running:
             chunk = actions.next_chunk(at_most=len(self._running))
             if self._threads is None:
                 self._send(observations, [observation for action in chunk for observation in self.advance(action)])
             else:
-                self._overlap(self._threads, chunk, actions, observations)
+                self._overlap(self._threads, chunk, actions, lambda sent: self._send(observations, sent))
 
     def begin_segments(self) -> list[GroupObservation]:
-        """Begins the segments of a run of the flow; returns the first observation of each group."""
+        """Begins the segments of a run of the flow, or its whole episodes; returns the first observation of each
+        group."""
+        if self.step.phase == "train" and self._settings.episodes is not None:
+            self._dealt_step = self._deal(self._settings.episodes)
+            return self._observed(self._join(self._dealt_step))
+        self._dealt_step = None
         self._running = {group.index: group for group in self._prepare()}
-        groups = list(self._running.values())
         begin = map if self._threads is None else self._threads.map
         with self._simulating():
-            observations = list(begin(self._begin, groups))
-        for observation in observations:
-            if observation.is_last:
-                del self._running[observation.group]
-        return observations
-
-    def _begin(self, group: _Group | DealtGroup) -> GroupObservation:
-        return group.begin() if isinstance(group, DealtGroup) else self._begin_segment(group)
+            return list(begin(self._begin_segment, self._running.values()))
 
     def advance(self, action: Action) -> list[GroupObservation]:
         """Executes one chunk of actions in its group. Returns the observation after it and, if this ends a segment and
         another follows, the first observation of the next segment."""
+        if self._dealt_step is not None:
+            observations = self._observed(self._advance_dealt(self._dealt_step, action))
+            if not self._dealt_step.running:
+                self._record_dealt(self._dealt_step)
+            return observations
         group = self._running[action.group]
-        if isinstance(group, DealtGroup):
-            observation = group.advance(native_actions(action.actions, group.env.action_spec))
-            if observation.is_last:
-                self._has_ended(action.group)
-            return [observation]
         observations = [self._step(group, action)]
         if group.time == group.num_chunks and group.segments:
             observations.append(self._begin_segment(group))
@@ -251,30 +269,43 @@ class Environment(Worker):
         threads: ThreadPoolExecutor,
         chunk: list[Action],
         actions: Reader[Action],
-        observations: Writer[GroupObservation],
+        send: Callable[[list[GroupObservation]], None],
     ) -> None:
         """Lets the group of this chunk simulate in parallel with those whose actions arrive meanwhile."""
-        moving: dict[Future[list[GroupObservation]], int] = {}
+        self._simulate(threads, chunk, actions, advance=self.advance, send=send, num_running=lambda: len(self._running))
+
+    def _simulate(
+        self,
+        threads: ThreadPoolExecutor,
+        chunk: list[Action],
+        actions: Reader[Action],
+        *,
+        advance: Callable[[Action], list[T]],
+        send: Callable[[list[T]], None],
+        num_running: Callable[[], int],
+    ) -> None:
+        """Lets the groups of this chunk simulate in parallel with those whose actions arrive meanwhile."""
+        moving: dict[Future[list[T]], int] = {}
         try:
             while chunk or moving:
                 for action in chunk:
-                    moving[threads.submit(self.advance, action)] = now_ns()
+                    moving[threads.submit(advance, action)] = now_ns()
                 with self._simulating():
-                    done, chunk = self._next_event(moving, actions)
+                    done, chunk = self._next_event(moving, actions, num_running)
                 if done:
                     results = [observation for future in done for observation in future.result()]
                     with actions.hands_on([moving.pop(future) for future in done]):
-                        self._send(observations, results)
-                    chunk = actions.ready_chunk() if moving and len(moving) < len(self._running) else []
+                        send(results)
+                    chunk = actions.ready_chunk() if moving and len(moving) < num_running() else []
         finally:
             wait(moving)  # if the run is abandoned, the next one must not find groups still simulating
 
     def _next_event(
-        self, moving: Mapping[Future[list[GroupObservation]], int], actions: Reader[Action]
-    ) -> tuple[set[Future[list[GroupObservation]]], list[Action]]:
+        self, moving: Mapping[Future[list[T]], int], actions: Reader[Action], num_running: Callable[[], int]
+    ) -> tuple[set[Future[list[T]]], list[Action]]:
         """Waits for groups that have finished simulating or for the next chunk of actions, whichever comes first."""
         while not (done := wait(moving, _LOOK_AGAIN_S, return_when=FIRST_COMPLETED).done):
-            if len(moving) < len(self._running) and (chunk := actions.ready_chunk()):
+            if len(moving) < num_running() and (chunk := actions.ready_chunk()):
                 return set(), chunk
         return done, []
 
@@ -289,10 +320,8 @@ class Environment(Worker):
     def _send(writer: Writer[GroupObservation], observations: list[GroupObservation]) -> None:
         writer.put_many([(observation.group, observation) for observation in observations])
 
-    def _prepare(self) -> Sequence[_Group | DealtGroup]:
+    def _prepare(self) -> Sequence[_Group]:
         settings, context = self._settings, self.step
-        if context.phase == "train" and settings.episodes is not None:
-            return self._deal(settings.episodes)
         if context.phase == "train":
             return [
                 _Group(
@@ -314,44 +343,93 @@ class Environment(Worker):
             ]
         return [self._prepare_evaluation(group) for group in self._groups]
 
-    def _deal(self, batch: EpisodeBatch) -> list[DealtGroup]:
-        """Groups that take the episodes of the starts of this rank's lanes."""
+    # -- whole episodes --------------------------------------------------------------------------------------------
+
+    def _run_episodes(
+        self, step: DealtStep, actions: Reader[Action], observations: Writer[GroupObservation]
+    ) -> DealtStep:
+        """Simulates a step of whole episodes. If it is ahead, the threads of two steps do so, and the one that gets the
+        last actions that a group waits for lets it simulate; the last step of a group may end in either."""
+        self._writers[step] = observations
+        self._send_dealt(self._join(step), observations)
+        while step.running:
+            chunk = actions.next_chunk(at_most=1 if self.is_ahead else len(step.running))
+            if self._threads is None:
+                for action in chunk:
+                    self._send_dealt(self._advance_dealt(step, action), observations)
+            elif chunk:
+                self._simulate(
+                    self._threads,
+                    chunk,
+                    actions,
+                    advance=lambda action: self._advance_dealt(step, action),
+                    send=lambda sent: self._send_dealt(sent, observations),
+                    num_running=lambda: len(step.running),
+                )
+        del self._writers[step]
+        self._record_dealt(step)
+        return step
+
+    def _join(self, step: DealtStep) -> Sent:
+        begin = map if self._threads is None else self._threads.map
+        with self._simulating():
+            return [one for sent in begin(lambda group: group.join(step), self._dealt_groups.values()) for one in sent]
+
+    def _advance_dealt(self, step: DealtStep, action: Action) -> Sent:
+        """Executes the actions of a group, unless it waits for those of another step."""
+        group = self._dealt_groups[action.group]
+        is_ready = group.give(step, native_actions(action.actions, group.env.action_spec))
+        return group.advance() if is_ready else []
+
+    def _send_dealt(self, sent: Sent, own: Writer[GroupObservation]) -> None:
+        with self._sending:
+            for step, observation in sent:
+                own.instead(self._writers[step]).put(observation, key=observation.group)
+                step.was_sent(observation)
+
+    @staticmethod
+    def _observed(sent: Sent) -> list[GroupObservation]:
+        for step, observation in sent:
+            step.was_sent(observation)
+        return [observation for _, observation in sent]
+
+    def _deal(self, batch: EpisodeBatch) -> DealtStep:
+        """The episodes of the starts of this rank's lanes."""
         context = self.step  # threads of groups have none
         lanes = [lane for lane in range(batch.num_lanes) if lane % self.identity.num_replicas == self.identity.replica]
         if not lanes:
             self.note(f"{self.name} has no episodes to simulate: there are {batch.num_lanes} lanes of starts")
-        dealer = EpisodeDealer(
-            batch=batch,
+        return DealtStep(
+            batch,
             lanes=lanes,
             seed_of=lambda start: training_seeds(context.seed, context.step, start, 1)[0],
-            report=lambda end, cut: self._record_episode(end, cut=cut),
+            groups=self._groups,
         )
-        self._dealt_groups = {group: self._dealt(group, dealer) for group in self._groups}
-        return list(self._dealt_groups.values())
 
-    def _dealt(self, group: int, dealer: EpisodeDealer) -> DealtGroup:
+    def _dealt_group(self, group: int) -> DealtGroup:
         env = self._train[group]
         assert begins_rows(env), "the job accepts only such environments for whole episodes"
         return DealtGroup(
             index=group,
             env=env,
-            dealer=dealer,
             read=self._read,
             chunk_size=self._settings.chunk_size,
             sends_finals=not self._settings.same_start,
         )
 
-    def _has_ended(self, group: int) -> None:
-        """Removes a group without further episodes; the last one records how long simulators had none."""
-        with self._ending:
-            del self._running[group]
-            if self._running:
-                return
-        groups = list(self._dealt_groups.values())
-        most = max(each.time for each in groups)
-        for each in groups:
-            self.record("env/idle_fraction", 1 - each.num_simulated / (most * each.env.num_envs))
-        dealer = groups[0].dealer
+    def _record_dealt(self, step: DealtStep) -> None:
+        """Records the episodes of a step that has ended, and how long simulators had none since the one before."""
+        for end, cut in step.ends:
+            self._record_episode(end, cut=cut)
+        passed = []
+        for index, group in self._dealt_groups.items():
+            rounds, simulated = self._idle_since.get(index, (0, 0))
+            passed.append((group.num_rounds - rounds, group.num_simulated - simulated, group.env.num_envs))
+            self._idle_since[index] = group.num_rounds, group.num_simulated
+        if most := max((rounds for rounds, _, _ in passed), default=0):
+            for _, simulated, num_envs in passed:
+                self.record("env/idle_fraction", 1 - simulated / (most * num_envs))
+        dealer = step.dealer
         if dealer.batch.dynamic_sampling:
             for start in sorted(dealer.seen):
                 self.record("env/trained_groups_fraction", float(start in dealer.chosen))

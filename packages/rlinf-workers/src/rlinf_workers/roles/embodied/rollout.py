@@ -9,13 +9,15 @@ episode, so that their numbers do not depend on how many simulators there are; a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_workers.policies.base import PolicySettings, PolicyStep, joined_steps
+from rlinf_workers.models.placement import tensors_of
+from rlinf_workers.policies.base import Policy, PolicySettings, PolicyStep, joined_steps
 from rlinf_workers.roles.embodied.acting import ActingWorker
 from rlinf_workers.roles.embodied.episode_log import EpisodeLog
 from rlinf_workers.roles.records.embodied import Action, GroupObservation, Trajectory
@@ -38,6 +40,16 @@ class _Segment:
     results: list[GroupObservation] = field(default_factory=list)
 
 
+@dataclass
+class _ActingStep:
+    """A training step of whole episodes."""
+
+    policy_version: int
+    policy: Policy
+    """Holds the weights of that version."""
+    log: EpisodeLog
+
+
 class EmbodiedRollout(ActingWorker[Trajectory]):
     """The rollout role of on-policy flows. A group is always served by the same rank, which holds its segment, or its
     episodes.
@@ -49,14 +61,18 @@ class EmbodiedRollout(ActingWorker[Trajectory]):
 
     def __init__(self, settings: PolicySettings, num_groups: int = 0, group_size: int = 1) -> None:
         super().__init__(settings, num_groups)
+        self._group_size = group_size
         self._segments: dict[int, _Segment] = {}
         """By group; only segments that have not ended."""
-        self._log = EpisodeLog(group_size)
+        self._acting: dict[int, _ActingStep] = {}
+        """Step -> how its whole episodes are acted in; the newest two."""
+        self._earlier: Policy | None = None
+        """The weights of the step before, which goes on while the next one has received its own."""
 
     @torch.no_grad()
     def act_on(self, observation: GroupObservation) -> tuple[Action | None, list[Trajectory]]:
         if observation.episodes is not None:
-            return self._act_in_episodes(observation, observation.episodes)
+            return self._act_in_episodes(self._acting_step(), observation, observation.episodes)
         training = self.step.phase == "train"
         answer, next_values = self._answer(observation, training)
         trajectory = self._extend(observation, answer, next_values) if training else None
@@ -65,57 +81,92 @@ class EmbodiedRollout(ActingWorker[Trajectory]):
             return None, complete
         return Action(group=observation.group, time=observation.time, actions=answer.actions.cpu()), complete
 
+    # -- whole episodes --------------------------------------------------------------------------------------------
+
+    def begin_acting(self) -> None:
+        if self.is_ahead:
+            self._acting_step()
+
+    def end_acting(self) -> None:
+        self._acting.pop(self.step.step, None)
+
+    @torch.no_grad()
+    def before_new_weights(self) -> None:
+        """Copies the weights for the steps that go on with them."""
+        if not self._acting:
+            return
+        if self._earlier is None:
+            self._earlier = deepcopy(self._policy)
+        else:
+            for name, tensor in tensors_of(self._earlier).items():
+                tensor.copy_(tensors_of(self._policy)[name])
+        for acting in self._acting.values():
+            acting.policy = self._earlier
+
+    def _acting_step(self) -> _ActingStep:
+        """The step of the calling stage. Its first call comes when the weights are those of its run."""
+        step = self.step.step
+        if step not in self._acting:
+            self._acting = {other: acting for other, acting in self._acting.items() if other == step - 1}
+            self._acting[step] = _ActingStep(self._version, self._policy, EpisodeLog(self._group_size))
+        return self._acting[step]
+
     def _act_in_episodes(
-        self, observation: GroupObservation, episodes: Tensor
+        self, acting: _ActingStep, observation: GroupObservation, episodes: Tensor
     ) -> tuple[Action | None, list[Trajectory]]:
         """Rows at rest get actions of zeros, which are not executed."""
-        complete = self._log.add_results(observation, self._last_values(observation)) if observation.time else []
+        log, complete = acting.log, []
+        if observation.time:
+            complete = log.add_results(observation, self._last_values(acting, observation))
         if observation.is_last:
             return None, complete
         rows = (episodes >= 0).nonzero()[:, 0].tolist()
-        acting = episodes[rows].tolist()
-        answer = self._answer_rows(observation.fields, rows, acting, self._noise_of(acting))
-        self._log.add_answers(observation, rows, answer, self._version)
+        numbers = episodes[rows].tolist()
+        answer = self._answer_rows(acting.policy, observation.fields, rows, numbers, self._noise_of(log, numbers))
+        log.add_answers(observation, rows, answer, acting.policy_version)
         actions = torch.zeros(len(episodes), *answer.actions.shape[1:], dtype=answer.actions.dtype)
         actions[rows] = answer.actions.cpu()
         return Action(group=observation.group, time=observation.time, actions=actions), complete
 
-    def _last_values(self, observation: GroupObservation) -> Tensor:
+    def _last_values(self, acting: _ActingStep, observation: GroupObservation) -> Tensor:
         """[n], values of the last states of episodes that have just ended, 0 for other rows."""
         values = torch.zeros(len(observation.rewards))
         rows = (observation.terminated | observation.truncated).nonzero()[:, 0].tolist()
         if observation.final_fields is not None and rows:
             noise = torch.zeros(len(rows), self._policy.noise_size, device=self.device)
-            episodes = self._log.acting(observation.group)
-            answer = self._answer_rows(observation.final_fields, rows, [episodes[row] for row in rows], noise)
+            episodes = acting.log.acting(observation.group)
+            numbers = [episodes[row] for row in rows]
+            answer = self._answer_rows(acting.policy, observation.final_fields, rows, numbers, noise)
             values[rows] = _first_values(answer.values)
         return values
 
     def _answer_rows(
-        self, fields: Mapping[str, Tensor], rows: list[int], episodes: list[int], noise: Tensor
+        self, policy: Policy, fields: Mapping[str, Tensor], rows: list[int], episodes: list[int], noise: Tensor
     ) -> PolicyStep:
         """Answers these rows, [m], which act in these episodes."""
         if self.device.type != "cpu":
-            return self._policy.act(self._here({name: value[rows] for name, value in fields.items()}), noise)
+            return policy.act(self._here({name: value[rows] for name, value in fields.items()}), noise)
         passes, places = _passes(episodes)
         steps = []
         for few in passes:
             chosen = {name: values[[rows[index] for index in few]] for name, values in fields.items()}
-            steps.append(self._policy.act(chosen, noise[few]))
+            steps.append(policy.act(chosen, noise[few]))
         return joined_steps(steps).rows(torch.tensor(places))
 
-    def _noise_of(self, episodes: list[int]) -> Tensor:
+    def _noise_of(self, log: EpisodeLog, episodes: list[int]) -> Tensor:
         """[m, noise_size], which depends only on the seed, the step, the episode and its time."""
         keys = [
             [self.step.seed, (self.step.step << 40) | (episode << 16) | time]
-            for episode, time in zip(episodes, self._log.times(episodes), strict=True)
+            for episode, time in zip(episodes, log.times(episodes), strict=True)
         ]
         rows = [np.random.Generator(np.random.Philox(key=key)).standard_normal(self._policy.noise_size) for key in keys]
         return torch.from_numpy(np.stack(rows)).float().to(self.device)
 
     def abandon(self) -> None:
         self._segments.clear()
-        self._log.clear()
+        self._acting.clear()
+
+    # -- segments --------------------------------------------------------------------------------------------------
 
     def _answer(self, observation: GroupObservation, training: bool) -> tuple[PolicyStep, Tensor]:
         """Returns the next step and the values of the states that the last chunk led to, which training needs: the

@@ -48,7 +48,7 @@ def training_flow(
     flow = Flow(config.algorithm.name.rpartition(":")[2], max_staleness=config.algorithm.max_staleness)
     for role, path in _workers(config).items():
         flow.worker(role, path, *arguments.get(role, ()))
-    join_env_and_policy(flow, config.env.num_groups, on_host=on_host, reports=reports)
+    join_env_and_policy(flow, config.env.num_groups, on_host=on_host, reports=reports, ahead=config.begins_ahead)
     flow.stage(
         "actor",
         "train",
@@ -68,13 +68,16 @@ def _workers(config: EmbodiedConfig) -> Mapping[str, str]:
     return OFF_POLICY_WORKERS if isinstance(config.algorithm, OffPolicyAlgorithm) else WORKERS
 
 
-def join_env_and_policy(flow: Flow, num_groups: int, *, on_host: bool, reports: bool = False) -> None:
+def join_env_and_policy(
+    flow: Flow, num_groups: int, *, on_host: bool, reports: bool = False, ahead: bool = False
+) -> None:
     """The cycle of the worker groups `env` and `policy`.
 
     Args:
         on_host: simulators are work for cores: beside GPUs they run on the host, but for those that simulate on a GPU,
             and a CPU slot is a core.
         reports: the environments report their episodes after each step (`Environment.interact_and_report`).
+        ahead: environments without an episode of a step begin those of the next one.
     """
     sizes = tuple(size for size in range(1, num_groups + 1) if num_groups % size == 0)
     flow.stage(
@@ -83,6 +86,7 @@ def join_env_and_policy(flow: Flow, num_groups: int, *, on_host: bool, reports: 
         reads="actions",
         writes=("observations", EPISODES) if reports else "observations",
         dispatch="key",
+        ahead=ahead,
         needs_device=not on_host,
         granularities=sizes,
         num_parts=num_groups,
@@ -93,6 +97,7 @@ def join_env_and_policy(flow: Flow, num_groups: int, *, on_host: bool, reports: 
         reads="observations",
         writes=("actions", "trajectories"),
         dispatch="key",
+        ahead=ahead,
         granularities=sizes,
         num_parts=num_groups,
     )

@@ -58,6 +58,8 @@ def embodied_problem(config: EmbodiedConfig, num_devices: int, *, gpu: str, env_
         in_groups = {
             stage.name: _of_workers(config, stage, profiles.stages[stage.name], num_devices) for stage in flow.stages
         }
+        if config.begins_ahead:
+            in_groups["policy"] = _with_earlier_weights(in_groups["policy"], cost.shape.weights_bytes)
         cluster = gpu_cluster(gpu, num_devices)
         kept_bytes = _version_bytes(config, cost, cluster)
         edges = tuple(replace(edge, kept_bytes=kept_bytes) for edge in flow.weight_edges)
@@ -177,6 +179,12 @@ def _of_workers(config: EmbodiedConfig, stage: Stage, profile: StageProfile, num
     if stage.trains and not config.actor.trainer_spec.shards_state:
         return replace(of_groups, instances=tuple(map(_whole, of_groups.instances)))
     return of_groups
+
+
+def _with_earlier_weights(profile: StageProfile, weights_bytes: int) -> StageProfile:
+    """The profile of a policy that finishes a step with its weights while it acts in the next one with newer ones."""
+    instances = (replace(one, state_bytes=one.state_bytes + weights_bytes) for one in profile.instances)
+    return replace(profile, instances=tuple(instances))
 
 
 def _whole(instance: InstanceProfile) -> InstanceProfile:
