@@ -7,7 +7,14 @@ from rlinf_algos import AlgorithmError, AlgosError, DaggerAlgorithm, preset
 
 def test_the_share_of_the_expert_falls_by_the_step():
     algorithm = DaggerAlgorithm(expert_share=1.0, expert_decay=0.5)
-    assert [algorithm.num_driven(step, 8) for step in range(5)] == [8, 4, 2, 1, 0]
+    assert [algorithm.takeovers(step, 8, num_answers=10) for step in range(2, 5)] == [[0, 0], [0], []]
+
+
+def test_the_expert_takes_over_at_times_that_are_evenly_spread():
+    algorithm = DaggerAlgorithm(expert_share=1.0, takes_over=True, query_rate=0.0)
+    assert algorithm.takeovers(0, num_envs=4, num_answers=20) == [2, 7, 12, 17]
+    assert algorithm.takeovers(1, num_envs=2, num_answers=20) == [10]
+    assert algorithm.num_asked(0, num_envs=4, num_answers=20) == 18 + 13 + 8 + 3
 
 
 def test_the_expert_is_asked_wherever_it_acts_and_for_a_share_of_the_rest():

@@ -53,6 +53,13 @@ def test_the_expert_acts_for_whole_segments_and_is_asked_all_along():
     assert one.labels[one.acts].all() and one.labels.sum() == 10 + 2
 
 
+def test_an_expert_that_takes_over_acts_to_the_end_of_the_segment():
+    one = queries(expert_share=1.0, takes_over=True, query_rate=0.0).of_group(0, 0, 0)
+    assert torch.equal(one.acts, one.labels)
+    assert sorted(one.acts.sum(0).tolist()) == [1, 2, 4, 5]
+    assert (one.acts.int().diff(dim=0) >= 0).all()
+
+
 @pytest.mark.parametrize("budget", [1, 15, 41, 10_000])
 def test_the_groups_spend_the_budget_together(budget):
     of = queries(query_rate=0.35, expert_share=0.5, max_expert_actions=budget)

@@ -42,16 +42,19 @@ class DaggerAlgorithm:
     buffer_size: int = 100_000
     """Answers that the actor keeps beside those of demonstrations, over all shards; the oldest are overwritten."""
     query_rate: float = 1.0
-    """Share of the observations of a training step for which the expert is asked, drawn at random; at least one of each
-    environment group."""
+    """Share of the observations of a training step for which the expert is asked, drawn at random from those where the
+    policy acts; at least one of each environment group."""
     max_expert_actions: int | None = None
     """Actions that the expert names in the whole run, without those of demonstrations: an answer of K actions counts K.
     After that nobody asks it, and updates go on. null: no limit."""
     expert_share: float = 0.0
-    """Share of the environments in which the expert acts in the first training step, for whole segments; it is asked
-    for all of their observations."""
+    """Share of the environments in which the expert acts in the first training step; it is asked at each of its
+    actions."""
     expert_decay: float = 0.5
     """The share of the expert in a training step is that of the step before, times this."""
+    takes_over: bool = False
+    """Where the expert acts, it takes over from the policy in the middle of the segment (HG-DAgger), at times that are
+    evenly spread over the environments. false: it acts from the beginning of the segment."""
     max_staleness: int = 0
     """Training steps by which the weights that act may be older than those that train, so that simulation runs ahead of
     training. 0: the steps do not overlap."""
@@ -61,19 +64,20 @@ class DaggerAlgorithm:
         if errors:
             raise AlgorithmError(errors)
 
-    def num_driven(self, step: int, num_envs: int) -> int:
-        """Environments of a group in which the expert acts in a training step."""
-        return round(self.expert_share * self.expert_decay**step * num_envs)
-
-    def num_asked(self, step: int, num_envs: int, num_answers: int) -> int:
-        """Observations of a group for which the expert is asked in a training step, without a budget.
+    def takeovers(self, step: int, num_envs: int, num_answers: int) -> list[int]:
+        """For each environment of a group in which the expert acts in a training step, its first answer there.
 
         Args:
             num_answers: answers of the policy in a segment of one environment.
         """
-        num_driven = self.num_driven(step, num_envs)
-        others = (num_envs - num_driven) * num_answers
-        return num_driven * num_answers + min(others, max(1, round(self.query_rate * others)))
+        count = round(self.expert_share * self.expert_decay**step * num_envs)
+        return [(2 * index + 1) * num_answers // (2 * count) if self.takes_over else 0 for index in range(count)]
+
+    def num_asked(self, step: int, num_envs: int, num_answers: int) -> int:
+        """Observations of a group for which the expert is asked in a training step, without a budget; at least one."""
+        num_driven = sum(num_answers - first for first in self.takeovers(step, num_envs, num_answers))
+        others = num_envs * num_answers - num_driven
+        return num_driven + min(others, max(0 if num_driven else 1, round(self.query_rate * others)))
 
 
 _RANGES: dict[str, tuple[float, float, str]] = {

@@ -50,9 +50,10 @@ class ExpertQueries:
         """The questions of a training step."""
         shape = self.num_answers, self.num_envs
         generator = np.random.Generator(np.random.Philox(key=[seed, (step << 40) | group]))
-        driven = generator.permutation(self.num_envs)[: self.algorithm.num_driven(step, self.num_envs)]
         is_driven = np.zeros(shape, bool)
-        is_driven[:, driven] = True
+        takeovers = self.algorithm.takeovers(step, self.num_envs, self.num_answers)
+        for env, first in zip(generator.permutation(self.num_envs), takeovers, strict=False):
+            is_driven[first:, env] = True
         others = generator.permutation(np.flatnonzero(~is_driven))
         in_turn = np.concatenate([np.flatnonzero(is_driven), others])[: self._num_asked(step, group)]
         labels = np.zeros(shape, bool)
