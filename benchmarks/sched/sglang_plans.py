@@ -39,6 +39,7 @@ class Case:
 CASES = (
     Case(recipe="gsm8k-grpo-sglang", model="Qwen2.5-1.5B", num_devices=8),
     Case(recipe="math-grpo-1.5b", model="DeepSeek-R1-Distill-Qwen-1.5B", num_devices=64),
+    Case(recipe="math-grpo-1.5b-128k", model="DeepSeek-R1-Distill-Qwen-1.5B", num_devices=64),
     Case(recipe="math-grpo-7b", model="DeepSeek-R1-Distill-Qwen-7B", num_devices=64),
     Case(recipe="math-grpo-qwen3-30b-a3b", model="Qwen3-30B-A3B", num_devices=128),
 )

@@ -56,6 +56,7 @@ def test_these_recipes_are_shipped():
         "libero-smolvla-ppo",
         "maniskill-openvla-ppo",
         "math-grpo-1.5b",
+        "math-grpo-1.5b-128k",
         "math-grpo-7b",
         "math-grpo-qwen3-30b-a3b",
         "mini-swe-grpo",

@@ -293,6 +293,7 @@ def test_a_cut_that_heads_do_not_allow_is_refused_by_the_plan():
     [
         ("gsm8k-grpo-sglang", "Qwen2.5-1.5B", 8, 32, 8),
         ("math-grpo-1.5b", "DeepSeek-R1-Distill-Qwen-1.5B", 64, 512, 64),
+        ("math-grpo-1.5b-128k", "DeepSeek-R1-Distill-Qwen-1.5B", 64, 128, 64),
         ("math-grpo-7b", "DeepSeek-R1-Distill-Qwen-7B", 64, 512, 32),
         ("math-grpo-qwen3-30b-a3b", "Qwen3-30B-A3B", 128, 1536, 32),
         ("search-r1-ppo", "Qwen2.5-7B", 8, 512, 8),
