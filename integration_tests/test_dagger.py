@@ -64,7 +64,7 @@ PLANS = {
     "simulator-processes": {"mode": "collocated", "env.num_processes": 1},
 }
 TINY_FAUCETS = {
-    "policy.options": "{width: 16, vision_width: 16}",
+    "policy.hidden_sizes": "[16]",
     "env.num_envs": 4,
     "env.num_groups": 2,
     "env.num_steps": 4,
@@ -125,7 +125,7 @@ def test_demonstrations_are_kept_in_every_mode_and_over_a_resume(tmp_path):
     path = train("faucet-dagger", tmp_path / "one", TINY_FAUCETS | {"mode": "collocated"})
     (note,) = [n for n in json.loads((path / "manifest.json").read_text())["notes"] if n.startswith("SFT warm-up:")]
     num_demonstrated = int(note.split()[-2])
-    assert rows(path)[0]["actor/expert_actions"] == num_demonstrated + 2 * 1  # 2 groups, an eighth of 8 observations
+    assert rows(path)[0]["actor/expert_actions"] == num_demonstrated + 2 * (3 + 1)  # from the second and fourth action
     other = train("faucet-dagger", tmp_path / "two", TINY_FAUCETS | {"mode": "disaggregated", "run.num_steps": 2})
     train(None, other, {"run.num_steps": 4, "mode": "collocated"})
     assert numbers(other) == numbers(path)

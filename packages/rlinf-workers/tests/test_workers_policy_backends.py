@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from workers_rounding import additions_of_transformer, rounding_bound
 
-from rlinf_algos import preset
+from rlinf_algos import DaggerAlgorithm, preset
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_envs import ActionSpec, FieldSpec
 from rlinf_workers.errors import WeightFilesError
@@ -17,7 +17,10 @@ from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.lora import LoraSettings, add_adapter, policy_targets
 from rlinf_workers.plugins import POLICIES
 from rlinf_workers.policies.base import PolicySettings, make_policy, outline_policy
-from rlinf_workers.roles.embodied.actor import EmbodiedActorSettings, _DemonstratedRows
+from rlinf_workers.roles.embodied.actor import EmbodiedActorSettings
+from rlinf_workers.roles.embodied.dagger_actor import DaggerActor, DaggerActorSettings
+from rlinf_workers.roles.embodied.imitating import ImitatedRows
+from rlinf_workers.roles.records.embodied import LabelledSegment
 from rlinf_workers.testing.backends import trial_worker
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.testing.policies import random_fields
@@ -95,6 +98,29 @@ class Batch:
         self.actions, self.extras = answer.actions, answer.extras
 
 
+@pytest.mark.parametrize("name", POLICY_OPTIONS)
+def test_every_policy_imitates_an_expert(make_worker, name):
+    policy = settings_of(name, lora=False).policy
+    num_actions = make_policy(policy, torch.device("cpu")).act(random_fields(FIELDS, 1), None).actions.shape[1]
+    actor = make_worker(
+        DaggerActor,
+        DaggerActorSettings(
+            policy=policy,
+            algorithm=DaggerAlgorithm(batch_size=4, num_updates=1),
+            backend=BackendSettings(num_shards=1),
+            optimizer=OPTIMIZER,
+            chunk_size=num_actions,
+        ),
+    )
+    before = {key: tensor.clone() for key, tensor in actor._backend.model_tensors().items()}
+    answers = torch.rand(6, num_actions, 3)
+    actor.begin_step([LabelledSegment(group=0, fields=random_fields(FIELDS, 6), actions=answers, policy_version=0)])
+    actor.update(0)
+    after = actor._backend.model_tensors()
+    assert all(tensor.isfinite().all() for tensor in after.values())
+    assert any(not torch.equal(tensor, before[key]) for key, tensor in after.items() if "observation" not in key)
+
+
 def held(settings: EmbodiedActorSettings, worker: Worker | None = None) -> Any:
     return settings.backend.make(settings.model, worker or trial_worker(), settings.optimizer)
 
@@ -153,7 +179,7 @@ def test_fsdp2_imitates_as_replicated_does(name, lora):
     norms_of_kinds = []
     for kind in ("replicated", "fsdp2"):
         backend = held(settings_of(name, lora=lora, backend=kind, **options))
-        demonstrations, norms = _DemonstratedRows(fields=fields, actions=actions, noise=noise), []
+        demonstrations, norms = ImitatedRows(fields=fields, actions=actions, noise=noise), []
         for _ in range(2):
             backend.begin(1)
             backend.backward(0, demonstrations, lambda answers: (-answers.logprobs.sum(), [1.0]))

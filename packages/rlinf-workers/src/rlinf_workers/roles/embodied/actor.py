@@ -57,6 +57,11 @@ class EmbodiedActorSettings(ImitatingActorSettings):
     episodes: EpisodeBatch | None = None
     """The whole episodes that a step is made of; None: a step is segments."""
 
+    @property
+    def model(self) -> ModelAdapter:
+        """The model adapter that the backend trains."""
+        return self.adapted(PolicyModel(self.policy))
+
 
 @dataclass
 class ShardBatch:
@@ -141,8 +146,7 @@ class EmbodiedActor(ImitatingActor):
         self._num_shards = settings.backend.num_shards
         self._settings, self._optimizer = settings, settings.optimizer
         self._micro_batch_size = settings.micro_batch_size
-        model = settings.adapted(PolicyModel(settings.policy))
-        self._backends = {"": settings.backend.make(model, self, self._optimizer)}
+        self._backends = {"": settings.backend.make(settings.model, self, self._optimizer)}
         self._advantage = AdvantagePart(settings.algorithm)
         self._policy_loss, self._chooser = PolicyLossPart(settings.algorithm), TokenChooser(settings.algorithm)
         self._totals = (*TOTALS, *self._policy_loss.statistics)

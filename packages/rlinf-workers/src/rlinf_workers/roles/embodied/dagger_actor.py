@@ -46,6 +46,11 @@ class DaggerActorSettings(ImitatingActorSettings):
     chunk_size: int = 1
     """K, the actions of an answer."""
 
+    @property
+    def model(self) -> ModelAdapter:
+        """The model adapter that the backend trains."""
+        return self.adapted(ImitatedPolicyModel(self.policy))
+
 
 class ImitatedPolicyModel(ModelAdapter):
     """Adapts a policy to a training backend: supervised losses of `ImitatedRows`."""
@@ -68,8 +73,7 @@ class DaggerActor(ImitatingActor):
     def __init__(self, settings: DaggerActorSettings) -> None:
         self._settings, self._algorithm = settings, settings.algorithm
         self._num_shards, self._optimizer = settings.backend.num_shards, settings.optimizer
-        model = settings.adapted(ImitatedPolicyModel(settings.policy))
-        self._backends = {"": settings.backend.make(model, self, self._optimizer)}
+        self._backends = {"": settings.backend.make(settings.model, self, self._optimizer)}
         self._capacity = self._algorithm.buffer_size // self._num_shards
         self._buffers = {shard: ReplayBuffer(self._capacity) for shard in self._backend.shards}
         self._demonstrations = {shard: ReplayBuffer(0) for shard in self._backend.shards}

@@ -35,7 +35,7 @@ class ImitatingActorSettings:
     """Train an adapter of the policy's backbone; None: train the policy as its options say."""
 
     def adapted(self, policy: ModelAdapter) -> ModelAdapter:
-        """The model adapter that the backend trains."""
+        """The adapter of a policy, or with `lora` that of its low-rank updates."""
         if self.lora is None:
             return policy
         options = self.policy.options
