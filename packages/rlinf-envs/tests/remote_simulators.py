@@ -75,18 +75,47 @@ class OldStyle:
 '''
 
 
-class Server:
-    """A simulator server in a process of its own, of a copy of its file; a context manager."""
+BATCH_MODULE = '''
+from rlinf_envs import EnvSpec, make_env
 
-    def __init__(self, folder: Path, *, place: str = "remote_quirky:Quirky", port: int = 0) -> None:
+def batch(num_envs, max_episode_steps, ignore_terminations=False, scale=0.3):
+    spec = EnvSpec(kind="import", id="remote_quirky:Quirky", num_envs=num_envs, options={"scale": scale},
+        max_episode_steps=max_episode_steps, ignore_terminations=ignore_terminations)
+    return make_env(spec)
+
+class Lockstep:
+    """Has no snapshots, as simulators that step all rows at once."""
+    def __init__(self, num_envs, max_episode_steps):
+        self._env = batch(num_envs, max_episode_steps)
+    def __getattr__(self, name):
+        if name in ("snapshot", "restore"):
+            raise AttributeError(name)
+        return getattr(self._env, name)
+
+def of_three(num_envs):
+    return batch(3, 6)
+'''
+
+
+class Server:
+    """A simulator server in a process of its own, of a copy of its file; a context manager.
+
+    Args:
+        has_rlinf: whether its venv has torch and RLinf.
+    """
+
+    def __init__(
+        self, folder: Path, *, place: str = "remote_quirky:Quirky", port: int = 0, has_rlinf: bool = False
+    ) -> None:
         shutil.copy(rlinf_envs.remote.__file__, folder / "simulator_server.py")
         (folder / "remote_quirky.py").write_text(MODULE)
+        (folder / "remote_batch.py").write_text(BATCH_MODULE)
         self.secret = folder / "secret"
         (folder / "without").mkdir(exist_ok=True)
         hide = "import sys; sys.modules.update(dict.fromkeys(('torch', 'rlinf_envs')))\n"
         (folder / "without" / "sitecustomize.py").write_text(hide)
         command = [sys.executable, "simulator_server.py", place, "--port", str(port), "--secret-file", "secret"]
-        env = os.environ | {"PYTHONPATH": str(folder / "without")}
+        env = os.environ | ({} if has_rlinf else {"PYTHONPATH": str(folder / "without")})
         self.process = subprocess.Popen(
             command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

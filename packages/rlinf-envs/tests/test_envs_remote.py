@@ -138,7 +138,16 @@ def test_lost_simulators_are_replaced_and_nothing_changes(server: Server) -> Non
     assert wait_for(lambda: not server.simulators())
 
 
-def test_rows_begin_one_by_one_though_simulators_are_lost(server: Server) -> None:
+@pytest.fixture(scope="module")
+def batch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("batch"), place="remote_batch:batch", has_rlinf=True) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", ["server", "batch_server"])
+def test_rows_begin_one_by_one_though_simulators_are_lost(name: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("server")  # for the local environments
+    server: Server = request.getfixturevalue(name)
     relay, messages = Relay(server.port), list[str]()
     env, reference = make_env(at(relay.address, server), on_replaced=messages.append), make_env(local())
     assert isinstance(env, SubprocessVector) and isinstance(reference, InProcessVector) and env.begins_rows
@@ -160,6 +169,40 @@ def test_rows_begin_one_by_one_though_simulators_are_lost(server: Server) -> Non
     env.restore(rows)
     assert _result_difference(env.step_chunk(chunks(1)[0]), expected) is None
     env.close()
+
+
+def test_a_batch_has_the_numbers_of_its_environments(server: Server, batch_server: Server) -> None:
+    env = make_env(at(batch_server.address, batch_server, scale=0.7))
+    reference = make_env(local(scale=0.7))
+    assert env.observation_spec == reference.observation_spec and env.notes == reference.notes
+    assert torch.equal(env.action_spec.high, reference.action_spec.high)
+    assert _difference(env.reset([3, 1, 4]), reference.reset([3, 1, 4])) is None
+    os.kill(batch_server.simulators()[-1], signal.SIGKILL)
+    assert require_same(env, reference, chunks(8)) > 3
+    for action in chunks(3)[:, :, 0]:
+        assert _result_difference(env.step(action), reference.step(action)) is None
+    assert torch.equal(env.render(), reference.render())
+    env.reset([0] * 3)
+    with pytest.raises(EnvCrashedError, match="env 1: step 0 of its episode failed: LookupError: no such joint"):
+        env.step(torch.tensor([1, 3, 1]))
+    env.close()
+
+
+def test_a_batch_without_snapshots_is_not_replaced(tmp_path: Path, server: Server) -> None:
+    with Server(tmp_path, place="remote_batch:Lockstep", has_rlinf=True) as lockstep:
+        env, reference = make_env(at(lockstep.address, lockstep)), make_env(local())
+        assert _difference(env.reset([3, 1, 4]), reference.reset([3, 1, 4])) is None
+        require_same(env, reference, chunks(2))
+        os.kill(lockstep.simulators()[-1], signal.SIGKILL)
+        with pytest.raises(EnvCrashedError, match=r"env 0: the simulator of envs 0\.\.2 at .* was lost .*; ended"):
+            env.step_chunk(chunks(1)[0])
+
+
+def test_a_callable_that_returns_another_batch_is_named(tmp_path: Path) -> None:
+    with Server(tmp_path, place="remote_batch:of_three", has_rlinf=True) as three:
+        spec = EnvSpec(kind="remote", id=three.address, num_envs=2, options={"secret_file": str(three.secret)})
+        with pytest.raises(EnvCrashedError, match="num_envs=2 was asked for, and the batch has 3"):
+            make_env(spec)
 
 
 @pytest.mark.slow

@@ -6,6 +6,8 @@ This file needs Python 3.8, numpy, msgpack and nothing else of RLinf: copy it be
     python remote.py my_simulator:make --port 7000               # in any other
 
 `my_simulator:make` is a callable that returns one environment with the interface of Gymnasium, or of the Gym before it.
+If it has a parameter `num_envs`, it returns a batch of so many, with the interface of `rlinf_envs.BatchedEnv`: for
+simulators that simulate all rows at once.
 Each connection has a process of its own, which creates as many environments as the client asks for and ends with the
 connection. So the client gets rid of a simulator that hangs by connecting again.
 
@@ -16,8 +18,8 @@ Protocol, all numbers big-endian:
   HMAC(secret, "server" + both). The last byte of MAGIC is the version of the protocol.
 * Messages: a length of 8 bytes and so many bytes of MessagePack. An array is the extension type 1: its numpy dtype in 4
   bytes ("<f4" and a zero), the number of axes in 1 byte, each length in 8 bytes, and the elements in C order.
-* The client sends {"call": name, ...}, a method of `ServedRows` and its arguments. The server answers
-  {"answer": ...}, or {"error": text, "row": int, "trace": str}.
+* The client sends {"call": name, ...}, a method of `ServedRows` and its arguments, or of `ServedBatch` after `make` has
+  created one. The server answers {"answer": ...}, or {"error": text, "row": int, "trace": str}.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -243,6 +246,8 @@ class ServedRows:
         """Actions of each row's current episode; None: it rests."""
         self._limit: Any = None
         self._ignores_terminations = False
+        self.batch: Any = None
+        """The `ServedBatch` in place of these rows, if the callable returns one."""
 
     def describe(self) -> Mapping[str, Any]:
         """Returns what is served here, without creating it."""
@@ -252,8 +257,13 @@ class ServedRows:
     def make(
         self, num_envs: int, max_episode_steps: Any, ignore_terminations: bool, options: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Creates the environments and returns their spaces."""
+        """Creates the environments and returns their spaces, or what a batch says of itself."""
         create = _callable_at(self._place)
+        if "num_envs" in inspect.signature(create).parameters:
+            limits = {"max_episode_steps": max_episode_steps, "ignore_terminations": ignore_terminations or None}
+            options = dict(options, **{name: value for name, value in limits.items() if value is not None})
+            self.batch = ServedBatch(create(num_envs=num_envs, **options), num_envs)
+            return {"batch": self.batch.description()}
         self._envs = [create(**options) for _ in range(num_envs)]
         self._counts = [None] * num_envs
         first = self._envs[0]
@@ -376,6 +386,86 @@ class ServedRows:
         return observation, float(reward), terminated, (bool(truncated) or at_limit) and not terminated, success
 
 
+class ServedBatch:
+    """A batch with the interface of `rlinf_envs.BatchedEnv`; its public methods are the calls of the protocol."""
+
+    def __init__(self, env: Any, num_envs: int) -> None:
+        lacks = [name for name in BATCH_PROPERTIES + BATCH_METHODS if not hasattr(env, name)]
+        if lacks:
+            raise TypeError("{} is no batch of environments: it lacks {}".format(type(env).__name__, ", ".join(lacks)))
+        if env.num_envs != num_envs:
+            raise ValueError(f"num_envs={num_envs} was asked for, and the batch has {env.num_envs}")
+        self._env = env
+
+    def description(self) -> Mapping[str, Any]:
+        """Returns the specs of the batch, and what it can do."""
+        actions, fields = self._env.action_spec, self._env.observation_spec
+        return {
+            "actions": {"kind": actions.kind, "low": plain(actions.low), "high": plain(actions.high)},
+            "fields": {name: (list(one.shape), one.dtype, list(one.texts)) for name, one in fields.items()},
+            "max_episode_steps": self._env.max_episode_steps,
+            "notes": list(self._env.notes),
+            "is_replayable": hasattr(self._env, "restore"),
+            "begins_rows": hasattr(self._env, "begin") and bool(getattr(self._env, "begins_rows", True)),
+        }
+
+    def reset(self, seeds: Sequence[int]) -> Mapping[str, Any]:
+        """Begins an episode in each row and returns the observation."""
+        return _fields(self._env.reset(list(seeds)))
+
+    def begin(self, rows: Sequence[int], seeds: Sequence[int], alone: bool) -> Mapping[str, Any]:
+        """Begins an episode in these rows and returns their observations."""
+        pairs = {row: seeds[number] for number, row in enumerate(rows)}
+        return _fields(self._env.begin(pairs, alone=alone))
+
+    def step(self, actions: np.ndarray) -> Mapping[str, Any]:
+        """Executes an action in each row, [N, *shape]."""
+        return self._result(self._env.step(_tensor(actions)))
+
+    def step_chunk(self, actions: np.ndarray) -> Mapping[str, Any]:
+        """Executes actions [N, C, *shape]."""
+        return self._result(self._env.step_chunk(_tensor(actions)))
+
+    def restore(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Returns to the middle of episodes; a row has the fields of `rlinf_envs.RowSnapshot`."""
+        snapshots = [types.SimpleNamespace(**dict(row, actions=_tensor(row["actions"]), rewards=None)) for row in rows]
+        return _fields(self._env.restore(snapshots))
+
+    def render(self) -> np.ndarray:
+        """Returns pictures of all rows, [N, H, W, 3] uint8."""
+        return plain(self._env.render())
+
+    def close(self) -> None:
+        self._env.close()
+
+    @staticmethod
+    def _result(result: Any) -> Mapping[str, Any]:
+        answer = {name: plain(getattr(result, name)) for name in ("rewards", "terminated", "truncated", "num_steps")}
+        answer["observation"] = _fields(result.observation)
+        answer["final_observation"] = _fields(result.final_observation) if result.episodes else None
+        answer["episodes"] = [{name: getattr(end, name) for name in END_FIELDS} for end in result.episodes]
+        return answer
+
+
+BATCH_PROPERTIES = ("num_envs", "action_spec", "observation_spec", "max_episode_steps", "notes")
+BATCH_METHODS = ("reset", "step", "step_chunk", "render", "close")
+"""Of `rlinf_envs.BatchedEnv`."""
+END_FIELDS = ("env_index", "episode_index", "seed", "return_", "length", "success_once", "success_at_end", "task")
+"""Of `rlinf_envs.EpisodeEnd`."""
+
+
+def _fields(observation: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An observation whose texts are lists."""
+    return {name: list(one) if isinstance(one, (list, tuple)) else plain(one) for name, one in observation.items()}
+
+
+def _tensor(values: np.ndarray) -> Any:
+    """A copy as a tensor, which batches take."""
+    import torch
+
+    return torch.from_numpy(np.array(values))
+
+
 def plain(value: Any) -> Any:
     """Copies an observation as dicts, texts and arrays that can be sent; simulators reuse their buffers."""
     if isinstance(value, Mapping):
@@ -460,21 +550,23 @@ def _simulate(connected: socket.socket, place: str) -> None:
             message = dict(receive_message(connected, MAX_CALL_BYTES))
             send_message(connected, _answer(rows, message))
     except OSError:  # the client is gone
-        rows.close()
+        (rows.batch or rows).close()
 
 
 def _answer(rows: ServedRows, message: Any) -> Mapping[str, Any]:
     name = str(message.pop("call", ""))
+    served = rows.batch or rows
     try:
-        if name.startswith("_") or not callable(getattr(ServedRows, name, None)):
+        if name.startswith("_") or not callable(getattr(type(served), name, None)):
             raise ValueError(f"there is no call {name!r}")
-        return {"answer": getattr(rows, name)(**message)}
+        return {"answer": getattr(served, name)(**message)}
     except RowFailed as error:
         text = f"{error.doing} failed: {type(error.__cause__).__name__}: {error.__cause__}"
         return {"error": text, "row": error.row, "trace": traceback.format_exc()}
     except Exception as error:  # noqa: BLE001 - the client raises it
         text = f"{name} failed: {type(error).__name__}: {error}"
-        return {"error": text, "row": 0, "trace": traceback.format_exc()}
+        row = int(getattr(error, "env_index", 0))  # an EnvCrashedError of rlinf_envs has one
+        return {"error": text, "row": row, "trace": traceback.format_exc()}
 
 
 class SimulatorServer:
@@ -571,7 +663,7 @@ class SimulatorServer:
 def main() -> None:
     """`python -m rlinf_envs.remote MODULE:CALLABLE`."""
     parser = argparse.ArgumentParser(prog="remote.py", description="Serves a simulator to env.kind: remote of RLinf.")
-    parser.add_argument("environment", metavar="MODULE:CALLABLE", help="creates one environment")
+    parser.add_argument("environment", metavar="MODULE:CALLABLE", help="creates one environment, or num_envs of them")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=7000, help="0: any free one (default: 7000)")
     parser.add_argument("--secret-file", default=SECRET_FILE, help="created if missing (default: %(default)s)")

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlinf_envs.adapters.gymnasium.reading import ObservationReader, action_spec
-from rlinf_envs.adapters.remote.connection import ServerConnection, addresses
+from rlinf_envs.adapters.remote.connection import ServerConnection
 from rlinf_envs.core.described import Described
 from rlinf_envs.core.episodes import EndRule, RunningEpisode, require_envs
 from rlinf_envs.core.picture_memory import Places
@@ -27,30 +27,11 @@ from rlinf_envs.core.vector import SingleObservation, nothing_observed, stacked
 from rlinf_envs.errors import EnvCrashedError, EnvError
 
 
-def make_remote(
-    env_id: str,
-    num_envs: int,
-    *,
-    max_episode_steps: int | None = None,
-    ignore_terminations: bool = False,
-    picture_layout: str | None = None,
-    secret_file: str | None = None,
-    **options: Any,
-) -> RemoteRows:
-    """Creates environments at the first address of an id. `make_env` creates them so that a lost connection is
-    replaced; here it is an error (`SimulatorLost`)."""
-    return RemoteRows(
-        ServerConnection(addresses(env_id)[0], secret_file),
-        num_envs,
-        max_episode_steps=max_episode_steps,
-        ignore_terminations=ignore_terminations,
-        picture_layout=picture_layout,
-        options=options,
-    )
-
-
 class RemoteRows(Described):
-    """The environments of one connection, which it opens and owns.
+    """The environments of one connection, which it owns.
+
+    Args:
+        described: the answer to `make`.
 
     Raises: EnvError for environments that cannot be read; SimulatorLost, from every method, if the connection breaks.
     """
@@ -59,11 +40,10 @@ class RemoteRows(Described):
         self,
         connection: ServerConnection,
         num_envs: int,
+        described: Mapping[str, Any],
         *,
-        max_episode_steps: int | None,
         ignore_terminations: bool,
         picture_layout: str | None,
-        options: Mapping[str, Any],
     ) -> None:
         require_envs(num_envs)
         self._connection = connection
@@ -73,14 +53,6 @@ class RemoteRows(Described):
         self._begun: set[int] = set()
         """Rows that `begin` began, which rest after their episodes."""
         self._places: Places | None = None
-        connection.open()
-        described = connection.call(
-            "make",
-            num_envs=num_envs,
-            max_episode_steps=max_episode_steps,
-            ignore_terminations=ignore_terminations,
-            options=dict(options),
-        )
         self._max_episode_steps = described["max_episode_steps"]
         EndRule(max_episode_steps=self._max_episode_steps, ignore_terminations=ignore_terminations)  # checks them
         space = _space(described["observation_space"])

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rlinf_envs.adapters.remote.connection import ServerConnection, addresses
-from rlinf_envs.adapters.remote.rows import RemoteRows
+from rlinf_envs.adapters.remote.opening import opened
 from rlinf_envs.core.env_spec import EnvSpec
 from rlinf_envs.core.protocol import BatchedEnv
 from rlinf_envs.core.simulator_process import SimulatorHandle, SimulatorLost
@@ -92,7 +92,7 @@ class _RemoteEnv(CommandedEnv):
     def _created(self, spec: EnvSpec) -> BatchedEnv:
         options: dict[str, Any] = dict(spec.options)
         options.pop("secret_file", None)
-        return RemoteRows(
+        return opened(
             self._server,
             spec.num_envs,
             max_episode_steps=spec.max_episode_steps,

@@ -21,6 +21,6 @@ class RemoteSpec(KindSpec):
 
 SPEC = RemoteSpec(
     name="remote",
-    make="rlinf_envs.adapters.remote.rows:make_remote",
+    make="rlinf_envs.adapters.remote.opening:make_remote",
     simulator="rlinf_envs.adapters.remote.simulator:RemoteSimulator",
 )
