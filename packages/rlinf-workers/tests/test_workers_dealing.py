@@ -136,14 +136,12 @@ def simulated(num_envs: int, numbers: list[int]) -> tuple[list[list[tuple]], Dea
     while sent:
         for step, observation in sent:
             step.was_sent(observation)
-        ready = [
-            group.give(step, torch.ones(num_envs, 1, dtype=torch.int64))
-            for step, observation in sent
-            if not observation.is_last
-        ]
-        assert ready == [False] * (len(ready) - 1) + [True] * bool(ready), "it waits for the actions of all steps"
-        num_shared += len(ready) > 1
-        sent = group.advance() if ready else []
+        acting = [step for step, observation in sent if not observation.is_last]
+        num_shared += len(acting) > 1
+        sent = []
+        for step in acting:
+            assert not sent, "it waits for the actions of all steps"
+            sent = group.act(step, torch.ones(num_envs, 1, dtype=torch.int64))
     assert not any(step.running for step in steps.values())
     of_steps = [
         sorted(step.kept_episodes(0), key=lambda one: (one.end.env_index, one.end.episode_index))

@@ -9,7 +9,17 @@ import pytest
 
 from rlinf_comm.weights import ReshardPlan
 from rlinf_sched import Cluster, Mode, plan_for_mode
-from rlinf_workers import Executor, Flow, FlowDefinitionError, FlowRun, Reader, StepContext, StepTimeout, Writer
+from rlinf_workers import (
+    Executor,
+    Flow,
+    FlowDefinitionError,
+    FlowRun,
+    Reader,
+    RemoteError,
+    StepContext,
+    StepTimeout,
+    Writer,
+)
 from rlinf_workers.explaining import explain
 from rlinf_workers.explaining.text import graph_lines
 from rlinf_workers.testing.toy_flow import Learn, Number, Scale, Shift, reference_run, toy_flow
@@ -254,6 +264,25 @@ def test_a_stage_ahead_begins_while_that_of_the_run_before_goes_on(tmp_path, num
         executor.sync_weights()
         runs = overlapped(executor, flow, 0, NUM_STEPS)
     assert [run.metrics["learn/weight"] for run in runs] == reference_run(VALUES, NUM_STEPS, max_staleness=2)
+
+
+class FailingAhead(LeadingScale):
+    """The second run fails, which the first one waits for."""
+
+    def scale(self, numbers: Reader[Number], scaled: Writer[Number]) -> None:
+        if self.step.step == 1:
+            raise LookupError("no such joint")
+        super().scale(numbers, scaled)
+
+
+def test_a_failure_in_a_later_run_ends_the_one_that_waits_for_it(tmp_path):
+    flow = flow_of(FailingAhead, Learn, 1, str(tmp_path), ahead=True)
+    with Executor(cluster=CLUSTER, log_folder=tmp_path) as executor:
+        executor.start(flow, plan_for_mode(flow.graph(), CLUSTER, "disaggregated"))
+        executor.sync_weights()
+        with pytest.raises(RemoteError, match="no such joint"):
+            overlapped(executor, flow, 0, 2)
+        (tmp_path / "begun-1").touch()
 
 
 def test_a_stage_that_shares_its_device_is_not_ahead(tmp_path):

@@ -49,16 +49,28 @@ class WorkerGroup:
         return gather(self.start_call(method, *args, ranks=ranks), self._launcher.lost, timeout_s)
 
 
-def gather(futures: Sequence[Future[T]], lost: Future[None], timeout_s: float | None = None) -> list[T]:
+def gather(
+    futures: Sequence[Future[T]],
+    lost: Future[None],
+    timeout_s: float | None = None,
+    *,
+    watched: Sequence[Future[Any]] = (),
+) -> list[T]:
     """The results of all, in order.
+
+    Args:
+        watched: futures whose failures count too, until all others are done.
 
     Raises: the first failure; WorkerLost in preference to a failure that it caused; TimeoutError.
     """
     pending: set[Future[Any]] = set(futures)
+    beside: set[Future[Any]] = set(watched)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while pending:
         left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        done, _ = concurrent.futures.wait({*pending, lost}, left_s, return_when=concurrent.futures.FIRST_COMPLETED)
+        done, _ = concurrent.futures.wait(
+            {*pending, *beside, lost}, left_s, return_when=concurrent.futures.FIRST_COMPLETED
+        )
         if not done:
             raise TimeoutError(f"{len(pending)} of {len(futures)} calls had not returned after {timeout_s} s")
         failed = lost in done or any(future.exception() is not None for future in done)
@@ -68,5 +80,5 @@ def gather(futures: Sequence[Future[T]], lost: Future[None], timeout_s: float | 
                 lost.result()
             for future in done:
                 future.result()
-        pending -= done
+        pending, beside = pending - done, beside - done
     return [future.result() for future in futures]

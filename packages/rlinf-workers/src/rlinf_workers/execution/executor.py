@@ -497,8 +497,9 @@ class Executor:
         """
         run, (start_s, clock) = self._under_way[0], self._oldest_since
         calls, context = run.calls, run.context
+        later = [future for other in self._under_way[1:] for future in other.futures]  # a failure there may block this
         try:
-            self._groups.gather(run.futures, timeout_s)
+            self._groups.gather(run.futures, timeout_s, watched=later)
         except TimeoutError as error:
             explanation = self.explanation = self.explain(self.snapshot())
             self._give_up("the run passed its deadline")

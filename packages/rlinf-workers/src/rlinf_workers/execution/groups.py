@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rlinf_sched import Cluster, StagePlan
 from rlinf_workers.addresses import DRIVERS_NODE, LOOPBACK
@@ -90,10 +90,12 @@ class RunningGroups:
             for rank, handle in enumerate(ranks.group.handles)
         }
 
-    def gather(self, futures: Sequence[Future[T]], timeout_s: float | None = None) -> list[T]:
-        """The results of calls to any workers and of other work in the driver. Raises: WorkerLost as soon as a worker
-        is lost."""
-        return gather(futures, self._launcher.lost, timeout_s)
+    def gather(
+        self, futures: Sequence[Future[T]], timeout_s: float | None = None, *, watched: Sequence[Future[Any]] = ()
+    ) -> list[T]:
+        """The results of calls to any workers and of other work in the driver; `watched` as in `group.gather`. Raises:
+        WorkerLost as soon as a worker is lost."""
+        return gather(futures, self._launcher.lost, timeout_s, watched=watched)
 
     def processes(self) -> Iterator[ProcessRecord]:
         """The workers that have started."""

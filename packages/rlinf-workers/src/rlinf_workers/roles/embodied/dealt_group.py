@@ -120,17 +120,14 @@ class DealtGroup:
                 fields[name][rows] = values
             return self._sent([(share, self._first(share, fields)) for share in self._beginning()])
 
-    def give(self, step: DealtStep, actions: Tensor) -> bool:
-        """Takes the next chunk of actions of a step, [n, K, *action shape]. Returns whether those of all steps are
-        there, so that the group can `advance`."""
+    def act(self, step: DealtStep, actions: Tensor) -> Sent:
+        """Takes the next chunk of actions of a step, [n, K, *action shape]. If those of all steps are there, executes
+        them and returns the observation after them for each step that has rows in this group."""
         with self._lock:
             next(share for share in self._shares if share.step is step).actions = actions
-            return all(share.actions is not None for share in self._shares if share.has_begun)
-
-    def advance(self) -> Sent:
-        """Executes the chunk. Returns the observation after it for each step that has rows in this group."""
-        with self._lock:
             acting = [share for share in self._shares if share.has_begun]
+            if any(share.actions is None for share in acting):
+                return []
             result = self.env.step_chunk(_merged(acting))
             self.num_rounds += 1
             self.num_simulated += sum(len(share.rows) for share in acting)
@@ -254,7 +251,6 @@ class DealtGroup:
 def _merged(acting: Sequence[_Share]) -> Tensor:
     """The actions of all rows, [n, K, *action shape]."""
     chosen = [share.actions for share in acting if share.actions is not None]
-    assert len(chosen) == len(acting), "a group advances when it has the actions of all steps"
     merged = chosen[0]
     for share, actions in zip(acting[1:], chosen[1:], strict=True):
         merged = merged.clone()

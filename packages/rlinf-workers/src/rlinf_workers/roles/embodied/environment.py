@@ -378,8 +378,7 @@ class Environment(Worker):
     def _advance_dealt(self, step: DealtStep, action: Action) -> Sent:
         """Executes the actions of a group, unless it waits for those of another step."""
         group = self._dealt_groups[action.group]
-        is_ready = group.give(step, native_actions(action.actions, group.env.action_spec))
-        return group.advance() if is_ready else []
+        return group.act(step, native_actions(action.actions, group.env.action_spec))
 
     def _send_dealt(self, sent: Sent, own: Writer[GroupObservation]) -> None:
         with self._sending:
