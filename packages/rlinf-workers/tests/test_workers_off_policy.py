@@ -404,6 +404,7 @@ def test_pictures_that_critics_have_encoded_are_pictures_to_the_policy():
     [
         (PIXELS.fields, {}, ("image.top", "state")),
         (PIXELS.fields, {"reads_state": False}, ("image.top",)),
+        (PIXELS.fields, {"cameras": ""}, ("state",)),
         ({"image.top": PIXELS.fields["image.top"]}, {}, ("image.top",)),
         (POLICY.fields, {"reads_state": False}, ("state",)),
     ],

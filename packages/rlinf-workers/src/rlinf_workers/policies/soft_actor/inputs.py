@@ -35,15 +35,16 @@ class SoftActorOptions:
     chunk_size: int = 1
     """Actions per forward pass, executed one after the other; the critics value whole chunks."""
     cameras: str | None = None
-    """Names of cameras, as in "image.<camera>", separated by commas; None: all that the environment shows."""
+    """Names of cameras, as in "image.<camera>", separated by commas; None: all that the environment shows, "": none."""
     reads_state: bool = True
     """Whether the state, if there is one, is an input beside pictures."""
 
 
 def fields_to_read(fields: Mapping[str, FieldSpec], options: SoftActorOptions) -> tuple[str, ...]:
     """The fields of cameras, then "state". Raises: PolicyError if there is nothing to read, or a wrong shape."""
-    has_pictures = options.cameras is not None or any(name.startswith(PICTURE) for name in fields)
-    cameras = encoded_cameras(fields, options.cameras) if has_pictures else ()
+    shows_pictures = any(name.startswith(PICTURE) for name in fields)
+    wants_pictures = shows_pictures if options.cameras is None else options.cameras != ""
+    cameras = encoded_cameras(fields, options.cameras) if wants_pictures else ()
     if cameras and ("state" not in fields or not options.reads_state):
         return cameras
     if "state" not in fields:
