@@ -52,6 +52,26 @@ def test_a_good_environment_passes() -> None:
     check_env(walks)
 
 
+class WithExpert(Walk):
+    def expert_actions(self, num_actions: int) -> np.ndarray:
+        return np.full((num_actions, 1), 5.0)  # beyond the bounds, to which it is clipped
+
+
+class MovesWhenAsked(WithExpert):
+    def expert_actions(self, num_actions: int) -> np.ndarray:
+        self.place += 0.01
+        return super().expert_actions(num_actions)
+
+
+class TooBrief(WithExpert):
+    def expert_actions(self, num_actions: int) -> np.ndarray:
+        return super().expert_actions(1)
+
+
+def test_an_environment_with_an_expert_passes() -> None:
+    check_env(lambda: InProcessVector(WithExpert, 3, max_episode_steps=15))
+
+
 class KeepsItsPace(Walk):
     """A reset that forgets to reset."""
 
@@ -155,6 +175,8 @@ def lie(change: Callable[[StepResult], dict[str, Any]], *, in_chunks: bool = Fal
         (of(Deaf), "different seeds gave the same observations"),
         (of(Gossip), "rows must not depend on each other"),
         (of(BadPicture), r"render\(\) gave"),
+        (of(MovesWhenAsked), "asking the expert must change nothing: at step 0"),
+        (of(TooBrief), "it named 1 actions, and 2 were asked for"),
         (of(WideState), r"env 0: its observation 'state' has the shape \[2\]; its observation_space says \[3\]"),
         (of(OddField), "observation field 'smell'"),
         (lambda: InProcessVector(Walk, 1, max_episode_steps=100), "no episode ended in 4 steps"),

@@ -26,6 +26,7 @@ from rlinf_envs.core.protocol import (
     StepResult,
     SupportsBegin,
     begins_rows,
+    has_expert,
     observation_problem,
 )
 from rlinf_envs.core.seeding import episode_seed
@@ -50,6 +51,7 @@ def check_env(make: Callable[[], BatchedEnv], *, num_steps: int = 60, seed: int 
         _check_seeds_differ,
         _check_chunk,
         _check_begin,
+        _check_expert,
         _check_snapshot,
         _check_mistakes_are_refused,
         _check_render,
@@ -402,6 +404,25 @@ def _require_begin(trial: _Trial, env: SupportsBegin, first: Observation, expect
             difference = _difference(_row(result.final_observation, row), _row(alone.final_observation, row))
             _require(difference is None, f"{where}: final_observation.{difference} after a reset")
             has_ended[row] = bool(alone.terminated[row] or alone.truncated[row])
+
+
+def _check_expert(trial: _Trial) -> None:
+    """Checks answers of the environment's expert, if it has one, and that asking changes nothing."""
+    env, spec = trial.env, trial.env.action_spec
+    if not has_expert(env):
+        return
+    first, expected = _run(env, trial.seeds, trial.actions())
+    rows, results = list(range(env.num_envs))[::-1], []
+    again = env.reset(trial.seeds)
+    for step_actions in trial.actions():
+        answer = env.expert_actions(rows, 2)
+        shape = (env.num_envs, 2, *spec.shape)
+        _require(answer.shape == shape, f"expert_actions must be {list(shape)}, and are {list(answer.shape)}")
+        _require(answer.dtype == spec.dtype, f"expert_actions must be {spec.dtype}, and are {answer.dtype}")
+        within = (answer >= spec.low).all() and (answer <= spec.high).all()
+        _require(bool(within), "expert_actions must be within the bounds of the action spec")
+        results.append(env.step(step_actions))
+    _require_same_runs((again, results), (first, expected), "asking the expert must change nothing")
 
 
 def _check_snapshot(trial: _Trial) -> None:
