@@ -113,6 +113,14 @@ def test_what_is_asked_is_counted_before_a_run():
         jobs.prepare(load(line), Machine(num_cpus=2, memory_bytes=100))
 
 
+def test_a_note_warns_of_an_optimizer_that_begins_anew_at_full_speed():
+    pytest.importorskip("metaworld")
+    fast = jobs.prepare(load_config("faucet-dagger", parse_overrides(["--actor.lr_warmup_steps", "0"])))
+    assert any(note.startswith("actor.lr_warmup_steps=0: the optimizer begins anew") for note in fast.notes)
+    usual = jobs.prepare(load_config("faucet-dagger", []))
+    assert not any("lr_warmup_steps" in note for note in usual.notes)
+
+
 def test_a_plan_is_refused():
     with pytest.raises(UserError, match=r"algorithm\.name=dagger: times of updates from a buffer are not derived"):
         embodied_problem(load(f"{EXPERT} --cluster.num_devices 1"), 1, gpu="H100")

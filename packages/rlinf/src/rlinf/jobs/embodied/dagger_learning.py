@@ -63,6 +63,15 @@ class DaggerLearning(Learning):
         self.notes = (
             f"dagger: the expert names up to {num_asked * needs.chunk_size:,} actions beside those of demonstrations "
             f"({num_asked:,} answers, {size_of(num_bytes)} of the actor's host memory)",
+            *self._optimizer_notes(),
+        )
+
+    def _optimizer_notes(self) -> tuple[str, ...]:
+        if self._config.sft_warm_up is None or self._config.actor.lr_warmup_steps:
+            return ()
+        return (
+            "actor.lr_warmup_steps=0: the optimizer begins anew after the SFT warm-up, and its first steps, which move "
+            "every weight by the learning rate, may undo what was learned; --actor.lr_warmup_steps 50 lets it rise",
         )
 
     def queries(self, needs: Needs) -> ExpertQueries:
