@@ -304,6 +304,19 @@ def test_whole_episodes_take_the_memory_of_their_simulators_and_the_rounds_of_al
     assert in_turn.instances[0].sharded_state_bytes == at_once.instances[0].sharded_state_bytes / 4 > 0
 
 
+def test_a_policy_that_acts_in_two_steps_at_once_holds_two_versions_of_the_weights():
+    few = ("--env.num_steps=80", "--env.max_episode_steps=80", "--env.num_envs=64", "--env.num_groups=8")
+    whole = (*few, "--env.episodes_per_step=256", "--algorithm.max_staleness=1", "--mode=disaggregated")
+
+    def state_bytes(*overrides: str) -> int:
+        recipe, *others = [*ROBOT, *whole, *overrides]
+        return (
+            problem_of_recipe(load_config(recipe, parse_overrides(others))).profile("policy").instances[0].state_bytes
+        )
+
+    assert state_bytes("--env.num_processes=1") == pytest.approx(2 * state_bytes(), rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
