@@ -63,6 +63,10 @@ def check_policy(
         for name, tensor in third.state_dict().items():
             tensor.copy_(policy.state_dict()[name])
         _check_same(third.act(batch, noise), answer, 0.0, "the weights of state_dict(), copied into another policy,")
+        separate = copy.deepcopy(third)  # acts in the step before, while the original receives the weights of the next
+        for tensor in third.state_dict().values():
+            tensor.zero_()
+        _check_same(separate.act(batch, noise), answer, 0.0, "a deep copy of a policy whose weights have changed since")
     whole = policy.observation_sums(batch)
     assert whole.dtype == torch.float64, f"observation_sums() are {whole.dtype}, not float64"
     parts = [{name: values[rows] for name, values in batch.items()} for rows in (slice(0, 2), slice(2, None))]
