@@ -5,6 +5,7 @@ import torch
 
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
+from rlinf.jobs.embodied.flow import waiting_notes
 from rlinf.program.embodied import train
 
 CORRIDOR = """
@@ -88,3 +89,13 @@ def test_numbers_do_not_depend_on_the_simulators(trained, algorithm, simulators)
             differ = {name for name in metrics if metrics[name] != reference[name]} - {"env/idle_fraction"}
             assert not differ, (step, num_envs, num_groups)
         assert others == weights
+
+
+def test_simulators_that_wait_but_need_not_are_noted():
+    def notes(*overrides):
+        keys = ["--env.episodes_per_step=16", "--env.num_steps=200", "--env.max_episode_steps=200", *overrides]
+        return waiting_notes(load_config("env-ppo", parse_overrides(keys)))
+
+    overlapping = ("--mode=disaggregated", "--cluster.num_devices=2", "--algorithm.max_staleness=1")
+    assert notes() == notes(*overlapping, "--env.num_processes=1") == ()
+    assert "--env.num_processes 1 they begin the next step" in notes(*overlapping)[0]

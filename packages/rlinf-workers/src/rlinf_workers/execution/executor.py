@@ -227,11 +227,21 @@ class Executor:
             raise FlowDefinitionError(f"flow {flow.name!r} is open already; give flows of one executor different names")
         flow.check()
         planned = self._planned(flow, plan)
+        self._note_stages_behind(planned)
         for name, stages in planned.graph.workers.items():
             if name not in self._groups:
                 self._groups.start(name, flow.workers[name], plan.stage(stages[0]))
         channel_sets = [_ChannelSet() for _ in range(planned.graph.max_staleness + 1)]
         self._open_channels(self._open.setdefault(flow.name, _OpenFlow(planned, channel_sets)))
+
+    def _note_stages_behind(self, planned: PlannedFlow) -> None:
+        declared = [name for name, stage in planned.flow.stages.items() if stage.ahead]
+        if declared and not planned.stages_ahead and planned.plan.steps_ahead(planned.graph):
+            self.notes.append(
+                f"flow {planned.flow.name!r}: the stages {', '.join(declared)} of a run begin when those of the run "
+                "before have ended: to begin earlier, they need devices that they share with no other stages, no "
+                "offloading, and replicas of one rank"
+            )
 
     def replan(self, flow: Flow, plan: Plan) -> None:
         """Uses another plan for an open flow from its next run on; every worker group stays on its devices. No run

@@ -68,6 +68,17 @@ def _workers(config: EmbodiedConfig) -> Mapping[str, str]:
     return OFF_POLICY_WORKERS if isinstance(config.algorithm, OffPolicyAlgorithm) else WORKERS
 
 
+def waiting_notes(config: EmbodiedConfig) -> tuple[str, ...]:
+    """What the manifest says where environments wait for the longest episodes of their step, but need not."""
+    could_begin = config.algorithm.max_staleness > 0 and config.env.episodes_per_step is not None
+    if config.begins_ahead or not could_begin:
+        return ()
+    return (
+        "env.num_processes=0: environments that a step does not need any more wait for its longest episodes; with "
+        "--env.num_processes 1 they begin the next step, with the same numbers",
+    )
+
+
 def join_env_and_policy(
     flow: Flow, num_groups: int, *, on_host: bool, reports: bool = False, ahead: bool = False
 ) -> None:

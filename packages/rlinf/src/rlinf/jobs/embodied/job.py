@@ -24,7 +24,7 @@ from rlinf.jobs.acting import (
 from rlinf.jobs.base import Flows, Job, Score
 from rlinf.jobs.demonstrations import SftWarmUp
 from rlinf.jobs.embodied.demonstrated_transitions import DemonstratedTransitions
-from rlinf.jobs.embodied.flow import join_env_and_policy, training_flow
+from rlinf.jobs.embodied.flow import join_env_and_policy, training_flow, waiting_notes
 from rlinf.jobs.embodied.kept_episodes import KeptEpisodes
 from rlinf.jobs.embodied.learning import episode_batch, learning_of
 from rlinf.jobs.embodied.running_episodes import RunningEpisodes
@@ -95,6 +95,7 @@ class EmbodiedJob(Job):
             *termination_notes(config.env),
             *limit_notes(config.env, self._interface),
             *picture_notes(config.env, config.policy),
+            *waiting_notes(config),
             *self._learning.notes,
             *self._needs.notes,
         )
