@@ -57,6 +57,10 @@ class Completions:
     0."""
     truncated: Tensor
     """[N] bool; the completion reached max_new_tokens without ending."""
+    prompt_experts: Tensor | None = None
+    """As in `SampleGroup`; None unless `SamplingSettings.records_experts`."""
+    experts: Tensor | None = None
+    """[N, E, layers, k], as in `SampleGroup`."""
     policy_version: int
     """Version of the weights that sampled the first tokens, -1 before any were received. A property of completions, not
     of groups: if weights arrive while completions are in flight, those of one group may begin under different

@@ -41,6 +41,9 @@ class SamplingSettings:
     stop: tuple[str, ...] = ()
     """A completion ends with the token that completes one of these in its text, as with an end token (stopping.py)."""
 
+    records_experts: bool = False
+    """Returns the experts of each token (`Completions.experts`); needs a model with routers."""
+
     @property
     def draws_from_all(self) -> bool:
         """Whether every token may be sampled."""

@@ -112,6 +112,11 @@ class EngineSpec(Spec):
         to do about it; None: it can."""
         return "it takes no prompts while it generates"
 
+    def experts_problem(self, options: Mapping[str, Any]) -> str | None:
+        """Why it cannot record the experts of each token (`SamplingSettings.records_experts`), and what to do about it;
+        None: it can."""
+        return "it does not record the experts of its tokens; use huggingface"
+
     def keeps_prefixes(self, options: Mapping[str, Any]) -> bool:
         """Whether a turn finds the keys and values of the conversation that it continues in the cache."""
         return False

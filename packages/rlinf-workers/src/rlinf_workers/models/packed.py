@@ -47,6 +47,8 @@ class PackedBatch:
     """[B, T] int64"""
     loss_mask: Tensor
     """[B, T] float32, 1 on the M tokens."""
+    experts: Tensor | None = None
+    """[N, layers, k] uint8 or int16, the experts that the engine chose (router_replay.py); None: they are not known."""
     share: RowShare | None = None
     """Where several ranks compute the row together; N and M then count this rank's tokens. None: the whole row."""
 
@@ -62,7 +64,8 @@ class PackedBatch:
         return spread if self.share is None else self.share.joined(spread)
 
     def to(self, device: torch.device) -> PackedBatch:
-        names = ("token_ids", "position_ids", "attention", "answers_at", "completion_ids", "loss_mask")
+        names = ["token_ids", "position_ids", "attention", "answers_at", "completion_ids", "loss_mask"]
+        names += [] if self.experts is None else ["experts"]
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
@@ -87,6 +90,7 @@ def own_part(batch: Batch) -> Batch:
         attention=share.attention(batch.attention),
         answers_at=places[is_own],
         loss_mask=loss_mask.masked_scatter(batch.loss_mask != 0, is_own.to(loss_mask.dtype)),
+        experts=None if batch.experts is None else share.own(batch.experts),
         share=share,
     )
 
@@ -132,12 +136,15 @@ def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
     positions = torch.arange(int(of_segment.sum())) + (first_position - start).repeat_interleave(of_segment)
 
     prompt_starts, starts = start[~is_completion], start[is_completion]
-    tokens, numbers = [], torch.arange(width)
+    tokens, experts, numbers = [], [], torch.arange(width)
     is_computed = (numbers >= begins[:, None]) & (numbers < (begins + lengths)[:, None])
     for group, ids, computed in zip(
         groups, completion_ids.split(sizes.tolist()), is_computed.split(sizes.tolist()), strict=True
     ):
         tokens += [group.prompt.token_ids, ids[computed]]
+        if group.prompt_experts is not None and group.experts is not None:
+            num_recorded = min(width, group.experts.shape[1])
+            experts += [group.prompt_experts, group.experts[:, :num_recorded][computed[:, :num_recorded]]]
     places = _places(groups, starts, begins, width)
     before = torch.cat([(prompt_starts + prompt_lengths - 1)[prompts, None], places[:, :-1]], 1)
     shared = {row: places[row, :begin] for row, begin in enumerate(begins.tolist()) if begin}
@@ -148,6 +155,7 @@ def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
         answers_at=before[loss_mask != 0],
         completion_ids=completion_ids,
         loss_mask=loss_mask,
+        experts=torch.cat(experts) if len(experts) == len(tokens) else None,
     )
 
 

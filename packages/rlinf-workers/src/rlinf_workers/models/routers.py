@@ -25,17 +25,22 @@ def has_balanced_routers(model_type: str) -> bool:
     return model_type in CONFIG_MAPPING and hasattr(CONFIG_MAPPING[model_type](), "router_aux_loss_coef")
 
 
+def routers_of(model: Any) -> list[Any]:
+    """The routers of a mixture of experts, as transformers names them, in the order of its layers; empty for others."""
+    recorder = getattr(model.base_model, "_can_record_outputs", {}).get("router_logits")
+    kind = getattr(recorder, "target_class", None)
+    return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+
+
 @contextmanager
 def recorded_routers(model: Any) -> Iterator[list[list[Tensor]]]:
     """Yields the logits [tokens, E] of each call of each router; the list of a router is filled while the model runs.
 
     Raises: ValueError for a model without routers.
     """
-    recorder = getattr(model.base_model, "_can_record_outputs", {}).get("router_logits")
-    kind, index = getattr(recorder, "target_class", None), getattr(recorder, "index", 0)
-    routers = [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
-    if not routers:
+    if not (routers := routers_of(model)):
         raise ValueError(f"{type(model).__name__} has no routers; leave router_aux_coef out")
+    index = getattr(model.base_model._can_record_outputs["router_logits"], "index", 0)
     by_router: list[list[Tensor]] = [[] for _ in routers]
 
     def hook(calls: list[Tensor]) -> Any:

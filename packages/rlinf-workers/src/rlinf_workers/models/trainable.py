@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from rlinf_workers.models.language_model import (
     outline_model,
 )
 from rlinf_workers.models.packed import PackedBatch, own_part, packed_logits, packed_states
+from rlinf_workers.models.router_replay import agreement, replayed_experts
 from rlinf_workers.models.routers import balance_loss, recorded_routers
 from rlinf_workers.models.sequence_parallel import RowShare, ranks_of_rows
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits, completion_states, num_calls
@@ -67,12 +68,20 @@ class TokenModel(ModelAdapter):
     Args:
         temperature: divides the logits of a CompletionBatch; that of the rollout, with 0 treated as 1.
         balances_routers: also output the load-balancing loss of each CompletionBatch, for a mixture of experts.
+        replays_routers: where a batch has the engine's experts, use them, and output `router_agreement`.
     """
 
     shares_rows = True
 
-    def __init__(self, settings: ModelSettings, temperature: float, *, balances_routers: bool = False) -> None:
-        self.settings, self._balances_routers = settings, balances_routers
+    def __init__(
+        self,
+        settings: ModelSettings,
+        temperature: float,
+        *,
+        balances_routers: bool = False,
+        replays_routers: bool = False,
+    ) -> None:
+        self.settings, self._balances_routers, self._replays_routers = settings, balances_routers, replays_routers
         self.temperature = temperature or 1.0
 
     def build(self, device: torch.device) -> nn.Module:
@@ -90,12 +99,25 @@ class TokenModel(ModelAdapter):
 
     def answers(self, model: Any, batch: TokenBatch, *, entropies: bool) -> ModelOutputs:
         if isinstance(batch, LogitNorms):
-            return ModelOutputs(logit_norms=self._logit_norms(model, own_part(batch.batch)))
+            own = own_part(batch.batch)
+            return self._with_experts(model, own, lambda: ModelOutputs(logit_norms=self._logit_norms(model, own)))
         if isinstance(batch, Likeliest):
             return _likeliest_answers(model, own_part(batch.batch))
         if isinstance(batch, ExampleBatch):
             return _example_answers(model, batch)
-        batch = own_part(batch)
+        own = own_part(batch)
+        return self._with_experts(model, own, lambda: self._balanced_answers(model, own, entropies))
+
+    def _with_experts(self, model: Any, batch: CompletionBatch, answers: Callable[[], ModelOutputs]) -> ModelOutputs:
+        """The answers with the engine's experts, where they are to be replayed."""
+        if not self._replays_routers or not isinstance(batch, PackedBatch) or batch.experts is None:
+            return answers()
+        with replayed_experts(model, batch.experts) as own_choices:
+            outputs = answers()
+        return replace(outputs, router_agreement=agreement(batch, own_choices))
+
+    def _balanced_answers(self, model: Any, batch: CompletionBatch, entropies: bool) -> ModelOutputs:
+        """The answers with the load-balancing loss, where it is learned from."""
         if not self._balances_routers or not torch.is_grad_enabled():
             return self._completion_answers(model, batch, entropies)
         with recorded_routers(model) as routers:

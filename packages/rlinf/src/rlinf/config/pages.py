@@ -29,6 +29,7 @@ PAGES = {
     "actor.micro_batch_groups": "batches.md",
     "actor.max_tokens_per_micro_batch": "batches.md",
     "actor.balance_shards": "batches.md",
+    "actor.router_replay": "trust.md#router-replay",
     "actor.num_shards": "batches.md",
     "actor.group_order": "batches.md",
     "reference": "algorithms/parts.md",

@@ -300,6 +300,12 @@ class ActorConfig(ShardedTrainerConfig):
         "completions (docs/batches.md). At least rollout.max_prompt_tokens + rollout.max_new_tokens. null: padded "
         "passes of actor.micro_batch_groups.",
     )
+    router_replay: bool = Field(
+        default=False,
+        description="Train a mixture of experts with the experts that the engine chose for each token, so that both "
+        "sides compute the same model even where a router is near a tie (arXiv:2510.11370, docs/trust.md). Needs "
+        "actor.max_tokens_per_micro_batch and an engine that records them.",
+    )
     balance_shards: bool = Field(
         default=False,
         description="Read all groups of a step before the first pass and give every shard about the same number of "
@@ -487,6 +493,7 @@ class ReasoningConfig(JobConfig):
                 text=f"={algorithm.router_aux_coef:g}: {backend} does not give the actor its routers' logits; use "
                 f"{either(TRAINERS, lambda spec: spec.exposes_routers)}",
             )
+        yield from self._router_replay_conflicts()
         yield from self._sampler_conflicts()
         yield from self._new_weights_conflicts()
         num_samples = self.rollout.num_prompts * algorithm.group_size
@@ -495,6 +502,34 @@ class ReasoningConfig(JobConfig):
                 keys=("algorithm.kl_horizon", "rollout.num_prompts", "algorithm.group_size"),
                 text=f"={algorithm.kl_horizon} is less than the {num_samples} completions of a step; use at least "
                 f"{num_samples}",
+            )
+
+    def _router_replay_conflicts(self) -> Iterator[Conflict]:
+        """The engine records the experts of whole completions, and the actor's packed passes use them."""
+        if not self.actor.router_replay:
+            return
+        rollout, spec = self.rollout, self.actor.trainer_spec
+        if not spec.exposes_routers:
+            yield Conflict(
+                keys=("actor.router_replay", "actor.backend"),
+                text=f"=true: actor.backend={self.actor.backend} does not let the actor choose experts; use "
+                f"{either(TRAINERS, lambda spec: spec.exposes_routers)}",
+            )
+        elif self.actor.max_tokens_per_micro_batch is None:
+            yield Conflict(
+                keys=("actor.router_replay", "actor.max_tokens_per_micro_batch"),
+                text="=true needs packed micro-batches; set actor.max_tokens_per_micro_batch, for example to "
+                f"{4 * rollout.max_sequence_tokens}",
+            )
+        if rollout.agent is not None:
+            yield Conflict(
+                keys=("actor.router_replay", "rollout.agent"),
+                text="=true: the experts of episodes with several turns are not recorded; leave one of them out",
+            )
+        elif (problem := rollout.engine_spec.experts_problem(rollout.engine_options)) is not None:
+            yield Conflict(
+                keys=("actor.router_replay", "rollout.engine"),
+                text=f"=true is not possible with rollout.engine={rollout.engine}: {problem}",
             )
 
     def _sampler_conflicts(self) -> Iterator[Conflict]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings, prompt_no
 from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.language_model import LoadedModel, ModelSettings, load_model
+from rlinf_workers.models.router_replay import experts_of_groups, recorded_experts
 from rlinf_workers.models.sequences import pad_left
 from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.serving import ServedModule
@@ -51,7 +53,7 @@ class HuggingFaceEngine(ServedModule):
             prompts. None: all prompts have one length; no mask is needed, and attention takes its fast path.
         max_batch_sequences: maximum number of concurrent completions; None: `MAX_BATCH_SEQUENCES`, and with `refill` as
             many as fit in the cache.
-        cuda_graphs: on a GPU, decode with CUDA graphs if the model allows it.
+        cuda_graphs: on a GPU, decode with CUDA graphs if the model allows it; not where experts are recorded.
         refill: continuous batching: reuse the cache row of an ended completion while others run; without CUDA graphs.
         cache_share: with `refill`, fraction of the memory free on the device at the first prompts that the cache may
             take; None: 0.8 of a GPU's, 0.25 of a host's.
@@ -184,11 +186,17 @@ class HuggingFaceEngine(ServedModule):
         keys = [NoiseKey(seed=seed, step=step, index=prompt.index) for prompt in prompts]
         noise = prompt_noise(keys, sampling).to(self._device)
         stops = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
-        if self._decoder is None:
-            tensors = self._generate_batch(prompts, sampling, noise, stops)
-        else:
-            tensors = self._decoder.generate(*self._pad(prompts, len(prompts)), noise, sampling, stops)
+        with recorded_experts(self._model) if sampling.records_experts else nullcontext() as choices:
+            if self._decoder is None or choices is not None:  # graphs would record their first pass alone
+                tensors = self._generate_batch(prompts, sampling, noise, stops)
+            else:
+                tensors = self._decoder.generate(*self._pad(prompts, len(prompts)), noise, sampling, stops)
         tokens, logprobs, mask, truncated = (tensor.cpu().split(sampling.group_size) for tensor in tensors)
+        experts: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(prompts)
+        if choices is not None:
+            lengths = [len(prompt.token_ids) for prompt in prompts]
+            assert self._width is not None, "set by the first prompts"
+            experts = [*experts_of_groups(choices, lengths, self._width, mask)]
         members = tuple(range(sampling.group_size))
         return [
             Completions(
@@ -198,6 +206,8 @@ class HuggingFaceEngine(ServedModule):
                 loss_mask=mask[i],
                 logprobs=logprobs[i],
                 truncated=truncated[i],
+                prompt_experts=experts[i][0],
+                experts=experts[i][1],
                 policy_version=self._version,
             )
             for i, prompt in enumerate(prompts)

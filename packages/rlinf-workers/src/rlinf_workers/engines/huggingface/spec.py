@@ -81,6 +81,11 @@ class HuggingFaceSpec(EngineSpec):
     def episodes_problem(self, options: Mapping[str, Any]) -> str | None:
         return self.late_groups_problem(options)  # both need rows that can be refilled
 
+    def experts_problem(self, options: Mapping[str, Any]) -> str | None:
+        if options.get("refill") is not True:
+            return None
+        return "with continuous batching it does not record the experts of its tokens; leave engine_options.refill out"
+
     def keeps_prefixes(self, options: Mapping[str, Any]) -> bool:
         return options.get("keep_turns") is True
 

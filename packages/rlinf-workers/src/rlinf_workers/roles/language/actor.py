@@ -24,6 +24,7 @@ from rlinf_workers.collectives import exchanged
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import ModelSettings, load_tokenizer
 from rlinf_workers.models.lora import LoraModel, LoraSettings
+from rlinf_workers.models.packed import PackedBatch
 from rlinf_workers.models.trainable import CompletionBatch, LogitNorms, TokenModel, ValueModel
 from rlinf_workers.roles.language.actor_loss import ActorLoss
 from rlinf_workers.roles.language.advantages import AdvantageMaker, LearningGroup, choose_groups, signals, whiten
@@ -58,6 +59,8 @@ class ActorSettings:
     """The reference is the model without its adapter; groups arrive without the reference's log-probabilities."""
     micro_batch_groups: int
     """Groups in one forward and backward pass, padded to one length."""
+    router_replay: bool = False
+    """Computes with the experts that the engine chose (models/router_replay.py); needs `max_tokens_per_micro_batch`."""
     max_tokens_per_micro_batch: int | None = None
     """Tokens in one forward and backward pass, packed without padding; None: `micro_batch_groups` decides."""
     balance_shards: bool = False
@@ -82,7 +85,12 @@ class Actor(WarmedUpWorker):
         algorithm = settings.algorithm
         self._optimizer = settings.optimizer
         balances_routers = algorithm.router_aux_coef > 0
-        policy: ModelAdapter = TokenModel(settings.model, settings.temperature, balances_routers=balances_routers)
+        policy: ModelAdapter = TokenModel(
+            settings.model,
+            settings.temperature,
+            balances_routers=balances_routers,
+            replays_routers=settings.router_replay,
+        )
         if settings.lora is not None:
             policy = LoraModel(policy, settings.model, settings.lora)
         self._backends = {"": settings.backend.make(policy, self, self._optimizer)}
@@ -91,7 +99,7 @@ class Actor(WarmedUpWorker):
             assert settings.critic, "the algorithm has a critic, but the settings have no optimizer for it"
             self._backends["critic"] = settings.backend.make(ValueModel(settings.model), self, settings.critic)
             self._critic = Critic(algorithm, self._backends["critic"])
-        self._loss = ActorLoss(algorithm)
+        self._loss = ActorLoss(algorithm, replays_routers=settings.router_replay)
         self._advantages = AdvantageMaker(algorithm, max_completion_tokens=settings.max_completion_tokens)
         needs_all = algorithm.gathers_whole_step or settings.balance_shards or settings.knows_reference
         self._gathers = bool(needs_all)
@@ -193,6 +201,8 @@ class Actor(WarmedUpWorker):
         """The groups that the step trains on, with their advantages. If an update needs more than single groups, call
         it once with all groups of the step (in any order); otherwise with any subset."""
         for samples in (group.samples for group in scored):
+            if self._settings.router_replay and samples.experts is None:
+                raise ValueError(f"router_replay: the engine has not recorded the experts of prompt {samples.index}")
             self._staleness.add(samples.tokens_by_version(), f"completions of prompt {samples.index} have tokens")
         if not self._gathers:
             have_signal = self._signals(scored)
@@ -351,7 +361,9 @@ class Actor(WarmedUpWorker):
         return self._backend.forward(LogitNorms(batch)).logit_norms
 
     def _ref_logprobs(self, batch: CompletionBatch) -> Tensor:
-        """[B, T], by the model without its adapter."""
+        """[B, T], by the model without its adapter, which chooses its own experts."""
+        if isinstance(batch, PackedBatch):
+            batch = replace(batch, experts=None)
         return self._backend.forward(batch, adapter=False).logprobs
 
     # -- the optimizer step, and what is recorded of it ------------------------------------------------------------

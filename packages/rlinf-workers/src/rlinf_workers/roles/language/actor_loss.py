@@ -23,8 +23,8 @@ TOTALS = ("divisor", "loss", "tokens", "trained tokens")
 class ActorLoss:
     """Model outputs and advantages -> a scalar whose gradient adds up over micro-batches, shards and ranks."""
 
-    def __init__(self, algorithm: Algorithm) -> None:
-        self._algorithm = algorithm
+    def __init__(self, algorithm: Algorithm, *, replays_routers: bool = False) -> None:
+        self._algorithm, self._replays_routers = algorithm, replays_routers
         self._policy_loss, self._chooser = PolicyLossPart(algorithm), TokenChooser(algorithm)
         self._kl = kl_estimate(algorithm) if algorithm.kl_in == "loss" else None
         self.entropy_bonus = EntropyBonus(algorithm)
@@ -40,6 +40,7 @@ class ActorLoss:
             "actor/ref_kl": self._kl is not None,
             "actor/entropy": self.knows_entropy,
             "actor/router_loss": algorithm.router_aux_coef > 0,
+            "actor/router_agreement": replays_routers,
         }
         self.statistics = (*self._policy_loss.statistics, *(name for name, is_there in has.items() if is_there))
         """Names of the further statistics, means over the trained tokens."""
@@ -82,6 +83,8 @@ class ActorLoss:
         if self._algorithm.router_aux_coef:  # a mean over the micro-batch, weighted by its share of the update
             total = total + self._algorithm.router_aux_coef * micro_batch.divisor * answers.router_loss
             sums["actor/router_loss"] = float(answers.router_loss.detach()) * num_tokens
+        if self._replays_routers:
+            sums["actor/router_agreement"] = float(answers.router_agreement) * num_tokens
         counted = [micro_batch.divisor, float(total.detach()), micro_batch.num_tokens, num_tokens]
         return total, [*counted, *sums.values(), *self._gap(batch, before)]
 

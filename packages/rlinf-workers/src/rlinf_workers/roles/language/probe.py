@@ -25,8 +25,10 @@ from rlinf_workers.engines.huggingface.graphs import why_not
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import LoadedModel
 from rlinf_workers.models.packed import pack_without_padding, packed_logits
+from rlinf_workers.models.router_replay import replayed_experts
 from rlinf_workers.models.sequences import completion_logits, pack_groups
 from rlinf_workers.models.small_copy import NoSmallCopy, one_line, small_config, small_model
+from rlinf_workers.roles.language.rollout import OpenGroups
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
 
 CPU = torch.device("cpu")
@@ -244,6 +246,24 @@ def _engine(model: Any, **options: Any) -> float:
     return largest
 
 
+def _replayed(model: Any) -> float:
+    """Samples with the Hugging Face engine, and computes the completions with the experts that it recorded."""
+    loaded = LoadedModel(model=model, tokenizer=None, stop_ids=(-1,), pad_id=0)
+    engine, prompts = HuggingFaceEngine(loaded, CPU, max_prompt_tokens=WIDTH), _prompts()
+    sampling = SamplingSettings(group_size=GROUP_SIZE, max_new_tokens=NUM_TOKENS, records_experts=True)
+    engine.submit(prompts, sampling, seed=0, step=0)
+    open_groups = OpenGroups(GROUP_SIZE)
+    open_groups.open(prompts)
+    return _actor(model, _packed_with_experts, open_groups.add(engine.finished()))
+
+
+def _packed_with_experts(model: Any, groups: Sequence[SampleGroup]) -> Sequence[Tensor]:
+    experts = pack_without_padding(groups).experts
+    assert experts is not None, "they were recorded"
+    with replayed_experts(model, experts):
+        return _packed(model, groups)
+
+
 def _graphs(model: Any) -> float:
     """Computes, without capturing, the steps that a GPU would capture as graphs."""
     from rlinf_workers.engines.huggingface.graphs import FixedDecoder
@@ -263,10 +283,14 @@ def _graphs(model: Any) -> float:
     return largest
 
 
-def _actor(model: Any, answers: Callable[[Any, Sequence[SampleGroup]], Sequence[Tensor]]) -> float:
-    """Computes log-probabilities of fixed completions of different lengths; the last group is an episode of two
-    branches, which have gaps without a loss."""
-    groups = [*_completions(), _branched()]
+def _actor(
+    model: Any,
+    answers: Callable[[Any, Sequence[SampleGroup]], Sequence[Tensor]],
+    groups: Sequence[SampleGroup] | None = None,
+) -> float:
+    """Computes log-probabilities of groups, by default of fixed completions of different lengths; the last group is
+    then an episode of two branches, which have gaps without a loss."""
+    groups = [*_completions(), _branched()] if groups is None else groups
     rows = [
         (group.prompt.token_ids, ids[:length], mask[:length] != 0)
         for group in groups
@@ -340,13 +364,16 @@ WAYS: Mapping[str, Callable[[Any], float]] = {
     "graphs": _graphs,
     "actor": partial(_actor, answers=_padded),
     "packed": partial(_actor, answers=_packed),
+    "replay": _replayed,
 }
 """engine: the Hugging Face engine in batches; refill: the same with continuous batching (slots.py); graphs: the steps
-it captures as CUDA graphs (graphs.py); actor: padded micro-batches; packed: micro-batches without padding."""
+it captures as CUDA graphs (graphs.py); actor: padded micro-batches; packed: micro-batches without padding;
+replay: these with the experts of the engine."""
 REMEDIES = {
     "refill": "; leave engine_options.refill out",
     "graphs": "; set engine_options.cuda_graphs=false",
     "packed": "; leave max_tokens_per_micro_batch out",
+    "replay": "; leave actor.router_replay out",
 }
 NAMES = {
     "engine": "the Hugging Face engine",
@@ -354,5 +381,6 @@ NAMES = {
     "graphs": "the Hugging Face engine with CUDA graphs",
     "actor": "the actor",
     "packed": "the actor with packed sequences",
+    "replay": "the actor with router replay",
 }
 """Names used in messages."""

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlinf_algos import NonFiniteError
 from rlinf_comm import record
@@ -430,6 +431,7 @@ def _group(prompt: Prompt, parts: Sequence[Completions], group_size: int) -> Sam
         rows: list[Tensor] = [getattr(part, name) for part in parts]
         return torch.cat([fit_width(row, width) if row.dim() > 1 else row for row in rows])[order]
 
+    has_experts = all(part.experts is not None for part in parts)
     return SampleGroup(
         prompt=prompt,
         completion_ids=join("token_ids"),
@@ -438,7 +440,16 @@ def _group(prompt: Prompt, parts: Sequence[Completions], group_size: int) -> Sam
         policy_version=min(part.policy_version for part in parts),
         truncated=join("truncated"),
         segments=_segments(parts, group_size),
+        prompt_experts=parts[0].prompt_experts,
+        experts=_experts(parts)[order] if has_experts else None,
     )
+
+
+def _experts(parts: Sequence[Completions]) -> Tensor:
+    """[G, E, layers, k], in the order of the parts."""
+    experts = [part.experts for part in parts if part.experts is not None]
+    width = max(one.shape[1] for one in experts)
+    return torch.cat([pad(one, (0, 0, 0, 0, 0, width - one.shape[1])) for one in experts])
 
 
 def _late_group(
@@ -465,6 +476,8 @@ def _completions(group: SampleGroup) -> Completions:
         truncated=group.truncated,
         policy_version=group.policy_version,
         segments=group.segments,
+        prompt_experts=group.prompt_experts,
+        experts=group.experts,
     )
 
 

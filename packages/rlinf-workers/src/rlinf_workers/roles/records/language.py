@@ -85,6 +85,12 @@ class SampleGroup:
     segments: tuple[tuple[Segment, ...], ...] = ()
     """For each row, the authors and versions of all its tokens, from the first token on; empty: `policy_version`
     sampled all tokens of the group."""
+    prompt_experts: Tensor | None = None
+    """[L, layers, k] uint8, int16 for more than 256 experts; the experts that the engine's routers chose for each token
+    of the prompt (models/router_replay.py). None: not recorded."""
+    experts: Tensor | None = None
+    """[R, E, layers, k], as `prompt_experts`, for the first E tokens of each row, E at most T. The engine computes no
+    experts for the last token of a completion; from there on they are 0."""
     lengths: Tensor | None = None
     """[R] int64, tokens of each row, those of other authors included; None: the policy sampled all of them, and
     loss_mask is 1 up to the end."""
@@ -191,8 +197,9 @@ class SampleGroup:
         return dict(zip(versions.tolist(), counts.tolist(), strict=True))
 
     def digest(self) -> str:
-        """Hexadecimal digest of the prompt, the sampled tokens, their log-probabilities and the versions that sampled
-        them; if other authors have written some, of all tokens, and of the rewards and causes."""
+        """Hexadecimal digest of the prompt, the sampled tokens, their log-probabilities, the versions that sampled them
+        and their experts, if these were recorded; if other authors have written some, of all tokens, and of the rewards
+        and causes."""
         mask, sha = self.loss_mask.bool(), hashlib.sha256(str(self.index).encode())
         parts = [self.prompt.token_ids, mask.sum(-1)]
         if self.lengths is not None:
@@ -201,6 +208,8 @@ class SampleGroup:
             sha.update("|".join(self.causes).encode())
         parts += [one for one in (self.rewards, self.row_agents, self.agent_rewards) if one is not None]
         parts += [one[mask] for one in (self.completion_ids, self.rollout_logprobs, self.token_versions())]
+        if self.prompt_experts is not None and self.experts is not None:
+            parts += [self.prompt_experts, self.experts[mask[:, : self.experts.shape[1]]]]
         for part in parts:
             sha.update(part.contiguous().numpy().tobytes())
         for name, group in self.of_policies.items():
@@ -217,6 +226,7 @@ class SampleGroup:
             "ref_logprobs",
             "truncated",
             "segments",
+            "experts",
             "lengths",
             "trajectories",
             "turns",

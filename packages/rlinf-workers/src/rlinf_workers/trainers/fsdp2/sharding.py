@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from rlinf_comm.weights.layouts import shard_boxes
+from rlinf_workers.models.router_replay import recomputed_with_experts
 from rlinf_workers.trainers.checkpoint import host_copy
 
 T = TypeVar("T")
@@ -159,7 +160,9 @@ def recompute_feed_forward(model: nn.Module) -> None:
             f"recompute=true, but {type(model).__name__} has no decoder layers with an `mlp`; leave it out"
         )
     for half in halves:
-        half.forward = partial(checkpoint, half.forward, use_reentrant=False)  # pyright: ignore
+        half.forward = partial(  # pyright: ignore
+            checkpoint, half.forward, use_reentrant=False, context_fn=recomputed_with_experts
+        )
 
 
 def skeleton(model: nn.Module) -> nn.Module:

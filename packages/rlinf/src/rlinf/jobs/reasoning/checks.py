@@ -62,7 +62,7 @@ def backend(job: ReasoningJob) -> None:
 
 
 def routers(job: ReasoningJob) -> None:
-    """Only a mixture of experts has a load-balancing loss."""
+    """Only a mixture of experts has a load-balancing loss, and experts to replay."""
     _check_routers(job, job.model_config)
 
 
@@ -72,6 +72,11 @@ def _check_routers(job: ReasoningJob, model_config: Mapping[str, Any]) -> None:
         raise UserError(
             f"algorithm.router_aux_coef={coef:g}: {kind} is no mixture of experts whose routers have a "
             "load-balancing loss",
+            hint="leave it out",
+        )
+    if job.config.actor.router_replay and not has_balanced_routers(kind):
+        raise UserError(
+            f"actor.router_replay=true: {kind} is no mixture of experts whose choices can be replayed",
             hint="leave it out",
         )
 
@@ -196,7 +201,9 @@ def architectures(job: ReasoningJob) -> None:
     num_tokens = config.rollout.max_sequence_tokens
     on_gpu = device_kind(config.cluster, job.machine) == "cuda"
     trained = _trainer_ways(job)
-    check_architecture(folder, (*engine_ways(config.rollout, on_gpu=on_gpu), *trained), num_tokens=num_tokens)
+    replay = ("replay",) if config.actor.router_replay else ()
+    ways = (*engine_ways(config.rollout, on_gpu=on_gpu), *trained, *replay)
+    check_architecture(folder, ways, num_tokens=num_tokens)
     if config.reference.path is not None and config.has_reference_worker:
         check_architecture(config.reference.path, trained, num_tokens=num_tokens, key="reference.path")
 

@@ -59,7 +59,10 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
         cluster = gpu_cluster(gpu, num_devices)
         nodes = range(cluster.num_nodes)
         _check_gpu(resolved, model, sheet, num_devices, nodes)
-        group_bytes = TOKEN_BYTES * job.lengths.group_tokens
+        token_bytes = TOKEN_BYTES
+        if config.actor.router_replay:  # one byte for each choice; two beyond 256 experts
+            token_bytes += model.num_layers * model.num_active_experts * (1 if model.num_experts <= 256 else 2)
+        group_bytes = token_bytes * job.lengths.group_tokens
         flow = with_versions(planned_flow(resolved, group_bytes=group_bytes), resolved, model, nodes)
         return Problem(
             flow=flow,

@@ -73,7 +73,10 @@ class WorkerSettings:
         fills_its_memory = rollout.engine_spec.fills_its_memory(rollout.engine_options)
         return RolloutSettings(
             model=replace(model, dtype=self.config.served_dtype),
-            train=sampling_settings(rollout, group_size=size, max_new_tokens=num_tokens, stop=rollout.stop),
+            train=replace(
+                sampling_settings(rollout, group_size=size, max_new_tokens=num_tokens, stop=rollout.stop),
+                records_experts=self.config.actor.router_replay,
+            ),
             evaluate=sampling_settings(
                 evaluation, group_size=evaluation.num_samples, max_new_tokens=num_tokens, stop=stop
             ),
@@ -129,6 +132,7 @@ class WorkerSettings:
             knows_reference=self.config.knows_reference,
             micro_batch_groups=actor.micro_batch_groups,
             max_tokens_per_micro_batch=actor.max_tokens_per_micro_batch,
+            router_replay=actor.router_replay,
             balance_shards=actor.balance_shards,
             num_prompts=self.config.rollout.num_prompts,
             max_completion_tokens=self.config.rollout.max_completion_tokens,
