@@ -8,7 +8,7 @@ from rlinf_workers.engines.huggingface import engine as huggingface, masks
 from rlinf_workers.models.small_copy import NoSmallCopy, small_config, small_model
 from rlinf_workers.roles.language.probe import BOUND, WAYS, probe_architecture, probe_refusal
 
-EVERY_WAY = frozenset(WAYS)
+EVERY_WAY = frozenset(WAYS) - {"replay"}
 REFILLED = EVERY_WAY - {"packed"}
 BATCHES = frozenset({"engine", "actor"})
 ARCHITECTURES = {
@@ -26,6 +26,7 @@ ARCHITECTURES = {
     "llama4_text": REFILLED,
     "gpt_neo": BATCHES,
     "mpt": BATCHES,
+    "qwen3_moe": EVERY_WAY | {"replay"},
 }
 """Architecture -> the ways that are promised."""
 CHANGES = {
@@ -68,6 +69,14 @@ def test_sequences_are_not_packed_for_layers_that_attend_in_another_way(name, sa
     assert reason is not None and reason.startswith("the actor with packed sequences computes it wrongly: ")
     assert says in reason and reason.endswith("leave max_tokens_per_micro_batch out")
     assert probe_refusal(config_of(name), ["actor"], num_tokens=40) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("qwen2", "has no routers"), ("phimoe", "with one call of torch.topk, and one made 0")]
+)
+def test_experts_are_not_replayed_by_other_routers(name, says):
+    reason = probe_refusal(config_of(name), ["replay"], num_tokens=40)
+    assert reason is not None and says in reason and reason.endswith("leave actor.router_replay out")
 
 
 def test_a_small_copy_keeps_kinds_of_layers_and_shrinks_their_windows():

@@ -1,7 +1,7 @@
 """Router replay: the engine's experts are recorded for each token, and the trainer computes with them."""
 
-import dataclasses
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.metrics import merge
 from rlinf_workers.models.language_model import load_model
-from rlinf_workers.models.packed import pack_without_padding
+from rlinf_workers.models.packed import PackedBatch, pack_without_padding
 from rlinf_workers.models.router_replay import recorded_experts, replayed_experts
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.roles.language.actor import Actor, ActorSettings
@@ -29,7 +29,7 @@ def experts(tmp_path_factory):
     return tiny_architecture("qwen3_moe", tmp_path_factory.mktemp("experts"), num_experts=EXPERTS)
 
 
-def prompts(*lengths):
+def random_prompts(*lengths):
     return [
         Prompt(
             index=index,
@@ -40,18 +40,18 @@ def prompts(*lengths):
     ]
 
 
-def sampled(model, asked, sampling=SAMPLING):
+def sampled(model, prompts, sampling=SAMPLING):
     """The groups of an engine, each prompt of at most 7 tokens."""
     engine = HuggingFaceEngine(model, CPU, max_prompt_tokens=7)
-    engine.submit(asked, sampling, seed=0, step=0)
+    engine.submit(prompts, sampling, seed=0, step=0)
     groups = OpenGroups(sampling.group_size)
-    groups.open(asked)
+    groups.open(prompts)
     return groups.add(engine.finished())
 
 
 @pytest.fixture(scope="module")
 def groups(experts):
-    return sampled(load_model(experts), prompts(5, 3, 7))
+    return sampled(load_model(experts), random_prompts(5, 3, 7))
 
 
 @torch.no_grad()
@@ -72,21 +72,25 @@ def test_recorded_are_the_experts_of_each_token(experts, groups):
 
 
 def test_they_are_not_recorded_unless_asked(experts):
-    (group,) = sampled(load_model(experts), prompts(4), replace(SAMPLING, records_experts=False))
+    (group,) = sampled(load_model(experts), random_prompts(4), replace(SAMPLING, records_experts=False))
     assert group.experts is None and group.prompt_experts is None
 
 
 def test_they_do_not_depend_on_the_batch(experts, groups):
-    (alone,) = sampled(load_model(experts), prompts(5, 3, 7)[1:2])
+    (alone,) = sampled(load_model(experts), random_prompts(5, 3, 7)[1:2])
     for name in ("completion_ids", "prompt_experts", "experts"):
         assert torch.equal(getattr(alone, name), getattr(groups[1], name)), name
 
 
+def experts_of(batch: PackedBatch) -> torch.Tensor:
+    assert batch.experts is not None
+    return batch.experts
+
+
 def test_a_subset_has_those_of_its_rows(groups):
-    whole, rows = pack_without_padding(groups[:1]), (slice(0, 2), slice(2, 4))
-    parts = [pack_without_padding([groups[0].subset(one)]).experts for one in rows]
-    num_prompt = len(groups[0].prompt.token_ids)
-    assert torch.equal(whole.experts, torch.cat([parts[0], parts[1][num_prompt:]]))
+    group, rows = groups[0], (slice(0, 2), slice(2, 4))
+    whole, first, second = (experts_of(pack_without_padding([one])) for one in (group, *map(group.subset, rows)))
+    assert torch.equal(whole, torch.cat([first, second[len(group.prompt.token_ids) :]]))
 
 
 def test_the_digest_covers_them(groups):
@@ -100,7 +104,7 @@ def test_the_digest_covers_them(groups):
 def answers(experts, batch, *, replays=True, noise=0.0):
     """Log-probabilities and the agreement of a trainer whose routers are moved by noise."""
     kind = TokenModel(experts, 1.0, replays_routers=replays)
-    model = kind.build(CPU)
+    model: Any = kind.build(CPU)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -139,13 +143,13 @@ def test_any_experts_can_be_used(tmp_path, kind):
     sizes = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     model = load_model(tiny_architecture(kind, tmp_path, **sizes)).model
     router, hidden = model.model.layers[0].mlp.gate, torch.randn(3, 32)
-    given = torch.tensor([[0, 3], [1, 2], [3, 0]], dtype=torch.uint8)
-    with replayed_experts(model, given[:, None].repeat(1, LAYERS, 1)):
+    chosen = torch.tensor([[0, 3], [1, 2], [3, 0]], dtype=torch.uint8)
+    with replayed_experts(model, chosen[:, None].repeat(1, LAYERS, 1)):
         logits, weights, indices = router(hidden)
-    expected = logits.softmax(-1).gather(-1, given.long())
+    expected = logits.softmax(-1).gather(-1, chosen.long())
     if kind == "mixtral" or model.config.norm_topk_prob:
         expected = expected / expected.sum(-1, keepdim=True)
-    assert torch.equal(indices, given.long())
+    assert torch.equal(indices, chosen.long())
     torch.testing.assert_close(weights, expected)
     assert torch.equal(router(hidden)[2], logits.topk(2).indices), "the router chooses again"
 
@@ -153,7 +157,7 @@ def test_any_experts_can_be_used(tmp_path, kind):
 def test_choices_of_other_tokens_are_refused(experts, groups):
     batch = pack_without_padding(groups)
     with pytest.raises(RuntimeError, match=r"experts were recorded for \(\d+, 2\) choices of a router"):
-        answers(experts, replace(batch, experts=batch.experts[1:]))
+        answers(experts, replace(batch, experts=experts_of(batch)[1:]))
 
 
 def trained(make_worker, reader, experts, groups, *, noise=0.0, **backend):
@@ -194,6 +198,6 @@ def test_backends_learn_the_same(make_worker, reader, experts, groups, recompute
 
 
 def test_groups_without_experts_are_refused(make_worker, reader, experts, groups):
-    without = [dataclasses.replace(group, experts=None, prompt_experts=None) for group in groups]
+    without = [replace(group, experts=None, prompt_experts=None) for group in groups]
     with pytest.raises(ValueError, match="the engine has not recorded the experts of prompt 0"):
         trained(make_worker, reader, experts, without)

@@ -178,6 +178,12 @@ def test_a_model_without_experts_has_no_load_to_balance():
         jobs.prepare(config)
 
 
+def test_a_model_without_experts_has_none_to_replay():
+    line = ["--actor.router_replay", "true", "--actor.max_tokens_per_micro_batch", "64"]
+    with pytest.raises(UserError, match=r"actor.router_replay=true: qwen2 is no mixture of experts"):
+        jobs.prepare(load_config("sort-grpo", parse_overrides(line)))
+
+
 @pytest.mark.parametrize("line", [["--algorithm.clip_high", "0.3"], []])
 def test_a_run_begins_with_the_note(line):
     job = jobs.prepare(load_config("sort-grpo", parse_overrides(line)))

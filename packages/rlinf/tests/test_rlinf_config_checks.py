@@ -111,6 +111,22 @@ def message(recipe: str, line: str) -> str:
             "--actor.balance_shards=true needs actor.max_tokens_per_micro_batch, which is not set; set it, or leave",
         ),
         (
+            "--actor.router_replay=true",
+            "--actor.router_replay=true needs packed micro-batches; set actor.max_tokens_per_micro_batch, for example",
+        ),
+        (
+            "--actor.router_replay=true --actor.backend=megatron --mode=collocated",
+            "--actor.router_replay=true: actor.backend=megatron does not let the actor choose experts; use",
+        ),
+        (
+            "--actor.router_replay=true --actor.max_tokens_per_micro_batch=64 --rollout.engine=sglang",
+            "--actor.router_replay=true is not possible with rollout.engine=sglang: it does not record the experts",
+        ),
+        (
+            "--actor.router_replay=true --actor.max_tokens_per_micro_batch=64 --rollout.engine_options.refill=true",
+            "--actor.router_replay=true is not possible with rollout.engine=huggingface: with continuous batching",
+        ),
+        (
             "--mode=hybrid --plan.num_ranks.actor=4 --plan.num_ranks_per_replica.actor=3",
             "--plan.num_ranks_per_replica.actor=3 does not divide plan.num_ranks.actor=4; every replica has as many "
             "ranks",

@@ -69,7 +69,7 @@ def _choose(forward: Callable[..., Any], experts: Tensor | None, own: list[Tenso
 def _choices(model: Any, experts: Sequence[Tensor] | None) -> Iterator[list[list[Tensor]]]:
     """Yields what each router chooses by itself, [N, k] for each call; `experts` has what each uses instead."""
     if not (routers := routers_of(model)):
-        raise ValueError(f"{type(model).__name__} has no routers; leave actor.router_replay out")
+        raise ValueError(f"{type(model).__name__} has no routers")
     if experts is not None and len(experts) != len(routers):
         raise ValueError(
             f"router replay: experts were recorded for {len(experts)} routers, and there are {len(routers)}"

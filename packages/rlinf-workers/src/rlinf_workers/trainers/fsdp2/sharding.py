@@ -160,9 +160,8 @@ def recompute_feed_forward(model: nn.Module) -> None:
             f"recompute=true, but {type(model).__name__} has no decoder layers with an `mlp`; leave it out"
         )
     for half in halves:
-        half.forward = partial(  # pyright: ignore
-            checkpoint, half.forward, use_reentrant=False, context_fn=recomputed_with_experts
-        )
+        plain: Any = half.forward  # pyright: ignore
+        half.forward = partial(checkpoint, plain, use_reentrant=False, context_fn=recomputed_with_experts)  # pyright: ignore
 
 
 def skeleton(model: nn.Module) -> nn.Module:
