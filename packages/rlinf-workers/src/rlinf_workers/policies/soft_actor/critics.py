@@ -106,5 +106,5 @@ class ParallelLayers(nn.Module):
             if len(self.gains):
                 values = F.layer_norm(values, values.shape[-1:])
                 values = torch.addcmul(chosen(self.shifts[depth]), values, chosen(self.gains[depth]))
-            values = values.relu()
+            values = values.relu_()
         return values[..., 0].T

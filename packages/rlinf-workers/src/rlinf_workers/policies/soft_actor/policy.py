@@ -64,7 +64,7 @@ class SoftActor(SoftPolicy):
             layers: list[nn.Module] = []
             size = self.inputs.size
             for _ in range(chosen.num_layers):
-                layers += [nn.Linear(size, chosen.hidden_size), nn.ReLU()]
+                layers += [nn.Linear(size, chosen.hidden_size), nn.ReLU(inplace=True)]
                 size = chosen.hidden_size
             self.policy = nn.Sequential(*layers, nn.Linear(size, 2 * self.noise_size))
         if self.encoder is not None:
