@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.embodied.flow import waiting_notes
@@ -94,7 +95,9 @@ def test_numbers_do_not_depend_on_the_simulators(trained, algorithm, simulators)
 def test_simulators_that_wait_but_need_not_are_noted():
     def notes(*overrides):
         keys = ["--env.episodes_per_step=16", "--env.num_steps=200", "--env.max_episode_steps=200", *overrides]
-        return waiting_notes(load_config("env-ppo", parse_overrides(keys)))
+        config = load_config("env-ppo", parse_overrides(keys))
+        assert isinstance(config, EmbodiedConfig)
+        return waiting_notes(config)
 
     overlapping = ("--mode=disaggregated", "--cluster.num_devices=2", "--algorithm.max_staleness=1")
     assert notes() == notes(*overlapping, "--env.num_processes=1") == ()
