@@ -1,18 +1,21 @@
 """Router replay: the engine's experts are recorded for each token, and the trainer computes with them."""
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from rlinf_algos import preset
+from rlinf_workers.collectives import RankGroup
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.metrics import merge
 from rlinf_workers.models.language_model import load_model
-from rlinf_workers.models.packed import PackedBatch, pack_without_padding
+from rlinf_workers.models.packed import PackedBatch, own_part, pack_without_padding
 from rlinf_workers.models.router_replay import recorded_experts, replayed_experts
+from rlinf_workers.models.sequence_parallel import shared_rows
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.roles.language.actor import Actor, ActorSettings
 from rlinf_workers.roles.language.rollout import OpenGroups
@@ -99,6 +102,17 @@ def test_the_digest_covers_them(groups):
     changed[0, 0, 0, 0] ^= 1
     assert replace(group, experts=changed).digest() != group.digest()
     assert replace(group, prompt_experts=group.prompt_experts ^ 1).digest() != group.digest()
+
+
+def test_ranks_that_share_a_row_have_those_of_their_tokens(groups):
+    whole = pack_without_padding(groups)
+    parts = []
+    for rank in range(2):
+        with shared_rows(cast(RankGroup, SimpleNamespace(rank=rank, num_ranks=2))):
+            part = own_part(whole)
+        assert len(experts_of(part)) == len(part.token_ids)
+        parts.append(experts_of(part))
+    assert torch.equal(torch.cat(parts)[: len(whole.token_ids)], experts_of(whole))
 
 
 def answers(experts, batch, *, replays=True, noise=0.0):

@@ -104,16 +104,13 @@ def experts_of_groups(
         prompt_lengths: of each group.
         masks: [G, T] of each group, on the CPU, 1 on sampled tokens.
     """
-    calls = [torch.stack(call, 1).cpu() for call in zip(*by_router, strict=True)]  # [rows, layers, k] each
-    prompts, steps = calls[0], calls[1:]
+    prompts, *steps = (torch.stack(call, 1).cpu() for call in zip(*by_router, strict=True))  # [rows, layers, k] each
+    tokens = torch.stack(steps, 1) if steps else prompts.new_zeros(sum(map(len, masks)), 0, *prompts.shape[1:])
     groups, first = [], 0
     for number, (length, mask) in enumerate(zip(prompt_lengths, masks, strict=True)):
         end = (number + 1) * width
         is_computed = mask[:, 1 : int(mask.sum(-1).max())].bool()  # the last token of a completion never is
-        experts = prompts.new_zeros(*is_computed.shape, *prompts.shape[1:])
-        for at, step in enumerate(steps[: experts.shape[1]]):
-            experts[:, at] = step[first : first + len(mask)]
-        experts[~is_computed] = 0
+        experts = tokens[first : first + len(mask), : is_computed.shape[1]] * is_computed[..., None, None]
         groups.append((prompts[end - length : end].clone(), experts))
         first += len(mask)
     return groups

@@ -44,8 +44,9 @@ MAX_BATCH_SEQUENCES = 512
 class HuggingFaceEngine(ServedModule):
     """A GenerationEngine on a `transformers` model, in whole batches or with continuous batching.
 
-    On a CPU the same prompt, seed and step give the same tokens and log-probabilities in any batch. On a GPU the same
-    batch gives the same; in another batch, kernels that round differently may be chosen.
+    On a CPU the same prompt, seed and step give the same tokens and log-probabilities in any batch; for a mixture of
+    experts the latter up to rounding, because few rows of a batch reach each expert. On a GPU the same batch gives the
+    same; in another batch, kernels that round differently may be chosen.
 
     Args:
         model: settings, or a model already in memory.
