@@ -41,7 +41,6 @@ def test_these_recipes_are_shipped():
         "env-ppo",
         "faucet-dagger",
         "faucet-pi0-dsrl",
-        "faucet-pixels-rlpd",
         "faucet-rlpd",
         "grid-text",
         "gsm8k-grpo",
