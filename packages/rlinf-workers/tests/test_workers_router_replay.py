@@ -85,6 +85,22 @@ def test_they_do_not_depend_on_the_batch(experts, groups):
         assert torch.equal(getattr(alone, name), getattr(groups[1], name)), name
 
 
+def test_continuous_batching_records_the_same(experts, groups):
+    model, waiting = load_model(experts), random_prompts(5, 3, 7)
+    engine = HuggingFaceEngine(model, CPU, max_prompt_tokens=7, max_batch_sequences=6, refill=True)
+    engine.submit(waiting[:1], replace(SAMPLING, records_experts=False), seed=0, step=0)
+    while engine.free_capacity(GROUP_SIZE) < 2:  # a cache without experts is there before
+        assert all(one.experts is None for one in engine.finished())
+    open_groups, whole = OpenGroups(GROUP_SIZE), []
+    while len(whole) < 3:
+        while waiting and engine.free_capacity(GROUP_SIZE):
+            open_groups.open(waiting[:1])
+            engine.submit([waiting.pop(0)], SAMPLING, seed=0, step=0)
+        whole += open_groups.add(engine.finished())
+    for one, other in zip(sorted(whole, key=lambda group: group.index), groups, strict=True):
+        assert torch.equal(one.prompt_experts, other.prompt_experts) and torch.equal(one.experts, other.experts)
+
+
 def experts_of(batch: PackedBatch) -> torch.Tensor:
     assert batch.experts is not None
     return batch.experts

@@ -123,8 +123,14 @@ def message(recipe: str, line: str) -> str:
             "--actor.router_replay=true is not possible with rollout.engine=sglang: it does not record the experts",
         ),
         (
-            "--actor.router_replay=true --actor.max_tokens_per_micro_batch=64 --rollout.engine_options.refill=true",
-            "--actor.router_replay=true is not possible with rollout.engine=huggingface: with continuous batching",
+            "--actor.router_replay=true --actor.max_tokens_per_micro_batch=64 --rollout.engine_options.refill=true "
+            "--rollout.engine_options.keep_turns=true",
+            "--actor.router_replay=true is not possible with rollout.engine=huggingface: it does not keep the experts",
+        ),
+        (
+            "--actor.router_replay=true --actor.max_tokens_per_micro_batch=64 --rollout.engine_options.refill=true "
+            "--rollout.sampler=as_finished --algorithm.max_staleness=2",
+            "--actor.router_replay=true: with rollout.sampler=as_finished the completions of a group may have",
         ),
         (
             "--mode=hybrid --plan.num_ranks.actor=4 --plan.num_ranks_per_replica.actor=3",

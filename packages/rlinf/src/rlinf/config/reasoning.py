@@ -531,6 +531,13 @@ class ReasoningConfig(JobConfig):
                 keys=("actor.router_replay", "rollout.engine"),
                 text=f"=true is not possible with rollout.engine={rollout.engine}: {problem}",
             )
+        for key, required in (("sampler", "in_order"), ("on_new_weights", "finish")):
+            if (value := getattr(rollout, key)) != required:
+                yield Conflict(
+                    keys=("actor.router_replay", f"rollout.{key}"),
+                    text=f"=true: with rollout.{key}={value} the completions of a group may have several caches of its "
+                    f"prompt, and the experts of one are recorded; use {required}",
+                )
 
     def _sampler_conflicts(self) -> Iterator[Conflict]:
         """Groups that outlive a step need steps of staleness and an engine that suspends completions."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -44,12 +45,14 @@ from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.placement import HOST
+from rlinf_workers.models.router_replay import recorded_experts
 from rlinf_workers.models.sequences import pad_left
 from rlinf_workers.roles.records.language import Prompt
 
 ATTENTION = "rlinf_slots"
-_Prefilled = tuple[list[Tensor], list[Tensor], Tensor]
-"""Keys and values per layer, [heads, L, size], and the logits of the next token, [V]."""
+_Prefilled = tuple[list[Tensor], list[Tensor], Tensor, Tensor | None]
+"""Keys and values per layer, [heads, L, size], the logits of the next token, [V], and the experts of the tokens, [L,
+layers, k] on the CPU, if they are recorded."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -63,6 +66,8 @@ class _Row:
     """Of the tokens sampled by earlier versions."""
     policy_version: int
     """Samples the tokens after these."""
+    prompt_experts: Tensor | None
+    """As in `Completions`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,11 +134,14 @@ class _Cache:
     """[R, T] int64"""
     logprobs: Tensor
     """[R, T] float32"""
+    experts: Tensor | None
+    """[R, T, layers, k], of the tokens in the cache; None: not recorded. Small beside keys and values."""
     rows: list[_Row] = field(default_factory=list)
     """The n running rows, which come first."""
 
     def of_rows(self) -> tuple[str, ...]:
-        return ("tokens", "positions", "counts", "noise", "token_ids", "logprobs")
+        names = ("tokens", "positions", "counts", "noise", "token_ids", "logprobs")
+        return names if self.experts is None else (*names, "experts")
 
     def grow(self, num_rows: int) -> None:
         """Enlarges the cache to this many rows, one layer after the other, so that only one layer exists in both
@@ -349,10 +357,15 @@ class Slots:
         return suspended
 
     def _clear_rows(self) -> None:
-        """Moves the running completions to the front of the queue, with their tokens and without their cache."""
+        """Moves the running completions to the front of the queue, with their tokens and without their cache.
+
+        Raises: ValueError where experts are recorded, which would be lost.
+        """
         cache = self._cache
         if cache is None:
             return
+        if cache.rows and cache.experts is not None:
+            raise ValueError("completions whose experts are recorded keep their rows to the end")
         token_ids, logprobs, counts = cache.token_ids.cpu(), cache.logprobs.cpu(), cache.counts.tolist()
         for i, row in reversed(list(enumerate(cache.rows))):
             begun = _Begun(
@@ -392,6 +405,8 @@ class Slots:
         sizes = self._num_columns, num_tokens
         if self._cache is not None and (self._cache.keys[0].shape[2], self._cache.noise.shape[1]) != sizes:
             self._cache = None
+        if self._cache is not None and (self._cache.experts is not None) != self._records_experts:
+            self._cache = None
         config = self._model.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -412,21 +427,29 @@ class Slots:
             )
         return self._limit
 
-    def _reserve(self, num_rows: int, keys: list[Tensor], values: list[Tensor]) -> _Cache:
-        """A cache with at least this many rows; it grows as needed. Keys and values are those of a prompt."""
+    @property
+    def _records_experts(self) -> bool:
+        return self._sampling is not None and self._sampling.records_experts
+
+    def _recorded(self) -> AbstractContextManager[list[list[Tensor]] | None]:
+        """`recorded_experts` of the next call of the model, if they are recorded."""
+        return recorded_experts(self._model) if self._records_experts else nullcontext()
+
+    def _reserve(self, num_rows: int, prompt: _Prefilled) -> _Cache:
+        """A cache with at least this many rows; it grows as needed."""
         assert self._limit is not None, "set by submit"
         if self._cache is None:
-            self._cache = self._empty(keys, values)
+            self._cache = self._empty(prompt)
         if len(self._cache.tokens) < num_rows:
             self._cache.grow(cache_rows(num_rows, most=self._limit, keeps_turns=self._kept is not None))
         if self._kept is not None:
             self._kept.max_bytes = sum(layer.nbytes for layer in (*self._cache.keys, *self._cache.values))
         return self._cache
 
-    def _empty(self, keys: list[Tensor], values: list[Tensor]) -> _Cache:
+    def _empty(self, prompt: _Prefilled) -> _Cache:
         """A cache without rows, with the shapes and dtypes of a prompt's tensors."""
         assert self._sampling is not None, "set by submit"
-        num_tokens = self._sampling.max_new_tokens
+        num_tokens, (keys, values, _, experts) = self._sampling.max_new_tokens, prompt
 
         def none(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.zeros(0, *shape, dtype=dtype, device=self._device)
@@ -443,6 +466,7 @@ class Slots:
             noise=none(num_tokens, dtype=torch.float32),
             token_ids=none(num_tokens),
             logprobs=none(num_tokens, dtype=torch.float32),
+            experts=None if experts is None else none(num_tokens, *experts.shape[1:], dtype=experts.dtype),
         )
 
     # -- running ---------------------------------------------------------------------------------------------------
@@ -452,8 +476,7 @@ class Slots:
         while entering := self._entering():
             self._prefill([one for one, _ in entering if one.prefilled is None])
             first = self.num_running
-            keys, values, _ = _prefilled(entering[0][0])
-            self._reserve(first + sum(len(members) for _, members in entering), keys, values)
+            self._reserve(first + sum(len(members) for _, members in entering), _prefilled(entering[0][0]))
             for _, alike in groupby(entering, lambda pair: id(pair[0].prefilled)):
                 self._enter(list(alike))
             logits = torch.cat([_prefilled(one)[2].expand(len(members), -1) for one, members in entering])
@@ -481,7 +504,7 @@ class Slots:
     def _enter(self, entering: Sequence[tuple[_Waiting, Sequence[int]]]) -> None:
         """Gives rows to members of waiting completions that share a prefill."""
         first = entering[0][0]
-        keys, values, _ = _prefilled(first)
+        keys, values, _, experts = _prefilled(first)
         cache, n, num_tokens = self._cache, self.num_running, len(first.token_ids)
         assert cache is not None, "created for the entering rows"
         rows = slice(n, n + sum(len(members) for _, members in entering))
@@ -492,6 +515,8 @@ class Slots:
         cache.counts[rows] = 0
         cache.token_ids[rows] = self._pad_id
         cache.logprobs[rows] = 0.0
+        if cache.experts is not None:
+            cache.experts[rows] = 0
         cache.noise[rows] = torch.cat(
             [one.noise[list(members)] if one.begun is None else one.noise for one, members in entering]
         )
@@ -503,7 +528,14 @@ class Slots:
                 cache.token_ids[row, :count] = one.begun.token_ids.to(self._device)
                 cache.logprobs[row, :count] = one.begun.logprobs.to(self._device)
             cache.rows += [
-                _Row(prompt=one.prompt, member=member, key=one.key, segments=segments, policy_version=self._version)
+                _Row(
+                    prompt=one.prompt,
+                    member=member,
+                    key=one.key,
+                    segments=segments,
+                    policy_version=self._version,
+                    prompt_experts=experts,
+                )
                 for member in members
             ]
 
@@ -516,7 +548,7 @@ class Slots:
         if self._kept is None:
             computed = self._prefill_by_width(sequences)
         else:
-            computed = self._kept.prefill(sequences)
+            computed = [(*one, None) for one in self._kept.prefill(sequences)]
         for alike, prefilled in zip(by_tokens.values(), computed, strict=True):
             for one in alike:
                 one.prefilled = prefilled
@@ -539,7 +571,7 @@ class Slots:
     def _prefill_some(self, sequences: Sequence[Tensor], width: int) -> list[_Prefilled]:
         token_ids, mask = pad_left(sequences, width, self._pad_id)
         cache = DynamicCache()  # without the config: it keeps all keys of layers with a window, too
-        with whole_masks():
+        with whole_masks(), self._recorded() as choices:
             output = self._model(
                 input_ids=token_ids.to(self._device),
                 position_ids=(mask.cumsum(1) - 1).clamp_(min=0).to(self._device),
@@ -548,13 +580,17 @@ class Slots:
                 use_cache=True,
                 logits_to_keep=MIN_ROWS,  # also for one prompt, the head computes this many rows
             )
+        experts: Tensor | None = None
+        if choices is not None:
+            experts = torch.stack([call for (call,) in choices], 1).cpu().unflatten(0, (-1, width))
         prefilled: list[_Prefilled] = []
         for i, sequence in enumerate(sequences):
             keys, values = (
                 [getattr(layer, name)[i, :, width - len(sequence) :].clone() for layer in cache.layers]
                 for name in ("keys", "values")
             )
-            prefilled.append((keys, values, output.logits[i, -1].clone()))
+            own = None if experts is None else experts[i, width - len(sequence) :].clone()
+            prefilled.append((keys, values, output.logits[i, -1].clone(), own))
         return prefilled
 
     def _step(self) -> list[Completions]:
@@ -569,7 +605,8 @@ class Slots:
         config = self._model.config
         before, config._attn_implementation = config._attn_implementation, ATTENTION
         try:
-            with step_masks(ATTENTION, StepPlaces(queries=positions, num_keys=num_keys)):
+            places = StepPlaces(queries=positions, num_keys=num_keys)
+            with step_masks(ATTENTION, places), self._recorded() as choices:
                 output = self._model(
                     input_ids=cache.tokens[rows, None],
                     position_ids=positions[:, None],
@@ -580,6 +617,10 @@ class Slots:
                 )
         finally:
             config._attn_implementation = before
+        if choices is not None and cache.experts is not None:
+            running = torch.arange(len(cache.rows), device=self._device)
+            chosen = torch.stack([call for (call,) in choices], 1)  # [rows, layers, k]
+            cache.experts[running, cache.counts[running] - 1] = chosen[running]
         return self._draw(0, output.logits[: len(cache.rows), -1])
 
     def _num_rows(self, cache: _Cache) -> int:
@@ -619,6 +660,7 @@ class Slots:
             return []
         counts = cache.counts[leaving].tolist()
         token_ids, logprobs = cache.token_ids[leaving].cpu(), cache.logprobs[leaving].cpu()
+        experts = None if cache.experts is None else cache.experts[leaving].cpu()
         completions = []
         for i, (row, count) in enumerate(zip(leaving, counts, strict=True)):
             held = cache.rows[row]
@@ -631,6 +673,8 @@ class Slots:
                     loss_mask=torch.ones(1, count),
                     logprobs=logprobs[i : i + 1, :count],
                     truncated=torch.tensor([not ended[i]]),
+                    prompt_experts=held.prompt_experts,
+                    experts=None if experts is None else experts[i : i + 1, : count - 1],
                     policy_version=segments[0].policy_version,
                     segments=(segments,) if len(segments) > 1 else (),
                 )

@@ -82,9 +82,9 @@ class HuggingFaceSpec(EngineSpec):
         return self.late_groups_problem(options)  # both need rows that can be refilled
 
     def experts_problem(self, options: Mapping[str, Any]) -> str | None:
-        if options.get("refill") is not True:
+        if not self.keeps_prefixes(options):
             return None
-        return "with continuous batching it does not record the experts of its tokens; leave engine_options.refill out"
+        return "it does not keep the experts of the turns that it keeps; leave engine_options.keep_turns out"
 
     def keeps_prefixes(self, options: Mapping[str, Any]) -> bool:
         return options.get("keep_turns") is True
