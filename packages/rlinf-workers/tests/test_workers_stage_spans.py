@@ -16,7 +16,7 @@ def computing_stage() -> RunningStage:
     host: Any = SimpleNamespace(
         worker=None, profile=None, identity=identity, body_lock=threading.Lock(), waits=WaitTable("rollout/0")
     )
-    call: Any = SimpleNamespace(stage="rollout", context=None)
+    call: Any = SimpleNamespace(stage="rollout", context=None, ahead=False)
     stage = RunningStage(host, call)
     stage.is_inside = True
     return stage

@@ -9,10 +9,18 @@ from rlinf.jobs.embodied.job import RETURN, SUCCESS, EmbodiedJob
 from rlinf.loop.training_loop import TrainingLoop
 
 
-def _notes(before: float, *, has_warm_up: bool = False, folder: str | None = None, score: Any = SUCCESS) -> list[str]:
+def _notes(
+    before: float,
+    *,
+    has_warm_up: bool = False,
+    folder: str | None = None,
+    score: Any = SUCCESS,
+    asks_expert: bool = False,
+) -> list[str]:
     options = {} if folder is None else {"folder": folder}
     config = SimpleNamespace(policy=SimpleNamespace(options=options), env=SimpleNamespace(num_eval_episodes=32))
-    job = SimpleNamespace(config=config, score=score, _sft_warm_up=has_warm_up)
+    learning = SimpleNamespace(queries=lambda _: object() if asks_expert else None)
+    job = SimpleNamespace(config=config, score=score, _sft_warm_up=has_warm_up, _learning=learning, _needs=None)
     notes: list[str] = []
     session = SimpleNamespace(note=notes.append, folder=Path("runs/reach-1"))
     EmbodiedJob.before_training(cast(Any, job), cast(Any, session), before)
@@ -31,6 +39,7 @@ def test_nothing_is_noted_after_a_success_or_where_none_is_expected():
     assert not _notes(1 / 32, has_warm_up=True)
     assert not _notes(0.0)  # random weights
     assert not _notes(0.0, has_warm_up=True, score=RETURN)  # the environment judges no success
+    assert not _notes(0.0, has_warm_up=True, asks_expert=True)  # who helps where nothing succeeds
 
 
 def test_the_job_gets_the_score_of_the_evaluation_before_the_first_step():
