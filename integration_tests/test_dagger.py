@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from command_line import rows, train, train_here, weights
+from command_line import numbers, rows, train, train_here
 
 POINT = '''
 import gymnasium as gym
@@ -80,11 +80,6 @@ TINY_FAUCETS = {
 }
 
 
-def numbers(path):
-    files = {"metrics": rows(path), "evaluations": rows(path, "evaluations.jsonl")}
-    return files | {"weights": weights(path)}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def point(tmp_path_factory):
     folder = tmp_path_factory.mktemp("point")
@@ -102,7 +97,8 @@ def reference(tmp_path_factory, point):
 
 
 def test_the_expert_is_asked_until_the_budget_is_spent(reference):
-    spent = [row["actor/expert_actions"] for row in reference["metrics"]]
+    metrics, *_ = reference
+    spent = [row["actor/expert_actions"] for row in metrics]
     assert spent[0] < spent[1] < spent[2] == spent[3] == 66
 
 

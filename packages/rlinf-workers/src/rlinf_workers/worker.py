@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +48,10 @@ class StepContext:
     seed: int
     num_items: int
     """Items that the driver feeds into the flow in this run; 0 for a flow that creates its own."""
+
+    def generator(self, first: int, second: int) -> np.random.Generator:
+        """Random numbers that depend on the seed, the step and two numbers below 2**20 alone, whatever the plan."""
+        return np.random.Generator(np.random.Philox(key=[self.seed, (self.step << 40) | (first << 20) | second]))
 
 
 class Worker:

@@ -73,8 +73,14 @@ class ActingWorker(ServingWorker, Generic[Segment]):
 
     def _generator(self, observation: GroupObservation) -> np.random.Generator:
         """The random numbers of an answer: they depend on seed, step, group and time alone."""
-        key = [self.step.seed, (self.step.step << 40) | (observation.group << 20) | observation.time]
-        return np.random.Generator(np.random.Philox(key=key))
+        return self.step.generator(observation.group, observation.time)
+
+    def _check_version(self, observation: GroupObservation, began_with: int) -> None:
+        """Asserts that one version of the policy acts in a whole segment."""
+        assert began_with == self._version, (
+            f"environment group {observation.group} began its segment with policy version {began_with}, and at time "
+            f"{observation.time} version {self._version} acts"
+        )
 
     def _noise(self, observation: GroupObservation, num_rows: int) -> Tensor:
         values = self._generator(observation).standard_normal((num_rows, self._policy.noise_size))

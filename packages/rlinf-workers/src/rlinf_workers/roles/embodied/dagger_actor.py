@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from rlinf_algos import DaggerAlgorithm
@@ -23,7 +22,7 @@ from rlinf_workers.execution.ports import Reader
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.policies.base import Policy, PolicySettings, make_policy
 from rlinf_workers.roles.embodied.imitating import ImitatedRows, ImitatingActor, ImitatingActorSettings
-from rlinf_workers.roles.embodied.replay_buffer import FIELD, ReplayBuffer, loaded_buffer
+from rlinf_workers.roles.embodied.replay_buffer import FIELD, ReplayBuffer, buffer_tensors, loaded_buffer
 from rlinf_workers.roles.records.embodied import DemonstratedBatch, LabelledSegment
 from rlinf_workers.roles.staleness import Staleness
 from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs
@@ -137,8 +136,7 @@ class DaggerActor(ImitatingActor):
             self.record("actor/replay_size", (len(buffer) + num_demonstrated) * self._num_shards)
 
     def _drawn(self, update: int, shard: int) -> ImitatedRows:
-        key = [self.step.seed, (self.step.step << 40) | (update << 20) | shard]
-        generator = np.random.Generator(np.random.Philox(key=key))
+        generator = self.step.generator(update, shard)
         demonstrations, buffer = self._demonstrations[shard], self._buffers[shard]
         num_demonstrated, num_rows = len(demonstrations), len(demonstrations) + len(buffer)
         assert num_rows, f"shard {shard} has nothing to imitate; the job checks that the expert is asked in each group"
@@ -154,13 +152,7 @@ class DaggerActor(ImitatingActor):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def _add_files(self, files: CheckpointFiles) -> None:
-        tensors = {
-            f"{kind}{shard}/{name}": values
-            for kind, buffers in ((LABELLED, self._buffers), (DEMONSTRATED, self._demonstrations))
-            for shard, buffer in buffers.items()
-            for name, values in buffer.tensors().items()
-        }
-        files.add_tensors(LABELS, tensors)
+        files.add_tensors(LABELS, buffer_tensors({LABELLED: self._buffers, DEMONSTRATED: self._demonstrations}))
         self._saved = files
 
     def load_checkpoint(self, folder: str) -> None:

@@ -52,10 +52,7 @@ class DaggerRollout(ActingWorker[LabelledSegment]):
             actions: [n, K, A] of the policy.
         """
         segment = self._segments.setdefault(observation.group, _Labels(self._version))
-        assert segment.policy_version == self._version, (
-            f"environment group {observation.group} began its segment with policy version {segment.policy_version}, "
-            f"and at time {observation.time} version {self._version} acts"
-        )
+        self._check_version(observation, segment.policy_version)
         expert = observation.expert
         rows = torch.zeros(0, dtype=torch.int64) if expert is None else expert.rows
         segment.fields.append({name: values[rows] for name, values in observation.fields.items()})

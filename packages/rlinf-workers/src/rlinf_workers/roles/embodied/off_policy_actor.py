@@ -40,7 +40,7 @@ from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.plugins import POLICIES
 from rlinf_workers.policies.base import PolicySettings, make_policy
 from rlinf_workers.policies.soft import CriticSettings, SoftCritics, SoftPolicy
-from rlinf_workers.roles.embodied.replay_buffer import FIELD, NEXT, ReplayBuffer, loaded_buffer
+from rlinf_workers.roles.embodied.replay_buffer import FIELD, NEXT, ReplayBuffer, buffer_tensors, loaded_buffer
 from rlinf_workers.roles.records.embodied import Transitions
 from rlinf_workers.roles.staleness import Staleness
 from rlinf_workers.trainers.base import BackendSettings, ModelAdapter, ModelOutputs, OptimizerSettings
@@ -288,22 +288,18 @@ class OffPolicyActor(TrainingWorker):
 
     # -- random numbers --------------------------------------------------------------------------------------------
 
-    def _generator(self, update: int, shard: int) -> np.random.Generator:
-        key = [self.step.seed, (self.step.step << 40) | (update << 20) | shard]
-        return np.random.Generator(np.random.Philox(key=key))
-
     def _subset(self, update: int) -> Tensor | None:
         """[num_target_critics], the target critics of an update; None: all."""
         algorithm = self._algorithm
         if algorithm.num_target_critics == algorithm.num_critics:
             return None
-        generator = self._generator(update, _ALL_SHARDS)
+        generator = self.step.generator(update, _ALL_SHARDS)
         chosen = generator.choice(algorithm.num_critics, algorithm.num_target_critics, replace=False)
         return torch.from_numpy(chosen).to(self.device)
 
     def _drawn(self, update: int, shard: int) -> list[_Batch]:
         """A shard's share of a batch, drawn with replacement, in micro-batches."""
-        generator = self._generator(update, shard)
+        generator = self.step.generator(update, shard)
         size, num_demonstrated = (
             count // self._num_shards for count in (self._algorithm.batch_size, self._algorithm.num_demonstrated)
         )
@@ -334,13 +330,7 @@ class OffPolicyActor(TrainingWorker):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def _add_files(self, files: CheckpointFiles) -> None:
-        tensors = {
-            f"{kind}{shard}/{name}": values
-            for kind, buffers in ((REPLAYED, self._buffers), (DEMONSTRATED, self._demonstrations))
-            for shard, buffer in buffers.items()
-            for name, values in buffer.tensors().items()
-        }
-        files.add_tensors(REPLAY, tensors)
+        files.add_tensors(REPLAY, buffer_tensors({REPLAYED: self._buffers, DEMONSTRATED: self._demonstrations}))
         self._saved = files
 
     def load_checkpoint(self, folder: str) -> None:

@@ -92,10 +92,7 @@ class OffPolicyRollout(ActingWorker[Transitions]):
         """Adds the results of the last chunk, which led to `reached`. Copies, because channel memory is limited and
         reused."""
         segment = self._segments.setdefault(observation.group, _Transitions(self._version))
-        assert segment.policy_version == self._version, (
-            f"environment group {observation.group} began its segment with policy version {segment.policy_version}, "
-            f"and at time {observation.time} version {self._version} acts"
-        )
+        self._check_version(observation, segment.policy_version)
         if observation.time > 0:
             segment.next_fields.append(_copy(reached))
             segment.rewards.append(observation.rewards.sum(-1))

@@ -168,6 +168,20 @@ def _next(name: str) -> str:
     return NEXT + name.removeprefix(FIELD)
 
 
+def buffer_tensors(kinds: Mapping[str, Mapping[int, ReplayBuffer]]) -> dict[str, Tensor]:
+    """What a checkpoint has of the buffers of shards, from which `loaded_buffer` makes each again.
+
+    Args:
+        kinds: prefix of names, such as `replayed/` -> shard -> buffer.
+    """
+    return {
+        f"{kind}{shard}/{name}": values
+        for kind, buffers in kinds.items()
+        for shard, buffer in buffers.items()
+        for name, values in buffer.tensors().items()
+    }
+
+
 def loaded_buffer(files: WeightFiles, prefix: str, capacity: int | None) -> ReplayBuffer:
     """The buffer whose names in the files of a checkpoint begin with the prefix.
 

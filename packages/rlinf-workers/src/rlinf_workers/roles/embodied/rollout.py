@@ -200,10 +200,7 @@ class EmbodiedRollout(ActingWorker[Trajectory]):
         """Adds to the segment of the group. Copies, because channel memory is limited and a segment of pictures may
         exceed it."""
         segment = self._segments.setdefault(observation.group, _Segment(self._version))
-        assert segment.policy_version == self._version, (
-            f"environment group {observation.group} began its segment with policy version {segment.policy_version}, "
-            f"and at time {observation.time} version {self._version} acts"
-        )
+        self._check_version(observation, segment.policy_version)
         if observation.time > 0:
             segment.results.append(_result_of(observation))
             segment.next_values.append(next_values)
