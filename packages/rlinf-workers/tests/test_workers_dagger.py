@@ -13,8 +13,8 @@ from rlinf_workers.metrics import merge
 from rlinf_workers.policies.base import PolicySettings, make_policy
 from rlinf_workers.roles.embodied.dagger_actor import DaggerActor, DaggerActorSettings
 from rlinf_workers.roles.embodied.dagger_rollout import DaggerRollout
-from rlinf_workers.roles.embodied.environment import native_actions, policy_actions
 from rlinf_workers.roles.embodied.expert_queries import ExpertQueries
+from rlinf_workers.roles.embodied.native_actions import native_actions, policy_actions
 from rlinf_workers.roles.records.embodied import DemonstratedBatch, ExpertAnswer, GroupObservation, LabelledSegment
 from rlinf_workers.trainers.base import BackendSettings, OptimizerSettings
 

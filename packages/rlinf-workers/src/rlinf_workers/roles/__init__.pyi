@@ -12,7 +12,6 @@ from .embodied.environment import (
     TRAIN_SEED_BIT as TRAIN_SEED_BIT,
     Environment as Environment,
     EnvironmentSettings as EnvironmentSettings,
-    native_actions as native_actions,
 )
 from .embodied.evaluation import (
     EvaluationEnvironment as EvaluationEnvironment,
@@ -27,6 +26,7 @@ from .embodied.interface import (
     interface_of as interface_of,
     one_step as one_step,
 )
+from .embodied.native_actions import native_actions as native_actions
 from .embodied.off_policy_actor import (
     OffPolicyActor as OffPolicyActor,
     OffPolicyActorSettings as OffPolicyActorSettings,

@@ -30,7 +30,6 @@ from torch import Tensor
 from rlinf_comm import record
 from rlinf_envs import (
     PICTURE,
-    ActionSpec,
     BatchedEnv,
     Demonstration,
     Disturbance,
@@ -41,10 +40,8 @@ from rlinf_envs import (
     KeptEpisode,
     Observation,
     Replayable,
-    StepResult,
     awaited_processes,
     begins_rows,
-    has_expert,
     make_env,
     pack_episodes,
     record_expert,
@@ -53,9 +50,11 @@ from rlinf_envs import (
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.roles.embodied.dealing import EpisodeBatch
 from rlinf_workers.roles.embodied.dealt_group import DealtGroup, DealtStep, Sent
-from rlinf_workers.roles.embodied.expert_queries import ExpertQueries, GroupQueries
+from rlinf_workers.roles.embodied.expert_queries import ExpertQueries
+from rlinf_workers.roles.embodied.native_actions import native_actions
 from rlinf_workers.roles.embodied.picture_pool import PicturePool
-from rlinf_workers.roles.records.embodied import Action, ExpertAnswer, GroupEpisodes, GroupObservation, text_tensor
+from rlinf_workers.roles.embodied.segment_group import SegmentGroup
+from rlinf_workers.roles.records.embodied import Action, GroupEpisodes, GroupObservation, text_tensor
 from rlinf_workers.spans import now_ns
 from rlinf_workers.worker import Worker
 
@@ -118,27 +117,6 @@ def training_seeds(seed: int, step: int, group: int, num_envs: int, *, same_star
     return seeds * num_envs if same_start else seeds
 
 
-@dataclass
-class _Group:
-    """The state of one group within its segments."""
-
-    index: int
-    env: BatchedEnv
-    segments: list[list[int]]
-    """Reset seeds of the remaining segments."""
-    num_chunks: int
-    """Chunks of a segment."""
-    time: int = 0
-    """Executed chunks of the current segment."""
-    counted: int = 0
-    """Rows of the current segment that count (an evaluation's last segment may have more rows than remaining
-    episodes)."""
-    queries: GroupQueries | None = None
-    """What an expert is asked in the segment; None: nothing."""
-    is_evaluated: bool = False
-    """Count only the first episode of each row, the one that its seed defines."""
-
-
 class Environment(Worker):
     """Simulates its share of the environment groups: replica g % num_replicas holds group g."""
 
@@ -153,7 +131,7 @@ class Environment(Worker):
         self._pictures = self._picture_pool()
         self._train = {group: self._make_trained(group) for group in self._groups}
         self._evaluate: dict[int, BatchedEnv] = {}
-        self._running: dict[int, _Group] = {}
+        self._running: dict[int, SegmentGroup] = {}
         """The groups whose segments have not ended."""
         self._dealt_groups = {g: self._dealt_group(g) for g in self._groups} if settings.episodes is not None else {}
         self._dealt_step: DealtStep | None = None
@@ -246,7 +224,7 @@ class Environment(Worker):
         self._running = {group.index: group for group in self._prepare()}
         begin = map if self._threads is None else self._threads.map
         with self._simulating():
-            return list(begin(self._begin_segment, self._running.values()))
+            return list(begin(SegmentGroup.begin, self._running.values()))
 
     def advance(self, action: Action) -> list[GroupObservation]:
         """Executes one chunk of actions in its group. Returns the observation after it and, if this ends a segment and
@@ -257,11 +235,13 @@ class Environment(Worker):
                 self._record_dealt(self._dealt_step)
             return observations
         group = self._running[action.group]
-        observations = [self._step(group, action)]
-        if group.time == group.num_chunks and group.segments:
-            observations.append(self._begin_segment(group))
-        elif group.time == group.num_chunks:
+        observations = [group.act(action)]
+        if group.ends_segment and group.segments:
+            observations.append(group.begin())
+        elif group.ends_segment:
             del self._running[action.group]
+            if self._settings.continues and not group.is_evaluated:
+                self._last_observations[group.index] = self._copy(observations[0].fields)
         return observations
 
     def _overlap(
@@ -320,28 +300,26 @@ class Environment(Worker):
     def _send(writer: Writer[GroupObservation], observations: list[GroupObservation]) -> None:
         writer.put_many([(observation.group, observation) for observation in observations])
 
-    def _prepare(self) -> Sequence[_Group]:
+    def _prepare(self) -> Sequence[SegmentGroup]:
+        return [
+            self._prepare_train(g) if self.step.phase == "train" else self._prepare_evaluation(g) for g in self._groups
+        ]
+
+    def _prepare_train(self, group: int) -> SegmentGroup:
         settings, context = self._settings, self.step
-        if context.phase == "train":
-            return [
-                _Group(
-                    index=group,
-                    env=self._train[group],
-                    segments=[
-                        training_seeds(
-                            context.seed,
-                            context.step,
-                            group,
-                            settings.spec.num_envs,
-                            same_start=settings.same_start,
-                        )
-                    ],
-                    num_chunks=settings.num_steps // settings.chunk_size,
-                    queries=settings.expert and settings.expert.of_group(context.seed, context.step, group),
-                )
-                for group in self._groups
-            ]
-        return [self._prepare_evaluation(group) for group in self._groups]
+        num_envs, same_start = settings.spec.num_envs, settings.same_start
+        return SegmentGroup(
+            index=group,
+            env=self._train[group],
+            read=self._read,
+            report=self._record_episode,
+            segments=[training_seeds(context.seed, context.step, group, num_envs, same_start=same_start)],
+            num_chunks=settings.num_steps // settings.chunk_size,
+            chunk_size=settings.chunk_size,
+            filler_seed=settings.eval_seed,
+            fields=self._last_observations.pop(group, None),
+            queries=settings.expert and settings.expert.of_group(context.seed, context.step, group),
+        )
 
     # -- whole episodes --------------------------------------------------------------------------------------------
 
@@ -419,7 +397,7 @@ class Environment(Worker):
     def _record_dealt(self, step: DealtStep) -> None:
         """Records the episodes of a step that has ended, and how long simulators had none since the one before."""
         for end, cut in step.ends:
-            self._record_episode(end, cut=cut)
+            self._record_episode(end, cut)
         passed = []
         for index, group in self._dealt_groups.items():
             rounds, simulated = self._idle_since.get(index, (0, 0))
@@ -433,7 +411,7 @@ class Environment(Worker):
             for start in sorted(dealer.seen):
                 self.record("env/trained_groups_fraction", float(start in dealer.chosen))
 
-    def _prepare_evaluation(self, group: int) -> _Group:
+    def _prepare_evaluation(self, group: int) -> SegmentGroup:
         """Whole episodes, dealt to the groups in turn and padded to whole segments."""
         settings = self._settings
         if group not in self._evaluate:
@@ -450,11 +428,15 @@ class Environment(Worker):
         segments = [seeds[i * width : (i + 1) * width] for i in range(num_segments)]
         if not settings.spec.max_episode_steps:
             raise ValueError("max_episode_steps is needed for evaluation, so that every episode ends")
-        return _Group(
+        return SegmentGroup(
             index=group,
             env=env,
+            read=self._read,
+            report=self._record_episode,
             segments=segments,
             num_chunks=-(-settings.spec.max_episode_steps // settings.chunk_size),
+            chunk_size=settings.chunk_size,
+            filler_seed=settings.eval_seed,
             is_evaluated=True,
         )
 
@@ -478,62 +460,6 @@ class Environment(Worker):
                 episode.save(Path(folder))
         return list(dict.fromkeys(recorder.problem for recorder in recorders if recorder.problem))
 
-    def _begin_segment(self, group: _Group) -> GroupObservation:
-        seeds = group.segments.pop(0)
-        group.counted, group.time = len(seeds), 0
-        width = group.env.num_envs
-        fields = None if group.is_evaluated else self._last_observations.pop(group.index, None)
-        if fields is None:
-            fillers = [self._settings.eval_seed] * (width - len(seeds))
-            fields = self._read(group.env.reset(seeds + fillers))
-        zeros = torch.zeros(width, dtype=torch.int64)
-        return GroupObservation(
-            group=group.index,
-            time=0,
-            fields=fields,
-            final_fields=None,
-            rewards=torch.zeros(width, self._settings.chunk_size),
-            num_executed=zeros,
-            terminated=zeros.bool(),
-            truncated=zeros.bool(),
-            is_last=False,
-            expert=self._ask(group),
-        )
-
-    def _step(self, group: _Group, action: Action) -> GroupObservation:
-        result: StepResult = group.env.step_chunk(native_actions(action.actions, group.env.action_spec))
-        group.time += 1
-        for episode in result.episodes:
-            if episode.env_index < group.counted and not (group.is_evaluated and episode.episode_index):
-                self._record_episode(episode, cut=bool(result.truncated[episode.env_index]))
-        fields, is_last = self._read(result.observation), group.time == group.num_chunks
-        if is_last and self._settings.continues and not group.is_evaluated:
-            self._last_observations[group.index] = self._copy(fields)
-        return GroupObservation(
-            group=group.index,
-            time=group.time,
-            fields=fields,
-            final_fields=self._read(result.final_observation) if result.episodes else None,
-            rewards=result.rewards,
-            num_executed=result.num_steps,
-            terminated=result.terminated,
-            truncated=result.truncated,
-            is_last=is_last,
-            expert=None if is_last else self._ask(group),
-        )
-
-    def _ask(self, group: _Group) -> ExpertAnswer | None:
-        """The answers of the expert to the present observation of a group."""
-        if group.queries is None or not (rows := group.queries.labels[group.time].nonzero()[:, 0]).numel():
-            return None
-        assert has_expert(group.env), "the job accepts only environments with an expert, if it is asked"
-        actions = group.env.expert_actions(rows.tolist(), self._settings.chunk_size)
-        return ExpertAnswer(
-            rows=rows,
-            actions=policy_actions(actions, group.env.action_spec),
-            acts=group.queries.acts[group.time][rows],
-        )
-
     @staticmethod
     def _copy(fields: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copies the fields, because the memory they were sent in is reused."""
@@ -544,7 +470,7 @@ class Environment(Worker):
         values = {name: observation[name] for name in self._settings.reads}
         return {name: v if isinstance(v, Tensor) else text_tensor(v) for name, v in values.items()}
 
-    def _record_episode(self, episode: EpisodeEnd, *, cut: bool) -> None:
+    def _record_episode(self, episode: EpisodeEnd, cut: bool) -> None:
         self.record("env/truncated_fraction", float(cut))
         self.record("env/return", episode.return_)
         self.record_spread("env/return_std", episode.return_)
@@ -565,16 +491,3 @@ class Environment(Worker):
             self._threads.shutdown()
         for env in [*self._train.values(), *self._evaluate.values()]:
             env.close()
-
-
-def native_actions(actions: Tensor, spec: ActionSpec) -> Tensor:
-    """[n, K, A] in the policy's numbering, where discrete actions begin at 0 -> [n, K, *spec.shape] in the
-    environment's, where they begin at `low`."""
-    shaped = actions.reshape(*actions.shape[:2], *spec.shape)
-    return shaped if spec.kind == "continuous" else shaped + spec.low
-
-
-def policy_actions(actions: Tensor, spec: ActionSpec) -> Tensor:
-    """The inverse of `native_actions`."""
-    flat = actions.flatten(2) if actions.ndim > 2 else actions[..., None]
-    return flat if spec.kind == "continuous" else flat - spec.low.flatten()
