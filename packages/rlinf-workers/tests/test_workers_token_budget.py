@@ -284,3 +284,23 @@ def test_the_reference_says_the_same_within_a_budget(make_worker, reader, writer
         logprobs.append([item.ref_logprobs for item in out.items])
     for other in logprobs[1:]:
         torch.testing.assert_close(other, logprobs[0], rtol=0, atol=ROUNDING)
+
+
+def of_own_width(group):
+    """As an engine returns a group: no wider than its longest completion."""
+    samples = group.samples
+    width = int(samples.row_lengths.max())
+    names = ("completion_ids", "loss_mask", "rollout_logprobs", "ref_logprobs")
+    cut = {name: getattr(samples, name)[:, :width] for name in names}
+    return dataclasses.replace(group, samples=dataclasses.replace(samples, **cut))
+
+
+@pytest.mark.parametrize(("name", "limit"), [("grpo", None), ("with a KL", None), ("ppo", None), ("ppo", LIMIT)])
+def test_groups_may_have_widths_of_their_own(make_worker, reader, model, name, limit):
+    """SGLang and `refill` return groups that are no wider than their longest completion."""
+    settings = settings_of(model, name, max_tokens_per_micro_batch=limit, balance_shards=False)
+    groups = scored_groups()
+    own = [of_own_width(group) for group in groups]
+    assert len({group.samples.loss_mask.shape[1] for group in own}) > 1
+    expected = trained(make_worker, reader, settings, groups, chunk=3)
+    assert_bitwise_equal(trained(make_worker, reader, settings, own, chunk=3), expected)
