@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -420,6 +421,29 @@ def test_the_default_folder_has_the_runs_name_and_is_always_new(rlinf, tmp_path:
         assert rlinf("train", "sort-grpo", "--name", "mine.1").code == 0
     names = sorted(folder.name for folder in (tmp_path / "runs").iterdir())
     assert names == ["mine.1-20300102-030405", "mine.1-20300102-030405-2", "mine.1-20300102-030405-3"]
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own_and_an_unused_one_is_removed(
+    tmp_path: Path,
+):
+    script = """if True:
+        import sys, time
+        from rlinf.cli import output_folder
+        time.strftime = lambda _: "now"
+        folder = output_folder.new_folder("mine")
+        print(folder, flush=True)
+        sys.stdin.readline()
+        (folder / "config.yaml").touch() if folder.name.endswith("now") else None
+    """
+    begun = [
+        subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    names = sorted(process.stdout.readline().decode().strip() for process in begun if process.stdout)
+    assert names == ["runs/mine-now", "runs/mine-now-2", "runs/mine-now-3"]
+    for process in begun:
+        process.communicate(b"\n")
+    assert [str(path.relative_to(tmp_path)) for path in (tmp_path / "runs").iterdir()] == ["runs/mine-now"]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from rlinf import __version__
 from rlinf.address_space import address_space_hint
+from rlinf.cli.output_folder import remove_unused_folders
 from rlinf.config.annotations import annotation_at
 from rlinf.config.foreign_names import FOREIGN
 from rlinf.config.overrides import split_overrides
@@ -114,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"error: {printable_lines(_text(error))}", file=sys.stderr)
         return WRONG_INPUT if isinstance(error, UserError | RecursionError) else FAILED
+    finally:
+        remove_unused_folders()
 
 
 def _set_up_logging(arguments: list[str]) -> list[str]:
