@@ -29,7 +29,7 @@ from rlinf_comm.weights.device import (
     create_device_store,
     mailbox_bytes,
 )
-from rlinf_comm.weights.device.memory import read_handle
+from rlinf_comm.weights.device.memory import ExportWords, read_export
 from rlinf_comm.weights.layouts import merged_layout
 from rlinf_workers.weight_sync import WeightPort
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
@@ -196,14 +196,9 @@ class Sync:
     def findings(self) -> dict[str, Any]:
         """One more sync, slowly: memory, bits, and a flipped one."""
         self.end.attests = True
-        self._wait_for_memory()
-        free = [torch.cuda.mem_get_info()[0]]
         self.version += 1
         self.end.publish(self.tensors, self.version, TIMEOUT_S)
-        free.append(torch.cuda.mem_get_info()[0])
         self.order("take", self.version, True)
-        self._wait_for_memory()
-        free.append(torch.cuda.mem_get_info()[0])
         wrong = {"through the device": self.order("num_wrong")}
         self.host.publish(self.tensors, self.version)
         self.order("take_through_host", self.version)
@@ -214,22 +209,19 @@ class Sync:
         return {
             "num_bytes": self.plan.num_bytes,
             "mailbox_bytes": mailbox_bytes(self.plan, 0),
-            "held_bytes_while_published": free[0] - free[1],
-            "held_bytes_once_taken": free[0] - free[2],
+            "held_bytes": self.end.num_held_bytes(),
             "elements_that_differ": wrong,
             "refusal_of_a_flipped_bit": self.order("refusal", self.version),
         }
 
     def _flip(self) -> None:
         last = self.end._words.load(self.end._control.num_published(0)) - 1
-        handle = read_handle(self._store, self.plan, last % 2, 0)
-        assert handle is not None
+        place = self.end._words.load(ExportWords(self.plan, 2).slot_place(0, last % 2))
+        export = read_export(self._store, self.plan, 0, place)
+        assert export is not None
+        (handle,) = export.handles
         self.device.bytes_at(handle.pointer, handle.num_bytes)[12345] ^= 8
         torch.cuda.synchronize()
-
-    def _wait_for_memory(self) -> None:
-        while self.end.num_held_bytes():
-            time.sleep(0.01)
 
     def close(self) -> None:
         self._pipe.send(None)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from comm_host_device import HostDevice
 
-from rlinf_comm import LayoutError, PeerLost, WeightMismatchError, WeightTimeout
+from rlinf_comm import IpcError, LayoutError, PeerLost, WeightMismatchError, WeightTimeout
 from rlinf_comm.copies import DigestTable, StridedBox
 from rlinf_comm.cuda import CudaDigestProgram
 from rlinf_comm.testing import assert_bitwise_equal
@@ -22,7 +22,8 @@ from rlinf_comm.weights.device import (
     create_device_store,
     mailbox_bytes,
 )
-from rlinf_comm.weights.device.memory import read_handle
+from rlinf_comm.weights.device.exports import wait_for
+from rlinf_comm.weights.device.memory import ExportWords, read_export
 
 HANG_S = 60.0
 
@@ -68,20 +69,31 @@ def connect(source, target, device_type="cpu"):
     return store, senders, receivers
 
 
-def wait_for_memory(sender):
-    for giver in list(sender._givers.values()):
-        giver.join(HANG_S)
-        assert not giver.is_alive()
+def arena_of(store, sender, slot):
+    """Handle of the arena with the version of a slot."""
+    place = store.words.load(ExportWords(sender._plan, sender._num_slots).slot_place(sender._rank, slot))
+    export = read_export(store, sender._plan, sender._rank, place)
+    assert export is not None
+    return export.handles[0]
+
+
+def eventually(is_true):
+    end_s = time.monotonic() + 20
+    while not is_true():
+        assert time.monotonic() < end_s, "it does not become true"
+        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"], ids=["on the device", "on the host"])
 @pytest.mark.parametrize(("source", "target"), itertools.product(SOURCES, TARGETS))
-def test_weights_arrive_bit_for_bit_and_their_memory_is_given_back(source, target, device_type):
+def test_weights_arrive_bit_for_bit_in_memory_that_is_used_again(source, target, device_type):
     _, senders, receivers = connect(SOURCES[source], TARGETS[target], device_type)
     for version in (0, 1, 5, 6):
         for sender, tensors in zip(senders, parts(SOURCES[source], version), strict=True):
-            sender.publish(tensors, version)
-            assert sender.num_held_bytes() >= mailbox_bytes(sender._plan, sender._rank) > 0
+            report = sender.publish(tensors, version)
+            assert report.num_allocations == (version == 0)
+            needed = mailbox_bytes(sender._plan, sender._rank)
+            assert needed <= sender.num_held_bytes() < needed + 4096, "memory of one version"
             for tensor in tensors.values():
                 tensor.zero_()  # who trains goes on
         expected = parts(TARGETS[target], version)
@@ -89,10 +101,6 @@ def test_weights_arrive_bit_for_bit_and_their_memory_is_given_back(source, targe
             check = receiver.take(tensors, version)
             assert_bitwise_equal(tensors, reference)
             assert check().policy_version == version
-        for sender in senders:
-            wait_for_memory(sender)
-            assert sender.num_held_bytes() == 0
-    assert receivers[0]._device.arenas.num_open() == 0
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -119,8 +127,7 @@ def test_a_device_digests_nothing_that_is_to_be_cast():
 def test_every_flipped_byte_in_device_memory_is_named():
     store, (sender,), (receiver,) = connect(WHOLE, WHOLE)
     sender.publish(FULL, 0)
-    handle = read_handle(store, sender._plan, 0, 0)
-    assert handle is not None
+    handle = arena_of(store, sender, 0)
     spans = {each.piece.name: (sender._mailbox.offsets[each.index], each.num_bytes) for each in sender._own}
     assert spans.keys() == {name for name, tensor in FULL.items() if tensor.numel()}
     (tensors,) = blank(WHOLE)
@@ -144,7 +151,9 @@ def test_what_is_served_is_checked():
     tensors["w"][1, 2, 0] += 1
     with pytest.raises(WeightMismatchError, match="w differs"):
         check()
-    assert sender.num_held_bytes() > 0, "the version may be asked for again"
+    sender.publish({name: torch.zeros_like(tensor) for name, tensor in FULL.items()}, 1)
+    receiver.take(tensors, 0)()  # it is still there for who has not served it
+    assert_bitwise_equal(tensors, FULL)
 
 
 def test_a_version_stays_until_all_have_it_and_two_wait_at_most():
@@ -159,20 +168,17 @@ def test_a_version_stays_until_all_have_it_and_two_wait_at_most():
     with pytest.raises(WeightTimeout, match=r"receivers \[2\] have not taken version 0"):
         sender.publish(FULL, 2, timeout_s=0.05)
     receivers[2].take(blank(target)[2], 0)()
-    sender._givers[0].join(HANG_S)
-    assert sender.num_held_bytes() == one
     sender.publish(FULL, 2)
     for receiver, tensors in zip(receivers, blank(target), strict=True):
         receiver.take(tensors, 2)()  # versions that are passed over are given up too
-    wait_for_memory(sender)
-    assert sender.num_held_bytes() == 0
+    assert sender.num_held_bytes() == 2 * one
 
 
 def test_a_version_can_be_taken_once():
     _, (sender,), (receiver,) = connect(WHOLE, WHOLE)
     sender.publish(FULL, 3)
     receiver.take(dict(FULL), 3)()
-    with pytest.raises(WeightMismatchError, match="took version 3 before, and asks for version 3; a version in device"):
+    with pytest.raises(WeightMismatchError, match="took version 3 before, and asks for version 3; the memory of a"):
         receiver.take(dict(FULL), 3)
 
 
@@ -197,35 +203,149 @@ def test_tensors_elsewhere_than_the_others_are_named():
         sender.publish(FULL | {"w": FULL["w"].to("meta")}, 0)
 
 
-def publish(pipe, address):
+# -- two processes -----------------------------------------------------------------------------------------------------
+
+
+def work_as_trainer(pipe, address):
+    """Rank 1 of two shards, which publishes the versions that it receives."""
     reshard = reshard_plan(SOURCES["two shards"], WHOLE)
     sender = DeviceWeightSender(WeightStore.open(address), reshard, 1, HostDevice())
-    sender.publish(parts(SOURCES["two shards"], 3)[1], 3)
-    pipe.send("published")
+    pipe.send("open")
+    while (version := pipe.recv()) is not None:
+        report = sender.publish(parts(SOURCES["two shards"], version)[1], version)
+        pipe.send((report.num_allocations, driver_calls(sender)))
+    del sender
+    pipe.send("dropped")
     time.sleep(HANG_S)
 
 
-def test_another_process_is_read_and_its_death_is_named():
+def driver_calls(end):
+    """(allocated, freed or mapped, unmapped) by the driver of an end's process, which has no other end."""
+    names = [call[0] for call in end._device.driver.calls]
+    return tuple(names.count(name) for name in ("create_mapping", "import_descriptor", "release_mapping"))
+
+
+@pytest.fixture
+def two_processes():
+    """(pipe to the process of sender 1, that process, sender 0 and the receiver of this process, its blank tensors)"""
     reshard = reshard_plan(SOURCES["two shards"], WHOLE)
     store = create_device_store(reshard, name="weights")
-    first = DeviceWeightSender(store, reshard, 0, HostDevice())
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["comm_host_device", "rlinf_comm.weights.device"])  # it starts in 5 s, each in none
     here, there = context.Pipe()
-    child = context.Process(target=publish, args=(there, store.address), daemon=True)
+    child = context.Process(target=work_as_trainer, args=(there, store.address), daemon=True)
     child.start()
     try:
-        assert here.poll(HANG_S) and here.recv() == "published"
+        assert here.poll(HANG_S) and here.recv() == "open"
+        first = DeviceWeightSender(store, reshard, 0, HostDevice())
         receiver = DeviceWeightReceiver(store, reshard, 0, HostDevice())
-        first.publish(parts(SOURCES["two shards"], 3)[0], 3)
-        (tensors,) = blank(WHOLE)
-        check = receiver.take(tensors, 3)
-        assert_bitwise_equal(tensors, parts(WHOLE, 3)[0])
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
-        child.join(HANG_S)
-        store.words.store(receiver._control.served(0), 2)
-        with pytest.raises(PeerLost, match="sender 1 died after it published version 3, and its device memory went"):
-            receiver.take(tensors, 3)
-        check()  # what was copied before is whole
+        yield here, child, first, receiver, blank(WHOLE)[0]
     finally:
         child.kill()
+        child.join(HANG_S)
+
+
+def publish_both(pipe, first, version):
+    first.publish(parts(SOURCES["two shards"], version)[0], version)
+    pipe.send(version)
+    assert pipe.poll(HANG_S)
+    return pipe.recv()
+
+
+def test_after_the_first_sync_nothing_is_allocated_mapped_or_unmapped(two_processes):
+    pipe, _, first, receiver, tensors = two_processes
+    seen = []
+    for version in range(6):
+        num_allocations, there = publish_both(pipe, first, version)
+        report = receiver.take(tensors, version)()
+        assert_bitwise_equal(tensors, parts(WHOLE, version)[0])
+        assert num_allocations == (version == 0)
+        if version == 0:
+            eventually(lambda: receiver._kept.num_unmaps == 1)  # what it had tried out
+            assert report.num_maps == 2  # that, and the arena
+        else:
+            assert (report.num_maps, report.num_allocations) == (0, 0)
+            seen.append((there, driver_calls(receiver)))
+    assert len(set(seen)) == 1, "the drivers were called again"
+
+
+def test_another_process_is_read_and_its_death_is_named(two_processes):
+    pipe, child, first, receiver, tensors = two_processes
+    publish_both(pipe, first, 3)
+    check = receiver.take(tensors, 3)
+    assert_bitwise_equal(tensors, parts(WHOLE, 3)[0])
+    os.kill(child.pid, signal.SIGKILL)
+    child.join(HANG_S)
+    with pytest.raises(PeerLost, match="sender 1 died after it published version 3, and its device memory went"):
+        receiver.take(tensors, 3)
+    check()  # what was copied before is whole
+
+
+def test_mappings_of_a_sender_that_dies_are_closed(two_processes):
+    pipe, child, first, receiver, tensors = two_processes
+    publish_both(pipe, first, 0)
+    receiver.take(tensors, 0)()
+    arenas = receiver._device.arenas
+    eventually(lambda: receiver._kept.num_unmaps == 1)
+    assert arenas.num_open() == 1
+    os.kill(child.pid, signal.SIGKILL)
+    child.join(HANG_S)
+    eventually(lambda: arenas.num_open() == 0)
+
+
+def test_a_sender_frees_its_memory_after_the_receiver_has_unmapped_it(two_processes):
+    pipe, _, first, receiver, tensors = two_processes
+    publish_both(pipe, first, 0)
+    receiver.take(tensors, 0)()
+    with receiver._kept.open():  # it reads
+        pipe.send(None)
+        assert pipe.poll(HANG_S) and pipe.recv() == "dropped"
+        words, places = receiver._words, receiver._places
+        assert words.load(places.exported(1, 0)) < 0, "it is withdrawn"
+        assert words.load(places.mapped(0, 1, 0)) > 0, "and mapped"
+    eventually(lambda: words.load(places.mapped(0, 1, 0)) == 0)
+
+
+def test_memory_is_not_freed_while_a_living_receiver_has_it_mapped():
+    store, (sender,), (receiver,) = connect(WHOLE, WHOLE)
+    sender.publish(FULL, 0)
+    receiver.take(blank(WHOLE)[0], 0)()
+    exports, handle = sender._exports, arena_of(store, sender, 0)
+    driver = sender._device.driver
+    with receiver._kept.open():
+        waiter = exports.withdraw(0)
+        assert waiter is not None
+        waiter.join(0.05)
+        assert waiter.is_alive() and handle.pointer in driver.live
+    assert wait_for(waiter, HANG_S) is not None
+    assert handle.pointer not in driver.live
+
+
+def test_memory_that_only_a_dead_receiver_had_mapped_is_freed():
+    store, (sender,), (receiver,) = connect(WHOLE, WHOLE)
+    sender.publish(FULL, 0)
+    words, control = receiver._words, receiver._control
+    words.store(receiver._places.mapped(0, 0, 0), abs(words.load(receiver._places.exported(0, 0))))
+    words.store(control.receiver(0), 4194399)  # no process has this number
+    handle = arena_of(store, sender, 0)
+    assert sender._exports.withdraw(0) is None
+    assert handle.pointer not in sender._device.driver.live
+
+
+def test_what_was_withdrawn_is_not_mapped():
+    _, (sender,), (receiver,) = connect(WHOLE, WHOLE)
+    sender.publish(FULL, 0)
+    sender._exports.withdraw(0)
+    with pytest.raises(IpcError, match="version 0 of sender 0: its sender has withdrawn it"):
+        receiver.take(blank(WHOLE)[0], 0)
+    assert receiver._words.load(receiver._places.mapped(0, 0, 0)) == 0
+
+
+def test_a_receiver_that_is_dropped_closes_its_mappings(two_processes):
+    pipe, _, first, receiver, tensors = two_processes
+    publish_both(pipe, first, 0)
+    receiver.take(tensors, 0)()
+    mappings, arenas = receiver._kept, receiver._device.arenas
+    receiver._kept = None
+    mappings.end()
+    assert arenas.num_open() == 0

@@ -10,7 +10,7 @@ from comm_host_device import HostDevice
 
 from rlinf_comm import IpcError
 from rlinf_comm.weights import reshard_plan
-from rlinf_comm.weights.device.memory import read_handle
+from rlinf_comm.weights.device.memory import read_export
 from rlinf_sched import Cluster, plan_for_mode
 from rlinf_workers import Executor, StepContext
 from rlinf_workers.errors import WeightSyncRefused
@@ -57,9 +57,9 @@ def test_tensors_that_are_still_on_the_host_conform():
 
 def test_device_memory_refuses_a_flipped_byte():
     def flip(opened):
-        handle = read_handle(opened._store, opened._reshard, 0, 0)
-        assert handle is not None
-        ctypes.c_uint8.from_address(handle.pointer).value ^= 1  # of the sender, which is this process
+        export = read_export(opened._store, opened._reshard, 0, 0)
+        assert export is not None
+        ctypes.c_uint8.from_address(export.handles[0].pointer).value ^= 1  # of the sender, which is this process
 
     check_a_flipped_byte(OnDevice, flip)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import weakref
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlinf_comm.copies import CopyTable, DigestTable, addresses_of
 from rlinf_comm.errors import IpcError, PeerLost, WeightMismatchError
-from rlinf_comm.ipc.arena import ArenaHandle
 from rlinf_comm.weights.device.device import TransferDevice
-from rlinf_comm.weights.device.memory import ECHO_BYTES, Mailbox, echo_of, read_handle
+from rlinf_comm.weights.device.mappings import KeptMappings, Opened
+from rlinf_comm.weights.device.memory import ECHO_BYTES, ExportWords, Mailbox, echo_of, read_export
 from rlinf_comm.weights.device.side import DeviceSide
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
@@ -36,6 +36,10 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
     ) -> None:
         super().__init__(store, plan, dst_rank, attests=attests)
         self._device, self._mailbox = device, Mailbox.of(plan)
+        self._places = ExportWords(plan, self._num_slots)
+        self._kept = KeptMappings(store, plan, dst_rank, device)
+        weakref.finalize(self, self._kept.end).atexit = False  # the process ends, and its mappings with it
+        self._counted = (0, 0)
         for src_rank in self._src_ranks:
             if max(self._versions(src_rank)) == NO_VERSION:
                 self._try(src_rank)
@@ -43,7 +47,7 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
     def take(
         self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0
     ) -> Callable[[], SyncReport]:
-        """As WeightReceiver.take, on the device. A version that was checked is gone: its memory is given back.
+        """As StoreReceiver.take, on the device. Once it was checked, the memory of a version may hold another one.
 
         Raises:
             PeerLost: also when a sender died after it published, since its device memory died with it.
@@ -54,18 +58,15 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
         if served >= policy_version:
             raise WeightMismatchError(
                 f"weight store {self._store.name!r}: receiver {self._rank} took version {served} before, and asks for "
-                f"version {policy_version}; a version in device memory is given up once all have it",
+                f"version {policy_version}; the memory of a version is used for another one once all have it",
                 expected_version=policy_version,
                 found_version=served,
             )
         return super().take(tensors, policy_version, timeout_s)
 
     def _read(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], policy_version: int) -> None:
-        with ExitStack() as opened:
-            places = [
-                opened.enter_context(self._open(src_rank, slots[src_rank], policy_version))
-                for src_rank in self._src_ranks
-            ]
+        with self._kept.open() as opened:
+            places = [self._packed_at(opened, rank, slots[rank], policy_version) for rank in self._src_ranks]
             own = addresses_of(tensors.values())
             if self._are_on_host(tensors):
                 sizes = self._store_bytes()
@@ -81,23 +82,18 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
             return super()._digests(tensors)
         return self._prepare(tensors)[1].run(addresses_of(tensors.values()))
 
-    @contextmanager
-    def _open(self, src_rank: int, slot: int, policy_version: int) -> Iterator[int]:
+    def _packed_at(self, opened: Opened, src_rank: int, slot: int, policy_version: int) -> int:
         """The address of what a sender has in a slot."""
         self._check_alive(src_rank, policy_version)
-        handle = read_handle(self._store, self._plan, slot, src_rank)
-        assert handle is not None, "a version is announced after its memory"
+        place = self._words.load(self._places.slot_place(src_rank, slot))
         try:
-            place = self._device.arenas.open(handle, self._device.ordinal)
+            (address,) = opened.addresses_of(src_rank, place)
         except IpcError as error:
             self._check_alive(src_rank, policy_version)
             raise IpcError(
                 f"weight store {self._store.name!r}: version {policy_version} of sender {src_rank}: {error}"
             ) from error
-        try:
-            yield place
-        finally:
-            self._device.arenas.close(handle, self._device.ordinal)
+        return address
 
     def _check_alive(self, src_rank: int, policy_version: int) -> None:
         if self._is_lost(self._control.sender(src_rank)):
@@ -108,29 +104,33 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
 
     def _try(self, src_rank: int) -> None:
         """Reads what a sender has put in its device's memory to be read."""
-        handle = read_handle(self._store, self._plan, 0, src_rank)
-        if handle is None:
-            return
-        refusal = self._echo_refusal(handle)
+        refusal = self._echo_refusal(src_rank)
         if refusal is not None:
             raise IpcError(
                 f"weight store {self._store.name!r}: receiver {self._rank} cannot read the device memory of sender "
                 f"{src_rank}: {refusal}"
             )
 
-    def _echo_refusal(self, handle: ArenaHandle) -> str | None:
-        device = self._device
+    def _echo_refusal(self, src_rank: int) -> str | None:
+        """None: it can be read, or nothing is there yet."""
+        export = read_export(self._store, self._plan, src_rank, 0)
+        if export is None:
+            return None
+        (handle,) = export.handles
         try:
-            place = device.arenas.open(handle, device.ordinal)
+            with self._kept.open() as opened:
+                (address,) = opened.addresses_of(src_rank, 0)
+                echo = self._device.driver.read(self._device.ordinal, address, ECHO_BYTES)
         except IpcError as error:
             return str(error)
-        try:
-            echo = device.driver.read(device.ordinal, place, ECHO_BYTES)
-            return None if echo == echo_of(handle) else f"{ECHO_BYTES} bytes came wrong"
         except OSError as error:
             return str(error.args[-1])
-        finally:
-            device.arenas.close(handle, device.ordinal)
+        return None if echo == echo_of(handle) else f"{ECHO_BYTES} bytes came wrong"
+
+    def _counters(self) -> dict[str, int]:
+        before, self._counted = self._counted, (self._kept.num_maps, self._kept.num_unmaps)
+        num_maps, num_unmaps = (now - then for now, then in zip(self._counted, before, strict=True))
+        return {"num_maps": num_maps, "num_unmaps": num_unmaps}
 
     def _tables(self, transfer: TransferPrograms) -> tuple[CopyTable, DigestTable]:
         return transfer.receive.table, transfer.held

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -11,19 +11,17 @@ import numpy as np
 from rlinf_comm.copies import CopyTable, DigestTable, addresses_of
 from rlinf_comm.ipc.arena import IpcArena
 from rlinf_comm.weights.device.device import TransferDevice
-from rlinf_comm.weights.device.memory import ECHO_BYTES, Mailbox, echo_of, write_handle
+from rlinf_comm.weights.device.exports import Exports
+from rlinf_comm.weights.device.memory import ECHO_BYTES, Export, Mailbox, echo_of
 from rlinf_comm.weights.device.side import DeviceSide
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
-from rlinf_comm.weights.store.memory import WeightStore
+from rlinf_comm.weights.store.memory import NO_VERSION, WeightStore
 from rlinf_comm.weights.store.sender import StoreSender
 from rlinf_comm.weights.transfer import TransferPrograms
 
 if TYPE_CHECKING:
     import torch
-
-_LOOK_S = 1.0
-"""A thread that waits for receivers looks this often for those that it was not told of."""
 
 
 class DeviceWeightSender(DeviceSide, StoreSender):
@@ -37,47 +35,33 @@ class DeviceWeightSender(DeviceSide, StoreSender):
         super().__init__(store, plan, src_rank)
         self._device, self._mailbox = device, Mailbox.of(plan)
         self._arenas: dict[int, IpcArena] = {}
-        """By slot, while a version is in it."""
-        self._givers: dict[int, threading.Thread] = {}
-        """By slot: waits for the receivers, and gives the arena back."""
-        self._echo: IpcArena | None = device.new_arena(ECHO_BYTES)
-        handle = self._echo.handle
-        device.driver.write(device.ordinal, handle.pointer, echo_of(handle))
-        write_handle(store, plan, 0, src_rank, handle)
+        """By place."""
+        self._packed: dict[int, int] = {}
+        """Place -> the version that its arena holds."""
+        self._num_allocations = 0
+        self._exports = Exports(store, plan, src_rank)
+        weakref.finalize(self, self._exports.withdraw_all).atexit = False  # receivers notice that the process ended
+        self._export_echo()
 
     def publish(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
-        """As WeightSender.publish, into device memory, which is taken here and given back when all receivers have the
-        version. Tensors that are all on the host are packed there, for the time that this takes.
+        """As StoreSender.publish, into device memory, which is allocated for the first version and reused for later
+        ones: as much as `mailbox_bytes`, and once more for each older version that receivers still need. Tensors that
+        are all on the host are packed there first.
 
         Raises:
             IpcError: the device has no room for this rank's share; says how much it is.
-            LayoutError: a tensor is elsewhere than the others, or as in WeightSender.publish.
+            LayoutError: a tensor is elsewhere than the others, or as in StoreSender.publish.
         """
-        report = super().publish(tensors, policy_version, timeout_s)
-        slot = (self._words.load(self._control.num_published(self._rank)) - 1) % self._num_slots
-        giver = threading.Thread(
-            target=self._give_back,
-            args=(slot, policy_version),
-            name=f"{self._store.name} {policy_version}",
-            daemon=True,
-        )
-        self._givers[slot] = giver
-        giver.start()
-        return report
+        return super().publish(tensors, policy_version, timeout_s)
 
     def num_held_bytes(self) -> int:
-        """Device memory that published versions take at the moment."""
+        """Device memory for published versions."""
         return sum(arena.handle.num_bytes for arena in list(self._arenas.values()))
 
-    def _write(self, tensors: dict[str, torch.Tensor], slot: int) -> list[int]:
-        if self._echo is not None:
-            self._echo.close()
-            self._echo = None
-        if slot in self._givers:
-            self._givers.pop(slot).join()  # all have what was in the slot
+    def _write(self, tensors: dict[str, torch.Tensor], slot: int, policy_version: int) -> list[int]:
         num_bytes = self._mailbox.num_bytes[self._rank]
-        arena = self._arenas.pop(slot, None) or self._device.new_arena(max(num_bytes, 1))
-        self._arenas[slot] = arena  # also when it cannot be filled: the next try takes it
+        place = self._free_place()
+        arena = self._arenas.get(place) or self._new_arena(place, max(num_bytes, 1))
         own, target = addresses_of(tensors.values()), np.array([arena.handle.pointer], np.int64)
         if self._are_on_host(tensors):
             digests = self._write_from_host(tensors, own, arena.handle.pointer, num_bytes)
@@ -85,8 +69,29 @@ class DeviceWeightSender(DeviceSide, StoreSender):
             copies, boxes = self._prepare(tensors)
             copies.run(own, target)
             digests = boxes.run(np.concatenate([own, target]))
-        write_handle(self._store, self._plan, slot, self._rank, arena.handle)
+        self._packed[place] = policy_version
+        self._exports.put(slot, place)
         return digests
+
+    def _free_place(self) -> int:
+        """The first place whose arena holds nothing that a receiver needs; there is one for each slot."""
+        return next(
+            place for place in range(self._num_slots) if not self._receivers_before(self._packed.get(place, NO_VERSION))
+        )
+
+    def _new_arena(self, place: int, num_bytes: int) -> IpcArena:
+        """Also when it cannot be filled afterwards: the next version takes it."""
+        self._exports.withdraw(place)  # the echo
+        arena = self._arenas[place] = self._device.new_arena(num_bytes)
+        self._num_allocations += 1
+        self._exports.export(place, Export(handles=(arena.handle,)), arena.close)
+        return arena
+
+    def _export_echo(self) -> None:
+        """Some memory with which receivers find out whether they can map this device's, until there is a version."""
+        echo = self._device.new_arena(ECHO_BYTES)
+        self._device.driver.write(self._device.ordinal, echo.handle.pointer, echo_of(echo.handle))
+        self._exports.export(0, Export(handles=(echo.handle,)), echo.close)
 
     def _write_from_host(
         self, tensors: dict[str, torch.Tensor], own: np.ndarray, target: int, num_bytes: int
@@ -98,13 +103,9 @@ class DeviceWeightSender(DeviceSide, StoreSender):
         self._device.bytes_at(target, len(packed)).copy_(packed)
         return digests
 
-    def _give_back(self, slot: int, policy_version: int) -> None:
-        while True:
-            seen = self._words.sequence()
-            if not self._receivers_before(policy_version):
-                break
-            self._words.wait(seen, _LOOK_S)
-        self._arenas.pop(slot).close()
+    def _counters(self) -> dict[str, int]:
+        num_allocations, self._num_allocations = self._num_allocations, 0
+        return {"num_allocations": num_allocations}
 
     def _tables(self, transfer: TransferPrograms) -> tuple[CopyTable, DigestTable]:
         return transfer.publish.table, transfer.published

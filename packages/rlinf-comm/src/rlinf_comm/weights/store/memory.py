@@ -129,18 +129,26 @@ class WeightStore:
 
     @classmethod
     def create(
-        cls, plan: ReshardPlan, *, name: str, slot_bytes: int | None = None, num_slots: int = NUM_SLOTS
+        cls,
+        plan: ReshardPlan,
+        *,
+        name: str,
+        slot_bytes: int | None = None,
+        num_slots: int = NUM_SLOTS,
+        num_more_words: int = 0,
     ) -> WeightStore:
         """An empty store for `plan`. Memory is only used once weights are published.
 
         Args:
             slot_bytes: Bytes of a slot; None: what all pieces need.
             num_slots: Versions that it keeps; publishing one more waits until all receivers have the oldest.
+            num_more_words: Words behind the control words, for a kind of store that needs more; 0 at first.
         """
         pieces = plan.pieces
         control = ControlWords(plan, len(pieces), num_slots)
         slot_bytes = slot_bytes_of(pieces) if slot_bytes is None else slot_bytes
-        segment = _C.Segment.create(name, _slots_offset(control.num_words) + num_slots * slot_bytes)
+        num_words = control.num_words + num_more_words
+        segment = _C.Segment.create(name, _slots_offset(num_words) + num_slots * slot_bytes)
         pid, start_ticks, fd, nonce = segment.address()
         store = cls(
             segment,
@@ -150,7 +158,7 @@ class WeightStore:
                 creator_start_ticks=start_ticks,
                 fd=fd,
                 nonce=nonce,
-                num_words=control.num_words,
+                num_words=num_words,
                 num_slots=num_slots,
             ),
         )

@@ -68,7 +68,7 @@ class StoreSender(StoreSide):
         tensors = self._checked(tensors)
         slot, wait_s = self._free_slot(policy_version, timeout_s)
         start_s = time.monotonic()
-        self._store_digests(self._write(tensors, slot), slot, policy_version)
+        self._store_digests(self._write(tensors, slot, policy_version), slot, policy_version)
         copy_s = time.monotonic() - start_s
         self._announce(slot, policy_version, Where.STORED)
         return self._report(policy_version, wait_s=wait_s, copy_s=copy_s, digest_s=0.0)
@@ -111,7 +111,7 @@ class StoreSender(StoreSide):
             where, version = Where.GONE, referenced.policy_version
             if self._receivers_before(version):
                 where = Where.STORED
-                digests = self._write(referenced.tensors, referenced.slot)
+                digests = self._write(referenced.tensors, referenced.slot, version)
                 if self._words.load(self._control.digested(self._rank)) != version:  # or they may be compared just now
                     self._store_digests(digests, referenced.slot, version)
             # Who looks from now on finds it there; who looked before has said that it reads.
@@ -170,7 +170,7 @@ class StoreSender(StoreSide):
             words.store(control.piece(slot, placed.index), NO_VERSION)
         return slot, wait_s
 
-    def _write(self, tensors: dict[str, torch.Tensor], slot: int) -> list[int]:
+    def _write(self, tensors: dict[str, torch.Tensor], slot: int, policy_version: int) -> list[int]:
         """Copies this rank's pieces into a slot; returns their digests."""
         slot_address = np.array([self._slot_address(slot)], np.int64)
         return self._transfer(tensors).publish.run_with_digests(addresses_of(tensors.values()), slot_address)

@@ -115,7 +115,12 @@ class StoreSide:
             wait_s=wait_s,
             copy_s=copy_s,
             digest_s=digest_s,
+            **self._counters(),
         )
+
+    def _counters(self) -> dict[str, int]:
+        """The counts of a report since the last one."""
+        return {}
 
     def _store_bytes(self) -> list[int]:
         """The sizes of the store buffers of a transfer."""

@@ -1,0 +1,105 @@
+"""The sender's side of mapped memory: what receivers may map, and when it may be freed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from rlinf_comm import _C
+from rlinf_comm.weights.device.memory import Export, ExportWords, write_export
+from rlinf_comm.weights.plan import ReshardPlan
+from rlinf_comm.weights.store.memory import ControlWords, WeightStore
+
+_LOOK_S = 1.0
+"""A wait for receivers looks this often for those that died."""
+
+
+class Exports:
+    """The exports of one sender. It holds no memory itself: `withdraw` calls what frees it."""
+
+    def __init__(self, store: WeightStore, plan: ReshardPlan, src_rank: int) -> None:
+        self._store, self._plan, self._rank = store, plan, src_rank
+        self._words, self._indices = store.words, ExportWords(plan, store.address.num_slots)
+        self._control = ControlWords(plan, len(plan.pieces), store.address.num_slots)
+        self._lock = threading.Lock()
+        self._to_free: dict[int, Callable[[], object]] = {}
+        """By place: frees what is exported there."""
+        for place in range(self._indices.num_places):
+            self._mark_withdrawn(place)  # what a predecessor that died has exported
+
+    def export(self, place: int, export: Export, free: Callable[[], object]) -> None:
+        """Offers memory to receivers. `free` is called once, from any thread, after it has been withdrawn.
+
+        Raises: AssertionError if there is something at the place.
+        """
+        with self._lock:
+            assert place not in self._to_free, f"place {place} is taken"
+            self._to_free[place] = free
+        write_export(self._store, self._plan, self._rank, place, export)
+        word = self._indices.exported(self._rank, place)
+        self._words.store(word, abs(self._words.load(word)) + 1)
+
+    def put(self, slot: int, place: int) -> None:
+        """Records that the version of a slot is at a place."""
+        self._words.store(self._indices.slot_place(self._rank, slot), place)
+
+    def withdraw(self, place: int) -> threading.Thread | None:
+        """Takes back what is exported at a place, if anything is, and frees it when no receiver has it mapped.
+
+        Returns: the thread that waits for receivers to unmap it and then frees it; None: it has been freed.
+        """
+        with self._lock:
+            free = self._to_free.pop(place, None)
+        if free is None:
+            return None
+        number = self._mark_withdrawn(place)
+        self._words.notify_all()
+        if not self.mapped_by(place, number):
+            free()
+            return None
+        waiter = threading.Thread(
+            target=self._free_when_unmapped, args=(place, number, free), name="weight memory", daemon=True
+        )
+        waiter.start()
+        return waiter
+
+    def withdraw_all(self) -> None:
+        for place in list(self._to_free):
+            self.withdraw(place)
+
+    def mapped_by(self, place: int, number: int) -> list[int]:
+        """Living receivers that have an export mapped."""
+        load = self._words.load
+        ranks = range(self._plan.num_dst_ranks)
+        mapped = [rank for rank in ranks if load(self._indices.mapped(rank, self._rank, place)) == number]
+        return [rank for rank in mapped if self._is_alive(rank)]
+
+    def _is_alive(self, dst_rank: int) -> bool:
+        first = self._control.receiver(dst_rank)
+        return _C.is_alive(self._words.load(first), self._words.load(first + 1))
+
+    def _mark_withdrawn(self, place: int) -> int:
+        """Returns the number of what was there."""
+        word = self._indices.exported(self._rank, place)
+        number = abs(self._words.load(word))
+        self._words.store(word, -number)
+        return number
+
+    def _free_when_unmapped(self, place: int, number: int, free: Callable[[], object]) -> None:
+        while True:
+            seen = self._words.sequence()
+            if not self.mapped_by(place, number):
+                break
+            self._words.wait(seen, _LOOK_S)
+        free()
+
+
+def wait_for(waiter: threading.Thread | None, timeout_s: float) -> float | None:
+    """Waits for the memory that `Exports.withdraw` frees. Returns the seconds; None: receivers still have it mapped."""
+    start_s = time.monotonic()
+    if waiter is not None:
+        waiter.join(timeout_s)
+        if waiter.is_alive():
+            return None
+    return time.monotonic() - start_s
