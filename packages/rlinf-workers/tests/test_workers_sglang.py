@@ -10,7 +10,14 @@ import torch
 
 from rlinf_workers.engines.base import UnfinishedCompletion, not_begun
 from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
-from rlinf_workers.engines.sglang.arguments import OWNED, bound_cores, check_names, server_arguments, suspects
+from rlinf_workers.engines.sglang.arguments import (
+    OWNED,
+    bound_cores,
+    check_names,
+    fraction_of,
+    server_arguments,
+    suspects,
+)
 from rlinf_workers.engines.sglang.capacity import Capacity
 from rlinf_workers.engines.sglang.child import last_error
 from rlinf_workers.engines.sglang.requests import (
@@ -29,7 +36,7 @@ KNOWN = ("model_path", "tp_size", "mem_fraction_static", "schedule_policy", "max
 SAMPLING = SamplingSettings(group_size=3, max_new_tokens=40)
 
 
-def arguments(tmp_path, device="cpu", **engine_options):
+def arguments(tmp_path, device="cpu", static_fraction=None, **engine_options):
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
     model = ModelSettings(folder=str(tmp_path), has_weights=False, dtype="bfloat16")
     return server_arguments(
@@ -40,6 +47,7 @@ def arguments(tmp_path, device="cpu", **engine_options):
         loader="a.b",
         stop_token_ids=(1, 7),
         engine_options=engine_options,
+        static_fraction=static_fraction,
     )
 
 
@@ -84,6 +92,21 @@ def test_memory_on_gpus_can_be_given_back_and_nothing_of_cpus_is_set(tmp_path):
     assert args["enable_memory_saver"] and args["enable_weights_cpu_backup"] and args["device"] == "cuda"
     assert args["mem_fraction_static"] == 0.7, "what a plan counts"
     assert "attention_backend" not in args and "max_total_tokens" not in args
+
+
+def test_the_share_of_what_is_free_holds_the_planned_bytes(tmp_path):
+    """SGLang's pool is what is free after loading, less the part of what was free before that the share leaves out."""
+    static, others = 3_500 << 20, 20 << 30
+    for free in (80 << 30, (80 << 30) - others, 9 << 30):
+        share = fraction_of(static, free)
+        at_start = free - (1 << 30)  # a context
+        after_loading = at_start - (1_000 << 20) - (300 << 20)  # weights, and what loading leaves
+        pool = after_loading - (1 - share) * at_start
+        assert 2_500 << 20 <= pool < 2 * (2_500 << 20), free
+    assert fraction_of(static, 1 << 30) < 1, "SGLang says itself that this is too little"
+    assert arguments(tmp_path, "cuda")["mem_fraction_static"] == 0.7
+    assert arguments(tmp_path, "cuda", static_fraction=0.1)["mem_fraction_static"] == 0.1
+    assert arguments(tmp_path, "cuda", static_fraction=0.1, mem_fraction_static=0.4)["mem_fraction_static"] == 0.4
 
 
 @pytest.mark.parametrize(

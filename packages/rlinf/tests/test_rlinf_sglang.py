@@ -18,12 +18,12 @@ from rlinf.jobs.reasoning.flow import job_shape
 from rlinf.jobs.reasoning.memory import ReasoningMemory, loads_of
 from rlinf.planning.problems import problem_of_recipe
 from rlinf_sched import Cluster, Plan, StagePlan
-from rlinf_sched.derive import find_model
+from rlinf_sched.derive import JobShape, find_model
 from rlinf_sched.derive.generation import FLOAT32_RATE, FLOAT32_UTILISATION
 from rlinf_sched.derive.steps import LAYER_CALL_S
 from rlinf_sched.derive.training import DENSE_UTILISATION
 from rlinf_workers.engines.sglang.arguments import ON_CPU, ON_GPU
-from rlinf_workers.engines.sglang.memory import kv_tokens
+from rlinf_workers.engines.sglang.memory import gpu_sizes, kv_tokens
 from rlinf_workers.engines.sglang.options import OWNED, SERVER_ARGUMENTS, SGLangOptions
 from rlinf_workers.engines.sglang.spec import SPEC as SGLANG_SPEC
 from rlinf_workers.launchers import Interpreter
@@ -156,15 +156,15 @@ def test_an_engine_takes_a_share_of_its_devices_and_cuts_the_model(size: int):
     assert memory.weights == -(-WEIGHTS // size)
     assert memory.weights + memory.kv_pool == pytest.approx(0.8 * H100_BYTES, rel=1e-6)
     assert kv_tokens(MODEL, job) == pytest.approx((0.8 * H100_BYTES - WEIGHTS / size) / (TOKEN_BYTES / size), abs=1)
-    graphs = 2 * (256 if size < 4 else 512)
-    assert memory.work() == (512 + 1.5 * 8192 + graphs + size * 128) * 2**20, "as SGLang reserves on a device of 80 GB"
     assert memory.sync == 0, "weights are filled in place"
     capped = job_shape(
         config_of("--rollout.engine_options={max_total_tokens: 1000, disable_cuda_graph: true}"),
         device_bytes=H100_BYTES,
     )
     assert SGLANG_SPEC.memory(MODEL, capped).kv_pool == 1000 * 2 * TOKEN_BYTES, "float32, as model.dtype"
-    assert SGLANG_SPEC.memory(MODEL, capped).work() == (512 + 1.5 * 8192 + 128) * 2**20
+    graphs = (2 * 2**20 + 8 * (25 + 8)) * len_of_graphs(capped)
+    drawn = job_shape(config_of("--rollout.engine_options={max_total_tokens: 1000}"), device_bytes=H100_BYTES)
+    assert SGLANG_SPEC.memory(MODEL, drawn).work() - SGLANG_SPEC.memory(MODEL, capped).work() == graphs > 0
 
 
 def test_every_device_of_an_engine_carries_its_part():
@@ -198,9 +198,9 @@ def math_problem(*overrides: str):
             {"--rollout.tensor_parallel_size 2", "--rollout.dtype bfloat16"},
         ),
         (
-            ["--rollout.engine_options.mem_fraction_static=0.95"],
-            "does not fit: a device needs about 84.0 GiB",
-            {"--rollout.engine_options.mem_fraction_static 0.8"},
+            ["--rollout.engine_options.mem_fraction_static=0.99"],
+            "does not fit: a device needs about 7",
+            {"--rollout.engine_options.mem_fraction_static 0.9"},
         ),
     ],
 )
@@ -237,18 +237,57 @@ def test_no_engine_took_more_than_was_counted():
         assert row["measured_bytes"] <= row["counted_bytes"] < 1.4 * row["measured_bytes"], name
 
 
-def test_on_a_gpu_an_engine_leaves_room_for_others():
-    config = config_of("--rollout.dtype=bfloat16")
+def len_of_graphs(job: JobShape) -> int:
+    """Rows of the largest graph of an engine that has its own."""
+    graphless = replace(job, engine_options={"max_total_tokens": 1000})
+    return gpu_sizes(MODEL, graphless)["cuda_graph_max_bs_decode"]
+
+
+def test_on_a_gpu_an_engine_has_what_the_completions_of_a_step_need():
+    flags = ["--rollout.dtype=bfloat16", "--rollout.num_prompts=64", "--algorithm.group_size=8"]
+    lengths = ["--rollout.max_new_tokens=256", "--rollout.max_prompt_tokens=128", "--task.num_held_out=8"]
+    lengths += ["--model.architecture.max_positions=512"]
+    config = config_of(*flags, *lengths, "--cluster.num_devices=1")
     job = job_shape(config, device_bytes=H100_BYTES)
-    assert engine_options(config.rollout, MODEL, job) == {}, "its own defaults"
+    options = engine_options(config.rollout, MODEL, job)
+    assert options == {
+        "max_total_tokens": 64 * 8 * (256 + 128),
+        "static_bytes": WEIGHTS + 64 * 8 * (256 + 128) * TOKEN_BYTES,
+        "context_length": 256 + 128 + 8,
+        "max_running_requests": 512,
+        "cuda_graph_max_bs_decode": 512,
+        "disable_prefill_cuda_graph": True,
+    }
+    assert SGLANG_SPEC.memory(MODEL, job).state == options["static_bytes"]
+    two = job_shape(config_of(*flags, *lengths, "--cluster.num_devices=2"), device_bytes=H100_BYTES)
+    assert engine_options(config.rollout, MODEL, two)["max_running_requests"] == 256, "its share of the prompts"
+    apart = config_of(*flags, *lengths, "--cluster.num_devices=2", "--mode=disaggregated")
+    assert job_shape(apart).engine_sequences == 512, "one engine may be all there is"
+    held_out = config_of(*flags, "--task.num_held_out=700", "--cluster.num_devices=1")
+    assert job_shape(held_out).engine_sequences == 700
+
+
+def test_the_users_sizes_win_and_a_pool_never_takes_more_than_its_share_of_the_card():
+    flags = ["--rollout.dtype=bfloat16", "--rollout.num_prompts=512", "--rollout.max_new_tokens=20000"]
+    flags += ["--model.architecture.max_positions=30000"]
+    job = job_shape(config_of(*flags), device_bytes=H100_BYTES)
     share = ON_GPU["mem_fraction_static"]
     assert isinstance(share, float)
-    held = SGLANG_SPEC.memory(MODEL, job).state
+    held = engine_options(config_of().rollout, MODEL, job)["static_bytes"]
     assert share * H100_BYTES - TOKEN_BYTES < held <= share * H100_BYTES
+    chosen = replace(job, engine_options={"mem_fraction_static": 0.5, "disable_prefill_cuda_graph": False})
+    options = engine_options(config_of().rollout, MODEL, chosen)
+    assert options.keys() & {"max_total_tokens", "static_bytes"} == set(), "SGLang's own share of what is free"
+    assert options["mem_fraction_static"] == 0.5 and options["disable_prefill_cuda_graph"] is False
+    assert 1 < options["cuda_graph_max_bs_decode"] < 4096, "as many completions as the pool holds"
+
+
+def test_a_small_job_stays_on_the_gpu_beside_its_trainer():
     small = replace(MODEL, num_layers=2, vocab_size=1000)
     cluster = Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=H100_BYTES)
-    memory = ReasoningMemory(config, small, cluster, 0)
-    assert not memory.all_fit_at_once(plan_of()), "a pool is taken again after each of its turns"
+    assert ReasoningMemory(config_of("--rollout.dtype=bfloat16"), small, cluster, 0).all_fit_at_once(plan_of())
+    filling = config_of("--rollout.dtype=bfloat16", "--rollout.engine_options={mem_fraction_static: 0.7}")
+    assert not ReasoningMemory(filling, small, cluster, 0).all_fit_at_once(plan_of())
 
 
 def recipe_problem(*overrides: str):

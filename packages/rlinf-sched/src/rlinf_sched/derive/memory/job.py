@@ -51,6 +51,9 @@ class JobShape:
     host_bytes: int = 0
     """Memory of the machine whose CPU slots the devices are; read by engines that share it, together with
     device_bytes."""
+    engine_sequences: int | None = None
+    """Completions that an engine has at once, for an engine that allocates its cache when it starts; None: those of all
+    groups."""
     under_way: int | None = None
     """Maximum number of sequences in flight on a rank without another limit; None: those of all groups."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlinf_workers.engines.sglang.options import MEM_FRACTION, OWNED, unknown_argument
+from rlinf_workers.engines.sglang.options import MEM_FRACTION, OWNED, SPARE_TOKENS, unknown_argument
 from rlinf_workers.errors import SettingsRefused
 from rlinf_workers.models.language_model import ModelSettings
 
@@ -37,12 +38,15 @@ ON_GPU: Mapping[str, Argument] = {
     "enable_weights_cpu_backup": True,
     "mem_fraction_static": MEM_FRACTION,
 }
-"""Defaults on GPUs: plans assume this memory fraction, memory can be released to a trainer on the same devices, and
-weights are restored unchanged."""
+"""Defaults on GPUs: memory can be released to a trainer on the same devices, and weights are restored unchanged. The
+memory fraction is for a model that cannot be counted; for others it follows from their sizes (`fraction_of`)."""
 
-SPARE_TOKENS = 8
-"""SGLang ends a sequence a few tokens before the context length; these extra tokens let a completion use a model's
-context to its last position."""
+START_BYTES = 3 << 29
+"""GPU memory that the processes of an engine take before SGLang measures what is free: a CUDA context and the buffers
+of its process groups."""
+LOADING_BYTES = 1 << 29
+"""Further memory that loading leaves beside weights and KV pool, whose size SGLang takes from what is then free."""
+MAX_FRACTION = 0.95
 
 
 def server_arguments(
@@ -54,6 +58,7 @@ def server_arguments(
     loader: str,
     stop_token_ids: Sequence[int],
     engine_options: Mapping[str, Any],
+    static_fraction: float | None = None,
 ) -> dict[str, Any]:
     """All arguments with which an engine is started.
 
@@ -61,11 +66,14 @@ def server_arguments(
         folder: the folder that SGLang loads, with config.json; `model.folder` or a copy.
         loader: import path of the function that fills its weights.
         engine_options: the recipe's options, already checked by `check_names`.
+        static_fraction: `mem_fraction_static` unless the options have one; None: the device's default.
     """
     config = json.loads((Path(folder) / "config.json").read_text())
     arguments: dict[str, Any] = dict(ON_CPU if device.type == "cpu" else ON_GPU)
     if (window := config.get("max_position_embeddings")) is not None:
         arguments["context_length"] = window + SPARE_TOKENS
+    if static_fraction is not None:
+        arguments["mem_fraction_static"] = static_fraction
     arguments |= {
         "model_impl": "sglang",
         "log_level": "error",
@@ -80,6 +88,18 @@ def server_arguments(
         "custom_weight_loader": [loader],
     }
     return arguments
+
+
+def fraction_of(static_bytes: int, free_bytes: int) -> float:
+    """The `mem_fraction_static` that holds this many bytes of weights and KV pool on a device with so many free ones.
+
+    SGLang applies it to what is free when the engine starts, which is less than the card where others hold memory. A
+    fraction that is a little too large allocates nothing: `max_total_tokens` ends the pool.
+
+    Example: 3.5 GB on an H100 of which a trainer has left 60 GB -> 0.07
+    """
+    free = max(1, free_bytes - START_BYTES)
+    return min(MAX_FRACTION, math.ceil(1000 * (static_bytes + LOADING_BYTES) / free) / 1000)
 
 
 def check_names(names: Iterable[str], argument_names: Iterable[str]) -> None:

@@ -27,6 +27,7 @@ from rlinf_workers.engines.sglang.arguments import (
     Argument,
     bound_cores,
     check_names,
+    fraction_of,
     server_arguments,
     suspects,
 )
@@ -43,6 +44,7 @@ from rlinf_workers.engines.sglang.server import EngineServer
 from rlinf_workers.engines.sglang.spec import SPEC
 from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import SettingsRefused, WorkersError
+from rlinf_workers.gpu_memory import free_gpu_bytes
 from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.models.language_model import (
     ModelSettings,
@@ -77,6 +79,7 @@ class SGLangEngine:
     Args:
         devices: names of the rank's devices, one per tensor-parallel process; empty: only `device`.
         any_version: accept an SGLang version that was not tested.
+        static_bytes: weights and KV pool on a GPU, from which `mem_fraction_static` follows if it is not given.
         server: server arguments of SGLang.
     """
 
@@ -89,6 +92,7 @@ class SGLangEngine:
         max_batch_sequences: int | None = None,
         devices: Sequence[str] = (),
         any_version: bool = False,
+        static_bytes: int | None = None,
         **server: Argument,
     ) -> None:
         argument_names = known_arguments(device, devices, any_version=any_version)
@@ -123,16 +127,34 @@ class SGLangEngine:
             loader=LOADER,
             stop_token_ids=self._stop_ids,
             engine_options=server,
+            static_fraction=self._static_fraction(static_bytes),
         )
         try:
             self._server = EngineServer(arguments, folder, self._on_lost)
         except SettingsRefused as error:
             raise SettingsRefused(f"{error}{suspects(str(error), server)}") from error
+        self._note_small_pool()
         self._capacity = Capacity(self._server.num_tokens, max_batch_sequences)
         self._model = replace(model, folder=str(served))
         self._processes = EngineProcesses(self._num_devices, self.enter)
         if device.type == "cuda":
             self.offload()  # a worker's state is loaded onto its GPUs only in its turn
+
+    def _static_fraction(self, static_bytes: int | None) -> float | None:
+        if static_bytes is None:
+            return None
+        return fraction_of(static_bytes, free_gpu_bytes(range(self._num_devices)))
+
+    def _note_small_pool(self) -> None:
+        """SGLang allocates a smaller pool than planned, without an error, if others hold memory of the device."""
+        planned = self._options.get("max_total_tokens")
+        if isinstance(planned, int) and self._server.num_tokens < planned:
+            print(
+                f"note: the KV cache of the engine holds {self._server.num_tokens:,} of {planned:,} planned tokens: "
+                "other processes had memory of its device when it started, so some completions wait for others",
+                file=sys.stderr,
+                flush=True,
+            )
 
     # -- prompts in, completions out --------------------------------------------------------------------------------
 

@@ -16,8 +16,11 @@ SERVER_ARGUMENTS = Path(__file__).with_name("server_arguments.txt")
 ANY_VERSION = "any_version"
 """The one option that is not SGLang's: accept a version that was not tested."""
 MEM_FRACTION = 0.7
-"""Default fraction of a GPU for weights and KV pool. SGLang itself would take nearly 0.9, all that its own forward
-passes leave; a trainer's contexts and a published version on the same device need memory, too."""
+"""Largest fraction of a GPU for weights and KV pool, if the recipe sets none. SGLang itself would take nearly 0.9, all
+that its own forward passes leave; a trainer's contexts and a published version on the same device need memory, too."""
+SPARE_TOKENS = 8
+"""SGLang ends a sequence a few tokens before the context length; these extra tokens let a completion use a model's
+context to its last position."""
 NOT_CUT = -1
 """The `chunked_prefill_size` that disables chunking."""
 

@@ -105,11 +105,11 @@ class SGLangSpec(EngineSpec):
         return options.get("disable_radix_cache") is not True
 
     def filled_options(self, model: ModelShape, job: JobShape) -> dict[str, Any]:
-        """Adds the tokens of the pool on CPU slots, if the recipe does not set them. All other defaults are set when
-        the engine starts (arguments.py)."""
-        from rlinf_workers.engines.sglang.memory import kv_tokens
+        """Adds sizes that follow from what the run needs, if the recipe does not set them. All other defaults are set
+        when the engine starts (arguments.py)."""
+        from rlinf_workers.engines.sglang.memory import gpu_sizes, kv_tokens
 
-        sizes = {} if job.on_gpu else {"max_total_tokens": kv_tokens(model, job)}
+        sizes = gpu_sizes(model, job) if job.on_gpu else {"max_total_tokens": kv_tokens(model, job)}
         return {**sizes, **job.engine_options}
 
 

@@ -200,4 +200,19 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int
         engine_options=rollout.options_beside_others(on_gpu=on_gpu) or rollout.engine_options,
         tensor_parallel=rollout.tensor_parallel_size,
         device_bytes=device_bytes,
+        engine_sequences=_engine_sequences(config),
     )
+
+
+def _engine_sequences(config: ReasoningConfig) -> int:
+    """Completions that an engine has at once, in training or for the held-out problems: its share of them under a plan
+    that is known to give all devices to engines, otherwise all."""
+    rollout, placed = config.rollout, config.plan
+    is_spread = config.mode == "collocated" and not (placed.devices or placed.num_ranks)
+    num_devices = config.cluster.num_devices if is_spread else "auto"
+    num_engines = 1 if num_devices == "auto" else max(1, num_devices // rollout.tensor_parallel_size)
+    steps = (
+        (num_sampled_prompts(config), config.algorithm.group_size),
+        (config.task.num_held_out, config.evaluation.num_samples),
+    )
+    return max(-(-num_prompts // num_engines) * num_rows for num_prompts, num_rows in steps)

@@ -1,0 +1,105 @@
+"""GPU memory as the driver counts it: what is free, and what each process holds, contexts and graphs included.
+
+torch counts only what its own allocator holds in the calling process. NVML (libnvidia-ml.so.1, part of the driver)
+sees all processes, also those that an engine starts. Its functions are called through ctypes, which needs no package
+and, unlike `torch.cuda.mem_get_info`, creates no CUDA context.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
+
+LIBRARY = "libnvidia-ml.so.1"
+_TOO_SMALL = 7
+"""NVML_ERROR_INSUFFICIENT_SIZE: the array has fewer places than there are processes."""
+
+
+class _MemoryInfo(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class _ProcessInfo(ctypes.Structure):
+    """nvmlProcessInfo_t of the functions ending in _v3."""
+
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
+
+
+class GpuMemory:
+    """The memory of one GPU.
+
+    Args:
+        uuid: as NVML names it, for example `GPU-8f2b...`.
+    Raises: OSError if the driver's library is missing or does not know the GPU.
+    """
+
+    def __init__(self, uuid: str, library: Any = None) -> None:
+        self._library = library or ctypes.CDLL(LIBRARY)
+        self._handle = ctypes.c_void_p()
+        self._call("nvmlInit_v2")
+        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self._handle))
+
+    def free_bytes(self) -> int:
+        memory = _MemoryInfo()
+        self._call("nvmlDeviceGetMemoryInfo", self._handle, ctypes.byref(memory))
+        return memory.free
+
+    def process_bytes(self) -> dict[int, int]:
+        """Process id -> bytes. In a container the ids may be those outside of it."""
+        places = 64
+        while True:
+            count, entries = ctypes.c_uint(places), (_ProcessInfo * places)()
+            status = self._library.nvmlDeviceGetComputeRunningProcesses_v3(self._handle, ctypes.byref(count), entries)
+            if status != _TOO_SMALL:
+                break
+            places = 2 * max(places, count.value)
+        if status:
+            raise OSError(f"NVML: listing the processes of a GPU failed with status {status}")
+        unknown = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
+        return {one.pid: one.used for one in entries[: count.value] if one.used != unknown}
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if status := getattr(self._library, name)(*arguments):
+            raise OSError(f"NVML: {name} failed with status {status}")
+
+
+@cache
+def gpu_memory(index: int) -> GpuMemory | None:
+    """The memory of the GPU that torch numbers so in this process; None where NVML cannot be asked."""
+    import torch
+
+    try:
+        return GpuMemory(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
+    except (OSError, AttributeError, RuntimeError, AssertionError):
+        return None
+
+
+def free_gpu_bytes(indices: Sequence[int]) -> int:
+    """Least free memory of these GPUs."""
+    import torch
+
+    memories = [gpu_memory(index) for index in indices]
+    return min(
+        torch.cuda.mem_get_info(index)[0] if memory is None else memory.free_bytes()
+        for index, memory in zip(indices, memories, strict=True)
+    )
+
+
+def held_gpu_bytes(process_ids: Collection[int], indices: Sequence[int]) -> int | None:
+    """Largest number of bytes that these processes together hold on one of the GPUs; None if NVML does not list them,
+    as in a container with process ids of its own."""
+    held = []
+    for index in indices:
+        if (memory := gpu_memory(index)) is None:
+            return None
+        of_process = memory.process_bytes()
+        if listed := [of_process[pid] for pid in process_ids if pid in of_process]:
+            held.append(sum(listed))
+    return max(held, default=None)

@@ -1,0 +1,56 @@
+"""GPU memory by process, read from a library that stands in for NVML."""
+
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+
+from rlinf_workers import gpu_memory
+from rlinf_workers.gpu_memory import GpuMemory, free_gpu_bytes, held_gpu_bytes
+
+
+def nvml(processes, *, free=7 << 30):
+    """A driver's library with one GPU; `processes` are (pid, bytes)."""
+    places = []
+
+    def list_processes(handle, count, entries):
+        places.append(len(entries))
+        if len(entries) < len(processes):
+            return 7
+        count._obj.value = len(processes)
+        for place, (pid, used) in zip(entries, processes, strict=False):
+            place.pid, place.used = pid, used
+        return 0
+
+    def read_memory(handle, memory):
+        memory._obj.free = free
+        return 0
+
+    functions = {
+        "nvmlInit_v2": lambda: 0,
+        "nvmlDeviceGetHandleByUUID": lambda uuid, handle: 0 if uuid == b"GPU-1" else 2,
+        "nvmlDeviceGetMemoryInfo": read_memory,
+        "nvmlDeviceGetComputeRunningProcesses_v3": list_processes,
+    }
+    return SimpleNamespace(places=places, **functions)
+
+
+def test_processes_are_listed_however_many_there_are():
+    library = nvml([(pid, pid << 20) for pid in range(100)])
+    assert GpuMemory("GPU-1", library).process_bytes() == {pid: pid << 20 for pid in range(100)}
+    assert library.places == [64, 128]
+    unknown = nvml([(1, ctypes.c_ulonglong(-1).value), (2, 5)])
+    assert GpuMemory("GPU-1", unknown).process_bytes() == {2: 5}
+    with pytest.raises(OSError, match="HandleByUUID failed with status 2"):
+        GpuMemory("GPU-2", library)
+
+
+def test_an_engines_processes_count_with_the_worker_on_the_fullest_of_their_gpus(monkeypatch):
+    gpus = [
+        GpuMemory("GPU-1", nvml(one, free=free)) for one, free in (([(10, 3), (11, 20), (99, 500)], 9), ([(12, 30)], 5))
+    ]
+    monkeypatch.setattr(gpu_memory, "gpu_memory", gpus.__getitem__)
+    assert held_gpu_bytes([10, 11, 12], range(2)) == 30
+    assert held_gpu_bytes([10, 11], range(1)) == 23
+    assert held_gpu_bytes([4], range(2)) is None, "ids of another namespace"
+    assert free_gpu_bytes(range(2)) == 5
