@@ -11,6 +11,7 @@ from workers_own_processes import TP, TwoProcesses
 
 from rlinf_comm import LayoutError, WeightMismatchError
 from rlinf_comm.weights import Layout, reshard_plan, specs_of
+from rlinf_workers.engines import processes as engine_processes
 from rlinf_workers.engines.inside import HeldWeights
 from rlinf_workers.engines.serving_layout import serving_layout
 from rlinf_workers.errors import WorkersError
@@ -192,6 +193,14 @@ def test_a_process_that_died_is_named(model, started):
     with pytest.raises(WorkersError, match=r"engine process 1 \(pid \d+\) has died"):
         check()
     sync.engine.tickets.pop()
+
+
+def test_a_larger_model_has_longer_to_answer(model, started, monkeypatch):
+    """A check reads all of its weights."""
+    monkeypatch.setattr(engine_processes, "CHECK_BYTES_PER_S", 1e3)
+    engine = started(model).engine
+    largest = max(sum(tensor.nbytes for tensor in parameters.values()) for parameters in engine.parameters)
+    assert engine.own_processes._answer_s == 60.0 + largest / 1e3
 
 
 def test_an_answer_that_came_too_late_is_nobodys(model, started):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from rlinf_workers.engines.sglang.requests import (
     request_parameters,
     sampling_seed,
 )
-from rlinf_workers.engines.sglang.server import with_hint
+from rlinf_workers.engines.sglang.server import _library_path, cuda_libraries, with_hint
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.roles.records.language import Prompt
@@ -299,6 +300,23 @@ def test_errors_of_sglang_come_with_what_to_do_here():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, reason="this environment has SGLang")
+def test_a_process_that_starts_finds_the_libcudart_of_pip(tmp_path, monkeypatch):
+    for folder in ("cuda_runtime", "cu13", "cudnn"):
+        (tmp_path / folder / "lib").mkdir(parents=True)
+    (tmp_path / "cu13/lib/libcudart.so.13").touch()
+    (tmp_path / "cudnn/lib/libcudnn.so.9").touch()
+    folders = cuda_libraries([str(tmp_path)])
+    assert folders == [str(tmp_path / "cu13/lib")]
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/own")
+    with _library_path(folders):
+        assert os.environ["LD_LIBRARY_PATH"] == f"/opt/own:{folders[0]}", "the user's own come first"
+    assert os.environ["LD_LIBRARY_PATH"] == "/opt/own"
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    with _library_path(folders):
+        assert os.environ["LD_LIBRARY_PATH"] == folders[0]
+    assert "LD_LIBRARY_PATH" not in os.environ
+
+
 def test_an_environment_without_sglang_is_named_before_anything_starts(tmp_path):
     from rlinf_workers.engines.sglang.engine import SGLangEngine
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from rlinf_comm import LayoutError, PeerLost, WeightMismatchError, pack, record, unpack
@@ -83,6 +84,10 @@ class HeldWeights:
     sizes: dict[str, int]
     """How the engine shards the model: `tp` and, with experts, `ep` and `expert_tp` of
     rlinf_comm.weights.layouts.merged."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(spec.num_elements * getattr(torch, spec.dtype).itemsize for spec in self.buffers.values())
 
 
 @record

@@ -15,7 +15,7 @@ import rlinf_comm
 from rlinf_comm import PeerLost, PeerTimeout, WeightMismatchError, pack, unpack
 from rlinf_comm.weights import Layout
 from rlinf_comm.wire import Connection, Deadline, Hello, accept_handshake, send_hello
-from rlinf_workers.engines.inside import SERVICE, Attested, Command, CommandReply, Registration
+from rlinf_workers.engines.inside import SERVICE, Attested, Command, CommandReply, HeldWeights, Registration
 from rlinf_workers.engines.serving_layout import serving_layout
 from rlinf_workers.errors import WeightSyncRefused, WorkersError
 from rlinf_workers.leftovers import SweptFolder
@@ -23,8 +23,10 @@ from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.weight_sync.base import Check, WeightPort
 
 ANSWER_S = 60.0
-"""When `enter` returns, all processes have run the command, so replies are on their way; a check reads all served
-weights."""
+"""Time limit for a reply, besides reading weights: when `enter` returns, all processes have run the command, so replies
+are on their way. The death of a process is noticed at once."""
+CHECK_BYTES_PER_S = 100e6
+"""A check reads all served weights; a busy core has been seen to read them ten times as fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class EngineProcesses:
         self._listener.listen(num_processes)
         self._numbers = itertools.count(1)
         self._calling = threading.Lock()
+        self._answer_s = ANSWER_S
         self._processes = self._connect()
 
     def layout(self, model: ModelSettings) -> Layout:
@@ -61,7 +64,9 @@ class EngineProcesses:
 
         Raises: LayoutError naming parameters that do not fit the model.
         """
-        return serving_layout(model, self.call("describe"))
+        held: list[HeldWeights] = self.call("describe")
+        self._answer_s = ANSWER_S + max(one.num_bytes for one in held) / CHECK_BYTES_PER_S
+        return serving_layout(model, held)
 
     def open_receiver(self, ports: Sequence[WeightPort]) -> EngineReceiver:
         """Opens the receiving ends of an edge, one per process."""
@@ -127,8 +132,8 @@ class EngineProcesses:
 
     def _answer(self, process: _Process, number: int, what: str) -> CommandReply:
         while True:
-            if not process.connection.poll(ANSWER_S):
-                raise WorkersError(f"{process.name} has not answered within {ANSWER_S:.0f} s: {what}")
+            if not process.connection.poll(self._answer_s):
+                raise WorkersError(f"{process.name} has not answered within {self._answer_s:.0f} s: {what}")
             try:
                 answer: CommandReply = unpack(process.connection.receive_bytes())
             except PeerLost as error:

@@ -60,8 +60,9 @@ from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
 STOP_INTERVAL = 8
 """Tokens between two checks for a stop string: each is a message from the scheduler, and at most this many tokens are
 computed in vain."""
-IDLE_S = 60.0
-"""Time limit for a scheduler to finish a command."""
+IDLE_S = 3600.0
+"""Time limit of SGLang for its scheduler to become idle. The deadline of the step, which follows from predicted and
+measured times, passes before."""
 ABORT_INTERVAL_S = 0.02
 """Between two aborts of all requests, until all have come back: a request may still be on its way to SGLang."""
 LOST_S = 1.0

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import importlib.util
 import multiprocessing
 import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -159,8 +160,9 @@ async def _start(arguments: Mapping[str, Any], folder: SweptFolder) -> Any:
         def _launch_detokenizer_subprocesses(cls, *_: Any, **__: Any) -> tuple[list[Any], list[str]]:
             return [], []  # token ids come straight from the scheduler
 
+    libraries = cuda_libraries() if arguments.get("enable_memory_saver") else []
     try:
-        with _temporary_files_in(folder.path):
+        with _temporary_files_in(folder.path), _library_path(libraries):
             started = Engine(**arguments)
     except Exception:
         _close_sockets(*(manager.recv_from_detokenizer for manager in managers))
@@ -188,6 +190,39 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         tempfile.tempdir = before
+
+
+def cuda_libraries(site: Iterable[str] | None = None) -> list[str]:
+    """Folders of libcudart that pip installed beside torch.
+
+    SGLang preloads its memory saver into its processes. That library needs libcudart when the process starts, before
+    torch has loaded it, and without a CUDA toolkit on the loader's path the process would not start.
+
+    Args:
+        site: folders of the package `nvidia`; None: those of this interpreter.
+    """
+    if site is None:
+        spec = importlib.util.find_spec("nvidia")
+        site = spec.submodule_search_locations or () if spec is not None else ()
+    folders = {path.parent for place in site for path in Path(place).glob("*/lib/libcudart.so.*")}
+    return [str(folder) for folder in sorted(folders, reverse=True)]
+
+
+@contextlib.contextmanager
+def _library_path(folders: Sequence[str]) -> Iterator[None]:
+    """Appends folders to LD_LIBRARY_PATH for processes that start meanwhile."""
+    name = "LD_LIBRARY_PATH"
+    before = os.environ.get(name)
+    paths = [*(path for path in (before or "").split(":") if path), *folders]
+    if folders:
+        os.environ[name] = ":".join(paths)
+    try:
+        yield
+    finally:
+        if folders and before is None:
+            del os.environ[name]
+        elif folders:
+            os.environ[name] = before or ""
 
 
 async def _cancel_others() -> None:
