@@ -3,7 +3,8 @@ episode form a tree: a row that branched attends to its prompt, to what it share
 
 transformers lets you register an attention function under a name (`AttentionInterface`). Ours gets `attend`, an
 argument of the model's call that reaches every layer, and uses no mask: each block of related tokens is gathered from
-the row and computed by one call of torch's scaled_dot_product_attention.
+the row and computed by one call of torch's scaled_dot_product_attention. On GPUs, in bfloat16, one call computes all
+blocks (variable_length.py).
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from rlinf_workers.models import variable_length
+from rlinf_workers.models.placement import HOST
+from rlinf_workers.models.variable_length import Sequences
 
 NAME = "rlinf_packed"
 MIN_SPREAD_TOKENS = 16
@@ -35,9 +40,17 @@ class AttentionBlock:
     """[b, Q] int64, positions in the packed row; a shorter sequence repeats its last."""
     keys: Tensor
     """[b, K] int64"""
+    lengths: Tensor
+    """[b] int64, queries of each sequence that are no padding."""
 
     def to(self, device: torch.device) -> AttentionBlock:
-        return AttentionBlock(queries=self.queries.to(device), keys=self.keys.to(device))
+        return AttentionBlock(queries=self.queries.to(device), keys=self.keys.to(device), lengths=self.lengths)
+
+    def sequences(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The queries and the keys of each sequence, without padding."""
+        num_before = self.keys.shape[1] - self.queries.shape[1]
+        for queries, keys, length in zip(self.queries, self.keys, self.lengths.tolist(), strict=True):
+            yield queries[:length], keys[: num_before + length]
 
 
 class PackedAttention:
@@ -46,15 +59,20 @@ class PackedAttention:
     Args:
         blocks: every token of the row is a query in exactly one of them.
         answers: [N] int64, index of each token's result in the concatenated results of all blocks.
+        device: on which it is computed; blocks and answers are in host memory.
     """
 
-    def __init__(self, blocks: Sequence[AttentionBlock], answers: Tensor) -> None:
-        self.blocks, self._answers = blocks, answers
+    def __init__(self, blocks: Sequence[AttentionBlock], answers: Tensor, device: torch.device = HOST) -> None:
+        self.blocks, self._answers, self._device = blocks, answers, device
+        self._moved: tuple[Sequence[AttentionBlock], Tensor] | None = None
+        """Blocks and answers on the device."""
+        self._sequences: Sequences | None = None
+        """The same for one call of a kernel for sequences of any length."""
         self.num_calls = 0
         """Layers that have used it so far; 0 after a forward pass: the model has another attention."""
 
     def to(self, device: torch.device) -> PackedAttention:
-        return PackedAttention([block.to(device) for block in self.blocks], self._answers.to(device))
+        return PackedAttention(self.blocks, self._answers, device)
 
     def cut(self, part: int, num_parts: int) -> PackedAttention:
         """The attention of some of the queries of each block, equally much work in each part; the other results are
@@ -72,12 +90,13 @@ class PackedAttention:
                 if chosen.start == chosen.stop:
                     continue
                 keys = block.keys[:, : num_keys - num_queries + chosen.stop]
-                blocks.append(AttentionBlock(queries=block.queries[:, chosen], keys=keys))
+                lengths = (block.lengths - chosen.start).clamp(0, chosen.stop - chosen.start)
+                blocks.append(AttentionBlock(queries=block.queries[:, chosen], keys=keys, lengths=lengths))
                 own = numbers[:, chosen].flatten()
                 answers[own] = torch.arange(num_answers, num_answers + len(own))
                 num_answers += len(own)
-        answers = torch.where(answers < 0, num_answers, answers).to(self._answers.device)
-        return PackedAttention(blocks, answers[self._answers])
+        answers = torch.where(answers < 0, num_answers, answers)
+        return PackedAttention(blocks, answers[self._answers], self._device)
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None, softcap: float | None
@@ -89,9 +108,16 @@ class PackedAttention:
             softcap: scores are softcap * tanh(score / softcap); None: unchanged.
         """
         self.num_calls += 1
+        kernel = None if softcap is not None else variable_length.kernel_for(query)
+        if kernel is not None:
+            tokens = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [N, H, D] each
+            return self._as_sequences().attend(kernel, *tokens, scale=scale, window=window)[None]
         rows = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]  # [N, H * D] each
         size, outputs = query.shape[-1], []
-        for block in self.blocks:
+        if self._moved is None:
+            self._moved = [block.to(self._device) for block in self.blocks], self._answers.to(self._device)
+        blocks, places_of_answers = self._moved
+        for block in blocks:
             q, k, v = (
                 row.index_select(0, places.flatten()).view(*places.shape, -1, size).transpose(1, 2)
                 for row, places in zip(rows, (block.queries, block.keys, block.keys), strict=True)
@@ -99,8 +125,14 @@ class PackedAttention:
             answer = _causal(q, k, v, scale, window, softcap)  # [b, H, Q, D]
             outputs.append(answer.transpose(1, 2).flatten(2).flatten(0, 1))
         outputs.append(rows[0].new_zeros(1, rows[0].shape[1]))  # of a query that is not computed here
-        answers = torch.cat(outputs).index_select(0, self._answers)
+        answers = torch.cat(outputs).index_select(0, places_of_answers)
         return answers.view(1, len(answers), -1, size)
+
+    def _as_sequences(self) -> Sequences:
+        if self._sequences is None:
+            pairs = (pair for block in self.blocks for pair in block.sequences())
+            self._sequences = Sequences.of(pairs, len(self._answers)).to(self._device)
+        return self._sequences
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:
@@ -194,7 +226,7 @@ class _RowBlocks:
         is_real = torch.arange(queries.shape[1]) < num_tokens[:, None]
         self._answers[queries[is_real]] = self._num_answers + is_real.flatten().nonzero()[:, 0]
         self._num_answers += queries.numel()
-        self._blocks.append(AttentionBlock(queries=queries, keys=keys))
+        self._blocks.append(AttentionBlock(queries=queries, keys=keys, lengths=num_tokens))
 
     def add_after(self, before: Callable[[Tensor], Tensor], rows: Tensor, lengths: Tensor, starts: Tensor) -> None:
         """Adds completions that follow equally many tokens.
