@@ -14,6 +14,7 @@ from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_workers.balance import balanced
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.packed import PackedBatch
+from rlinf_workers.roles.language import reference
 from rlinf_workers.roles.language.actor import Actor, ActorSettings
 from rlinf_workers.roles.language.micro_batches import bins_within, filled_up, num_tokens_of, split
 from rlinf_workers.roles.language.reference import Reference
@@ -278,12 +279,49 @@ def test_two_ranks_learn_what_one_learns(tmp_path, make_worker, reader, model):
 def test_the_reference_says_the_same_within_a_budget(make_worker, reader, writer, model):
     logprobs = []
     for limit in (None, 12, 1000):
-        reference, out = make_worker(Reference, model, 1.0, BackendSettings(), limit), type(writer)()
+        worker, out = make_worker(Reference, model, 1.0, BackendSettings(), limit), type(writer)()
         groups = [group.samples for group in scored_groups()]
-        reference.logprobs(reader([groups]), out)
+        worker.logprobs(reader([groups]), out)
         logprobs.append([item.ref_logprobs for item in out.items])
     for other in logprobs[1:]:
         torch.testing.assert_close(other, logprobs[0], rtol=0, atol=ROUNDING)
+
+
+def passes_of_reference(make_worker, reader, writer, model, groups):
+    """The reference's log-probabilities of a chunk, its passes, and the calls of its layers."""
+    worker, out = make_worker(Reference, model, 1.0, BackendSettings(), 1000), type(writer)()
+    calls, network = Counter(), worker._backend._model
+    for name, module in (("passes", network), ("layers", network.model.layers[0]), ("layers", network.model.layers[1])):
+        module.register_forward_hook(lambda *_, name=name: calls.update([name]))
+    worker.logprobs(reader([groups]), out)
+    return [item.ref_logprobs for item in out.items], calls
+
+
+def test_on_a_gpu_the_reference_computes_a_chunk_in_one_pass(make_worker, reader, writer, model, monkeypatch):
+    """And on a CPU a group at a time. Groups of two policies are computed with those of the first."""
+    groups = [group.samples for group in scored_groups()]
+    groups[3] = dataclasses.replace(groups[3], of_policies={"actor_b": groups[4]})
+    expected, calls = passes_of_reference(make_worker, reader, writer, model, groups)
+    assert calls == {"passes": 10, "layers": 20}
+    monkeypatch.setattr(reference, "shares_passes", lambda device: True)
+    logprobs, calls = passes_of_reference(make_worker, reader, writer, model, groups)
+    assert calls == {"passes": 1, "layers": 2}
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("name", ["grpo", "updates", "ppo"])
+def test_a_step_has_as_few_passes_as_the_budget_allows(make_worker, reader, model, name):
+    """With room for all groups of a shard, a pass for each shard and update. ppo also has one for values and one for
+    log-probabilities before the first update, and in each update one of the critic."""
+    settings = settings_of(model, name, max_tokens_per_micro_batch=100_000)
+    actor, calls = make_worker(Actor, settings, num_items=9), Counter()
+    for backend in actor._backends.values():
+        backend._model.model.layers[0].register_forward_hook(lambda *_: calls.update(["layer"]))
+    actor.train(reader([scored_groups()]))
+    updates = settings.algorithm.num_updates
+    before = {"grpo": 0, "updates": 1, "ppo": 2}[name]
+    of_update = 2 if name == "ppo" else 1
+    assert calls["layer"] == 2 * (before + of_update * updates)
 
 
 def of_own_width(group):

@@ -226,8 +226,13 @@ def test_a_packed_micro_batch_is_counted_by_its_budget() -> None:
     budgets = [replace(job, max_tokens_per_micro_batch=n) for n in (800, 1600)]
     work = [REPLICATED.rank_memory(shape, budget, 1).activations for budget in budgets]
     assert 1.7 < work[1] / work[0] < 2.1
-    sizes = [forward_memory(shape, replace(job, max_tokens_per_micro_batch=n)).activations for n in (200, 400, 800)]
-    assert sizes[0] < sizes[1] == sizes[2]  # no pass has tokens of two groups
+    sizes = {
+        (on_gpu, n): forward_memory(shape, replace(job, max_tokens_per_micro_batch=n, on_gpu=on_gpu)).activations
+        for on_gpu in (False, True)
+        for n in (200, 400, 800)
+    }
+    assert sizes[False, 200] < sizes[False, 400] == sizes[False, 800]  # no pass has tokens of two groups
+    assert sizes[True, 200] < sizes[True, 400] < sizes[True, 800]
 
 
 def test_a_backward_pass_holds_back_a_gradient_of_every_layer() -> None:

@@ -466,7 +466,7 @@ class JobConfig(Section):
             yield Conflict(keys=keys, text=f": actor.backend={actor.backend} {text}")
         if size is None:
             return
-        if actor.sequence_ranks > 1 and getattr(actor, "max_tokens_per_micro_batch", None) is None:
+        if actor.sequence_ranks > 1 and getattr(actor, "token_budget", None) is None:
             yield Conflict(
                 keys=("actor.backend_options.sequence_parallel", "actor.max_tokens_per_micro_batch"),
                 text=f"={size} ranks share packed micro-batches, and these are padded; set "

@@ -293,12 +293,12 @@ class ActorConfig(ShardedTrainerConfig):
         description="Groups per forward and backward pass, padded to one length; decides the peak memory. Ignored if "
         "actor.max_tokens_per_micro_batch is set.",
     )
-    max_tokens_per_micro_batch: int | None = Field(
-        default=None,
-        ge=1,
+    max_tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+        default="auto",
         description="Tokens per forward and backward pass, packed without padding, with each prompt once for all its "
         "completions (docs/batches.md). At least rollout.max_prompt_tokens + rollout.max_new_tokens. null: padded "
-        "passes of actor.micro_batch_groups.",
+        "passes of actor.micro_batch_groups. auto: on GPUs as many tokens as their memory allows, at most 32,768; "
+        "null on CPU slots. A run's config.yaml has the number.",
     )
     router_replay: bool = Field(
         default=False,
@@ -318,6 +318,12 @@ class ActorConfig(ShardedTrainerConfig):
         "are read first anyway.",
     )
     num_shards: NumShards = Field(default=2, description=NUM_SHARDS)
+
+    @property
+    def token_budget(self) -> int | None:
+        """Tokens of a packed micro-batch; None: micro-batches are padded, as with `auto` until the devices are known
+        (jobs.reasoning.checks)."""
+        return None if self.max_tokens_per_micro_batch == "auto" else self.max_tokens_per_micro_batch
 
 
 class CriticConfig(OptimizerConfig):
@@ -515,7 +521,7 @@ class ReasoningConfig(JobConfig):
                 text=f"=true: actor.backend={self.actor.backend} does not let the actor choose experts; use "
                 f"{either(TRAINERS, lambda spec: spec.exposes_routers)}",
             )
-        elif self.actor.max_tokens_per_micro_batch is None:
+        elif self.actor.token_budget is None:
             yield Conflict(
                 keys=("actor.router_replay", "actor.max_tokens_per_micro_batch"),
                 text="=true needs packed micro-batches; set actor.max_tokens_per_micro_batch, for example to "
@@ -724,7 +730,7 @@ class ReasoningConfig(JobConfig):
 
     def _budget_conflicts(self) -> Iterator[Conflict]:
         """Conflicts of `actor.max_tokens_per_micro_batch` with other settings."""
-        budget = self.actor.max_tokens_per_micro_batch
+        budget = self.actor.token_budget
         if budget is None:
             if self.actor.balance_shards:
                 yield Conflict(

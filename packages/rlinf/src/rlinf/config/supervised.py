@@ -160,6 +160,11 @@ class SupervisedActorConfig(ShardedTrainerConfig):
         "actor.micro_batch_examples.",
     )
 
+    @property
+    def token_budget(self) -> int | None:
+        """`max_tokens_per_micro_batch`."""
+        return self.max_tokens_per_micro_batch
+
 
 class SupervisedRunConfig(RunConfig):
     """`RunConfig` whose length may be a number of epochs."""

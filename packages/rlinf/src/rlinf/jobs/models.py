@@ -71,14 +71,19 @@ def check_architecture(folder: Path, ways: Sequence[str], *, num_tokens: int, ke
     """
     if not ways:
         return
+    reason = architecture_refusal(folder, ways, num_tokens=num_tokens)
+    if reason is not None:
+        raise UserError(
+            f"{key}={folder}: model_type={config_of(folder).get('model_type')!r} cannot be used here: {reason}",
+            hint="docs/models.md lists the architectures that can; some engines and backends have models of their own",
+        )
+
+
+def architecture_refusal(folder: Path, ways: Sequence[str], *, num_tokens: int) -> str | None:
+    """Why a model cannot be computed in these ways; None: it can. Arguments as `check_architecture`."""
     from transformers import AutoConfig
 
     from rlinf_workers.roles import probe_refusal
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    reason = probe_refusal(config, ways, num_tokens=num_tokens)
-    if reason is not None:
-        raise UserError(
-            f"{key}={folder}: model_type={config.model_type!r} cannot be used here: {reason}",
-            hint="docs/models.md lists the architectures that can; some engines and backends have models of their own",
-        )
+    return probe_refusal(config, ways, num_tokens=num_tokens)

@@ -70,7 +70,7 @@ def trainer_axes(
         num_ranks: ranks of the trainer; `most_ranks` could be, on `num_devices`.
     """
     actor, spec = config.actor, config.actor.trainer_spec
-    budget = actor.max_tokens_per_micro_batch  # costs time alone
+    budget = actor.token_budget  # costs time alone
     key = ("actor", micro_batch if budget is None else "max_tokens_per_micro_batch")
     size = getattr(actor, micro_batch) if budget is None else budget
     if size > 1:

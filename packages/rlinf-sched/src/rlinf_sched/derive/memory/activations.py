@@ -164,11 +164,17 @@ def turn_bytes(model: ModelShape, job: JobShape, call: Pass) -> int:
     """Bytes that a backward pass adds where it begins: the logits and the gradient of the head, or the inside of the
     last layer, whichever is more.
 
+    The inside of a layer is the gradient of its feed-forward half, or in packed rows on GPUs that of gathered keys and
+    values, which variable-length attention makes for every query head.
+
     The logits are kept once, in the dtype of the model. Their gradient is made beside them, in chunks
     (rlinf_algos.logprobs); when they are freed, the head's products take a copy of it without gaps.
     """
     logits = logits_bytes(model, job, call)
     inside = 2 * call.all_tokens * mlp_width(model) * job.dtype_bytes
+    if call.is_packed and job.on_gpu and job.dtype_bytes < FLOAT_BYTES:
+        keys = call.num_rows * (call.num_before + call.num_tokens)
+        inside = max(inside, 2 * keys * model.num_heads * model.head_dim * job.dtype_bytes)
     if call.recomputes:
         inside += call.all_tokens * feed_forward_bytes(model, job)
     head = 0 if job.sole_adapter else head_gradient_bytes(model, job)

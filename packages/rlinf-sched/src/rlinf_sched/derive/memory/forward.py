@@ -16,15 +16,16 @@ from rlinf_sched.derive.shapes import ModelShape
 
 
 def forward_memory(model: ModelShape, job: JobShape) -> RankMemory:
-    """The memory of a rank that computes log-probabilities, a group (packed, at most a budget) at a time: first the
-    inside of one layer, then the logits, put together from those of the prompts and of the completions.
+    """The memory of a rank that computes log-probabilities, a group (packed, at most a budget) at a time, or on GPUs as
+    many packed groups as the budget allows: first the inside of one layer, then the logits, put together from those of
+    the prompts and of the completions.
 
     Args:
         job: in the numbers that the rank computes in (`dtype_bytes`).
     """
     job = replace(job, micro_batch_groups=1)
     prompts, completions = passes_of_micro_batch(job)
-    packed = packed_pass(replace(job, num_groups=job.num_shards))  # a group, or a part of it
+    packed = packed_pass(job if job.on_gpu else replace(job, num_groups=job.num_shards))  # a group, or a part of it
     completions = packed or completions
     keys = completions.num_rows * (completions.num_before + completions.num_tokens)
     attention = 2 * keys * model.num_heads * model.head_dim * job.dtype_bytes

@@ -108,6 +108,12 @@ class MicroBatch:
     """Groups with any token left; None: there is no critic or no such group."""
 
 
+def shares_passes(device: torch.device) -> bool:
+    """Whether a forward pass that waits for no other groups computes those that are there together: on GPUs. On CPUs it
+    computes one at a time, so that no bit depends on which are there (docs/decisions/065)."""
+    return device.type == "cuda"
+
+
 class MicroBatches:
     """Splits groups into micro-batches.
 
@@ -173,13 +179,14 @@ class MicroBatches:
         Args:
             forward: batch -> [B, T]
         """
+        passes = [
+            (samples, forward(batch)) for shard in self._shards for samples, batch in self.batches(groups, shard)
+        ]  # all are launched before the first is waited for
         rows_of: dict[int, list[Tensor]] = {}
-        for shard in self._shards:
-            for samples, batch in self.batches(groups, shard):
-                rows = forward(batch).cpu()
-                for sample, row in zip(samples, rows.split([len(s.loss_mask) for s in samples]), strict=True):
-                    masked = fit_width(row, sample.completion_ids.shape[1]) * sample.loss_mask
-                    rows_of.setdefault(sample.index, []).append(masked)
+        for samples, rows in passes:
+            for sample, row in zip(samples, rows.cpu().split([len(s.loss_mask) for s in samples]), strict=True):
+                masked = fit_width(row, sample.completion_ids.shape[1]) * sample.loss_mask
+                rows_of.setdefault(sample.index, []).append(masked)
         return {index: rows[0] if len(rows) == 1 else torch.cat(rows) for index, rows in rows_of.items()}
 
     def batches(

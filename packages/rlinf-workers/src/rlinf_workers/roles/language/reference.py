@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import CompletionBatch, TokenModel
 from rlinf_workers.models.weight_files import WeightFiles
-from rlinf_workers.roles.language.micro_batches import split
+from rlinf_workers.roles.language.micro_batches import filled_up, num_tokens_of, shares_passes, split
 from rlinf_workers.roles.records.language import SampleGroup
 from rlinf_workers.trainers.base import BackendSettings
 from rlinf_workers.trainers.checkpoint import CheckpointFiles
@@ -26,7 +27,8 @@ class Reference(TrainingWorker):
 
     Args:
         temperature: the sampling temperature of the rollout.
-        max_tokens: tokens of a packed forward pass; None: one padded group at a time.
+        max_tokens: tokens of a packed forward pass, of one group, or of several on a GPU; None: one padded group at a
+            time.
     """
 
     def __init__(
@@ -52,25 +54,54 @@ class Reference(TrainingWorker):
         written.start().wait()
 
     def logprobs(self, samples: Reader[SampleGroup], referenced: Writer[SampleGroup]) -> None:
-        """Stage: adds `ref_logprobs` to groups. No forward pass mixes tokens of two groups, so numbers do not depend on
-        the granularity."""
+        """Stage: adds `ref_logprobs` to groups. On a CPU no forward pass mixes tokens of two groups, so numbers do not
+        depend on the granularity; on a GPU a chunk is computed in as few passes as the budget of tokens allows."""
         for chunk in samples:
-            for group in chunk:
-                referenced.put(self.with_logprobs(group), key=group.index)
+            for groups in [chunk] if shares_passes(self.device) else [[group] for group in chunk]:
+                for group in self._with_logprobs(groups):
+                    referenced.put(group, key=group.index)
 
     def with_logprobs(self, group: SampleGroup) -> SampleGroup:
         """The group with `ref_logprobs`, also as further policies learn from it."""
-        of_policies = {trainer: self.with_logprobs(part) for trainer, part in group.of_policies.items()}
-        logprobs = self._logprobs_of(group) * group.loss_mask
-        return dataclasses.replace(group, ref_logprobs=logprobs, of_policies=of_policies)
+        return self._with_logprobs([group])[0]
 
-    def _logprobs_of(self, group: SampleGroup) -> Tensor:
-        """[G, T]"""
-        width = group.completion_ids.shape[1]
+    def _with_logprobs(self, groups: Sequence[SampleGroup]) -> list[SampleGroup]:
+        parts = [part for group in groups for part in group.of_policies.values()]
+        every = iter(
+            [
+                dataclasses.replace(group, ref_logprobs=logprobs * group.loss_mask)
+                for group, logprobs in zip([*groups, *parts], self._logprobs_of([*groups, *parts]), strict=True)
+            ]
+        )
+        done = [next(every) for _ in groups]
+        return [
+            dataclasses.replace(group, of_policies={trainer: next(every) for trainer in group.of_policies})
+            for group in done
+        ]
+
+    def _logprobs_of(self, groups: Sequence[SampleGroup]) -> list[Tensor]:
+        """[G, T] of each group."""
         if self._max_tokens is None:
-            return self._forward(pack_groups([group]), width)
-        subsets = [group.subset(rows) for rows in split(group, self._max_tokens)]
-        return torch.cat([self._forward(pack_without_padding([subset]), width) for subset in subsets])
+            passes = [[(number, group)] for number, group in enumerate(groups)]
+            outputs = [self._forward(pack_groups([group])) for ((_, group),) in passes]
+        else:
+            subsets = [
+                (number, group.subset(rows))
+                for number, group in enumerate(groups)
+                for rows in split(group, self._max_tokens)
+            ]
+            passes = (
+                list(filled_up(subsets, lambda subset: num_tokens_of(subset[1]), self._max_tokens))
+                if shares_passes(self.device)
+                else [[subset] for subset in subsets]
+            )
+            outputs = [self._forward(pack_without_padding([group for _, group in subset])) for subset in passes]
+        rows: list[list[Tensor]] = [[] for _ in groups]
+        for one, logprobs in zip(passes, outputs, strict=True):  # all are launched before the first is waited for
+            sizes = [len(group.loss_mask) for _, group in one]
+            for (number, group), part in zip(one, logprobs.cpu().split(sizes), strict=True):
+                rows[number].append(fit_width(part, group.completion_ids.shape[1]))
+        return [torch.cat(parts) for parts in rows]
 
-    def _forward(self, batch: CompletionBatch, width: int) -> Tensor:
-        return fit_width(self._backend.forward(batch.to(self.device)).logprobs.cpu(), width)
+    def _forward(self, batch: CompletionBatch) -> Tensor:
+        return self._backend.forward(batch.to(self.device)).logprobs

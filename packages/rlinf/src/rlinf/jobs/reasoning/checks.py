@@ -8,16 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlinf.config.devices import device_kind
+from rlinf.config.devices import device_kind, make_cluster
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.rewards import BySourceRewardConfig
 from rlinf.errors import UserError
 from rlinf.jobs.agents import check_agent
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.generation import check_engine, check_installed
-from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, config_of, engine_ways, trainer_ways
+from rlinf.jobs.models import (
+    architecture_refusal,
+    check_architecture,
+    check_end_tokens,
+    code_notes,
+    config_of,
+    engine_ways,
+    trainer_ways,
+)
 from rlinf.jobs.named_agents import check_partners
-from rlinf.jobs.reasoning.memory import cut_refusal
+from rlinf.jobs.reasoning.memory import cut_refusal, with_actor, with_token_budget
 from rlinf.jobs.rewards import check_reward
 from rlinf.jobs.training import backend_settings
 from rlinf.run_folder.checkpoints import refuse_damaged_model
@@ -61,6 +69,29 @@ def backend(job: ReasoningJob) -> None:
     _ = job.backend
 
 
+def micro_batches(job: ReasoningJob) -> Sequence[str]:
+    """Settles `actor.max_tokens_per_micro_batch: auto`: a number of tokens on GPUs, padded micro-batches on CPU slots.
+    Notes why they are padded on GPUs."""
+    config, folder = job.config, job.config.model.path
+    if config.actor.max_tokens_per_micro_batch != "auto":
+        return ()
+    cluster, reason = make_cluster(config.cluster, job.machine), None
+    if cluster.devices[0].kind == "cuda" and config.actor.trainer_spec.packs_sequences:
+        if job.shape is None:
+            reason = "its memory cannot be counted"
+        elif folder is not None:
+            longest = config.rollout.max_sequence_tokens
+            reason = architecture_refusal(folder, trainer_ways(config.actor, packs=True), num_tokens=longest)
+        if reason is None and job.shape is not None:
+            num_bytes, num_devices = cluster.devices[0].memory_bytes, len(cluster.devices)
+            job.config = with_token_budget(config, job.shape, device_bytes=num_bytes, num_devices=num_devices)
+            return ()
+    job.config = with_actor(config, max_tokens_per_micro_batch=None)
+    if reason is None:
+        return ()
+    return (f"actor.max_tokens_per_micro_batch=auto: micro-batches are padded, since the model cannot pack: {reason}",)
+
+
 def routers(job: ReasoningJob) -> None:
     """Only a mixture of experts has a load-balancing loss, and experts to replay."""
     _check_routers(job, job.model_config)
@@ -96,7 +127,7 @@ def further_policies(job: ReasoningJob) -> None:
 
 def _trainer_ways(job: ReasoningJob) -> tuple[str, ...]:
     actor = job.config.actor
-    return trainer_ways(actor, packs=actor.max_tokens_per_micro_batch is not None)
+    return trainer_ways(actor, packs=actor.token_budget is not None)
 
 
 def adapter(job: ReasoningJob) -> None:
@@ -241,6 +272,7 @@ CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (
     tokenizer,
     algorithm,
     backend,
+    micro_batches,
     routers,
     adapter,
     teacher,

@@ -147,8 +147,8 @@ def actor_granularities(config: ReasoningConfig) -> tuple[int, ...]:
     if config.gathers_whole_step or actor.balance_shards:
         return (0,)
     size = actor.micro_batch_groups
-    if actor.max_tokens_per_micro_batch is not None:
-        size = max(1, int(actor.max_tokens_per_micro_batch / job_shape(config).lengths.packed_group_tokens))
+    if actor.token_budget is not None:
+        size = max(1, int(actor.token_budget / job_shape(config).lengths.packed_group_tokens))
     unit = size * actor.resolved_shards
     return (*range(unit, num_sampled_prompts(config), unit), 0)
 
@@ -191,7 +191,7 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int
         served_bytes=DTYPE_BYTES[config.served_dtype],
         num_shards=config.actor.resolved_shards,
         micro_batch_groups=config.actor.micro_batch_groups,
-        max_tokens_per_micro_batch=config.actor.max_tokens_per_micro_batch,
+        max_tokens_per_micro_batch=config.actor.token_budget,
         num_updates=algorithm.num_updates,
         has_critic=algorithm.has_critic,
         sft_warm_up_sequences=config.sft_warm_up.batch_size // config.actor.resolved_shards

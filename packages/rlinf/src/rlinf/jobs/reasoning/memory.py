@@ -23,11 +23,14 @@ from rlinf.jobs.trainer_memory import (
     named_shape,
     option_axes,
     precision_axes,
+    ranks_in_replicas,
     trainer_axes,
     trainer_stage,
 )
 from rlinf.planning.fitting import KeyChange, fitting_changes
 from rlinf.planning.memory import (
+    ALLOCATED_SHARE,
+    CONTEXT_BYTES,
     KeptWeights,
     Load,
     MemoryPool,
@@ -51,6 +54,9 @@ from rlinf_workers.weight_sync import EdgeEnds, suitable_weight_syncs
 NUM_STORED = 2
 """Copies of the weights that the host's store between trainer and engines takes at most: the version that is served,
 and the next."""
+MOST_TOKENS, BUSY_TOKENS = 32768, 8192
+"""Tokens of a packed micro-batch that the recipe leaves open. With the most, launches are a small part of the time of a
+pass; with fewer than the other, they take longer than the arithmetic of a small model."""
 NOTHING_FITS = (
     "no other number of groups, precision or backend fits: use a smaller model, shorter sequences "
     "(rollout.max_new_tokens, rollout.max_prompt_tokens), stages for more ranks "
@@ -360,6 +366,80 @@ def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
     served = [DTYPE_BYTES[config.served_dtype] * own.num_parameters for own in trained]
     versions = [kept_weights(config, own, 1, on_gpu=False).host_bytes for own in trained]
     return sum(max(NUM_STORED * size, num_bytes) for size, num_bytes in zip(served, versions, strict=True))
+
+
+# -- how many tokens a pass takes --------------------------------------------------------------------------------------
+
+
+def with_token_budget(
+    config: ReasoningConfig, shape: ModelShape, *, device_bytes: int, num_devices: int, nodes: Sequence[int] = (0,)
+) -> ReasoningConfig:
+    """The config with a number in place of `actor.max_tokens_per_micro_batch: auto`, for GPUs: the most tokens with
+    which the ranks of all roles fit on one device at once, unless these are too few to keep it busy; or else the most
+    with which trainer and reference fit alone, the longest sequence if they never do.
+
+    Args:
+        config: resolved, see `rlinf.config.devices.resolve_for_devices`.
+        device_bytes: memory of a device.
+        num_devices: of the run, on `nodes`.
+    """
+    if config.actor.max_tokens_per_micro_batch != "auto" or not config.actor.trainer_spec.packs_sequences:
+        return config
+    longest = config.rollout.max_sequence_tokens
+    halved = (MOST_TOKENS >> halvings for halvings in range(MOST_TOKENS.bit_length()))
+    sizes = [*(size for size in halved if size > longest), longest]
+    job = job_shape(with_actor(config, max_tokens_per_micro_batch=longest), device_bytes=device_bytes)
+    num_items = max(1, min(-(-job.num_groups // num_devices), job.max_sequences // job.lengths.group_size))
+
+    def fits(size: int, *, at_once: bool) -> bool:
+        changed, place = with_actor(config, max_tokens_per_micro_batch=size), (device_bytes, num_devices, nodes)
+        loads = loads_alone(changed, shape, *place, num_items=num_items)
+        if at_once:
+            return at_once_place("", device_bytes, loads).missing_bytes <= 0
+        return all(_fits_alone(load, device_bytes) for load in loads if load.group != "rollout")
+
+    chosen = next((size for size in sizes if size >= BUSY_TOKENS and fits(size, at_once=True)), None)
+    chosen = chosen or next((size for size in sizes if fits(size, at_once=False)), longest)
+    return with_actor(config, max_tokens_per_micro_batch=chosen)
+
+
+def _fits_alone(load: Load, device_bytes: int) -> bool:
+    """Whether a rank fits on a GPU with what the allocator reserves for passes, and CUDA's own memory."""
+    passes = ALLOCATED_SHARE * load.memory.work(load.num_items)
+    return load.memory.state + passes + CONTEXT_BYTES + load.versions.gpu_bytes <= device_bytes
+
+
+def with_actor(config: ReasoningConfig, **values: Any) -> ReasoningConfig:
+    """The config with other values of its section `actor`."""
+    return config.model_copy(update={"actor": config.actor.model_copy(update=values)})
+
+
+def loads_alone(
+    config: ReasoningConfig,
+    shape: ModelShape,
+    device_bytes: int,
+    num_devices: int,
+    nodes: Sequence[int],
+    *,
+    num_items: int = 1,
+) -> list[Load]:
+    """A rank of each worker group on GPUs, all of which it has for itself; arguments as `with_token_budget`.
+
+    Args:
+        num_items: prompts that a rank works on at once.
+    """
+    job = job_shape(config, device_bytes=device_bytes)
+    size = config.actor.trainer_spec.num_ranks_of_replica(job)
+    ranks = dict.fromkeys(config.trainers, ranks_in_replicas(config, size, num_devices))
+    versions = {
+        group: kept_weights(config, own, ranks[group], nodes=nodes)
+        for group, own in policy_shapes(config, shape).items()
+        if own is not None
+    }
+    return [
+        Load(group=group, memory=memory, num_items=num_items, offload=True, versions=versions.get(group, KeptWeights()))
+        for group, memory in rank_memory(config, shape, job, ranks).items()
+    ]
 
 
 # -- settings that fit -------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from rlinf.config.devices import resolve_for_devices
 from rlinf.config.reasoning import ReasoningConfig
@@ -19,14 +20,16 @@ from rlinf.jobs.reasoning.memory import (
     check_fits,
     cut_refusal,
     kept_weights,
+    loads_alone,
     loads_of,
     nodes_of,
     policy_shapes,
     rank_memory,
     reference_shape,
+    with_token_budget,
 )
-from rlinf.jobs.trainer_memory import named_shape, ranks_in_replicas
-from rlinf.planning.memory import KeptWeights, Load, MemoryPool, device_place
+from rlinf.jobs.trainer_memory import named_shape
+from rlinf.planning.memory import Load, MemoryPool, device_place
 from rlinf_sched import Cluster, FlowGraph, Plan, Problem, Profiles, SchedError, Stage, StageProfile
 from rlinf_sched.derive import Gpu, JobShape, ModelShape, find_gpu, gpu_cluster, rule_profile
 
@@ -55,9 +58,12 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
         if refusal := cut_refusal(config, model, num_devices):
             raise refusal
         sheet = find_gpu(gpu)
-        job = job_shape(resolved, device_bytes=sheet.memory_bytes)
         cluster = gpu_cluster(gpu, num_devices)
         nodes = range(cluster.num_nodes)
+        resolved = with_token_budget(
+            resolved, model, device_bytes=sheet.memory_bytes, num_devices=num_devices, nodes=nodes
+        )
+        job = job_shape(resolved, device_bytes=sheet.memory_bytes)
         _check_gpu(resolved, model, sheet, num_devices, nodes)
         token_bytes = TOKEN_BYTES
         if config.actor.router_replay:  # one byte for each choice; two beyond 256 experts
@@ -95,19 +101,7 @@ def _check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices
     job_of = partial(job_shape, device_bytes=gpu.memory_bytes)
 
     def place_of(changed: ReasoningConfig) -> MemoryPool:
-        job = job_of(changed)
-        size = changed.actor.trainer_spec.num_ranks_of_replica(job)
-        ranks = dict.fromkeys(changed.trainers, ranks_in_replicas(changed, size, num_devices))
-        memory_of = rank_memory(changed, shape, job, ranks)
-        versions = {
-            group: kept_weights(changed, own, ranks[group], nodes=nodes)
-            for group, own in policy_shapes(changed, shape).items()
-            if own is not None
-        }
-        alone = [
-            Load(group=group, memory=memory, num_items=1, offload=True, versions=versions.get(group, KeptWeights()))
-            for group, memory in memory_of.items()
-        ]
+        alone = loads_alone(changed, shape, gpu.memory_bytes, num_devices, nodes)
         places = [device_place(gpu.name, gpu.memory_bytes, [load]) for load in alone]
         return max(places, key=lambda place: place.missing_bytes)
 
@@ -162,9 +156,10 @@ def reasoning_loads(config: ReasoningConfig, plan: Plan, cluster: Cluster) -> li
     """What the ranks of a plan for `reasoning_problem` hold."""
     resolved = resolve_for_devices(config, int(config.cluster.num_devices))
     assert resolved.model.path is not None, "there is a problem of it"
-    device_bytes = cluster.devices[0].memory_bytes
-    nodes = nodes_of(plan, cluster)
-    return loads_of(resolved, named_shape(resolved.model.path), plan, device_bytes=device_bytes, nodes=nodes)
+    where: Any = {"device_bytes": cluster.devices[0].memory_bytes, "nodes": nodes_of(plan, cluster)}
+    shape = named_shape(resolved.model.path)
+    resolved = with_token_budget(resolved, shape, num_devices=len(cluster.devices), **where)
+    return loads_of(resolved, shape, plan, **where)
 
 
 def with_versions(flow: FlowGraph, config: ReasoningConfig, model: ModelShape, nodes: Sequence[int]) -> FlowGraph:

@@ -61,7 +61,7 @@ class WorkerSettings:
         if config.has_reference_worker:
             teacher = config.reference.path
             judge = model if teacher is None else replace(model, folder=str(teacher), has_weights=True)
-            budget = config.actor.max_tokens_per_micro_batch
+            budget = config.actor.token_budget
             arguments["reference"] = (judge, config.rollout.temperature, self.backend, budget)
         return arguments
 
@@ -131,7 +131,7 @@ class WorkerSettings:
             lora=with_base(self.loras[policy], Path(model.folder), folder, under=policy_folder(policy)),
             knows_reference=self.config.knows_reference,
             micro_batch_groups=actor.micro_batch_groups,
-            max_tokens_per_micro_batch=actor.max_tokens_per_micro_batch,
+            max_tokens_per_micro_batch=actor.token_budget,
             router_replay=actor.router_replay,
             balance_shards=actor.balance_shards,
             num_prompts=self.config.rollout.num_prompts,

@@ -1,0 +1,95 @@
+"""`actor.max_tokens_per_micro_batch: auto`: on GPUs a number by their memory, on CPU slots padded micro-batches."""
+
+from typing import Any
+
+import pytest
+
+from rlinf import jobs
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.jobs.reasoning.memory import BUSY_TOKENS, loads_alone, with_actor, with_token_budget
+from rlinf.machine import InstalledGpu, Machine
+from rlinf.planning.memory import at_once_place
+from rlinf_sched.derive import resolve_model
+
+GIB = 1 << 30
+FAST = ("--mode=collocated", "--cluster.num_devices=1")
+
+
+def config_of(recipe: str, *overrides: str) -> Any:
+    return load_config(recipe, parse_overrides(overrides))
+
+
+def settled(memory_bytes: int, *overrides: str) -> tuple[Any, Any]:
+    """The config and the notes of a prepared job on a GPU of that size."""
+    machine = Machine(num_cpus=2, memory_bytes=64 * GIB, gpus=(InstalledGpu(name="fake", memory_bytes=memory_bytes),))
+    job = jobs.prepare(config_of("sort-grpo", *FAST, *overrides), machine)
+    return job.config, job.notes
+
+
+def test_a_gpu_has_a_number_of_tokens_and_cpu_slots_pad() -> None:
+    config, notes = settled(80 * GIB)
+    assert config.actor.max_tokens_per_micro_batch == config.actor.token_budget == 32768
+    assert not any("micro-batches" in note for note in notes)
+    on_cpu = jobs.prepare(config_of("sort-grpo", *FAST), Machine(num_cpus=2, memory_bytes=16 * GIB))
+    assert on_cpu.config.actor.max_tokens_per_micro_batch is None
+
+
+def test_a_number_and_null_stay() -> None:
+    for text, value in (("700", 700), ("null", None)):
+        config, _ = settled(80 * GIB, f"--actor.max_tokens_per_micro_batch={text}")
+        assert config.actor.max_tokens_per_micro_batch == value
+
+
+def test_a_backend_that_pads_gets_padded_micro_batches() -> None:
+    config, _ = settled(80 * GIB, "--actor.backend=megatron", "--mode=collocated")
+    assert config.actor.max_tokens_per_micro_batch is None
+
+
+@pytest.fixture
+def recipe():
+    def make(*overrides: str):
+        lengths = (
+            "--rollout.max_prompt_tokens=512",
+            "--rollout.max_new_tokens=2048",
+            "--model.architecture.max_positions=4096",
+            "--sft_warm_up=null",
+        )
+        config = config_of("sort-grpo", *lengths, "--model.dtype=bfloat16", *overrides)
+        return config.model_copy(update={"actor": config.actor.model_copy(update={"num_shards": 1})})
+
+    return make
+
+
+def test_the_budget_follows_the_memory_that_is_left(recipe) -> None:
+    """Down to the longest sequence, which is not cut."""
+    shape = resolve_model("Qwen2.5-1.5B")
+    config = recipe()
+    budgets = [
+        with_token_budget(config, shape, device_bytes=size * GIB, num_devices=1).actor.token_budget or 0
+        for size in (400, 40, 24, 8)
+    ]
+    assert budgets == sorted(budgets, reverse=True)
+    assert budgets[0] == 32768 and budgets[-1] == config.rollout.max_sequence_tokens
+    assert len(set(budgets)) > 2
+
+
+def test_all_roles_stay_on_the_gpu_where_that_leaves_it_busy(recipe) -> None:
+    """Fewer tokens than the trainer alone has memory for, rather than offloading its state at every step."""
+    shape, config = resolve_model("Qwen2.5-0.5B"), recipe()
+    small, large = (with_token_budget(config, shape, device_bytes=size * GIB, num_devices=1) for size in (40, 48))
+    assert (small.actor.token_budget or 0) > (large.actor.token_budget or 0) >= BUSY_TOKENS
+    loads = loads_alone(large, shape, 48 * GIB, 1, (0,), num_items=64)
+    assert at_once_place("", 48 * GIB, loads).missing_bytes <= 0
+
+
+def test_what_was_chosen_fits_by_the_same_count(recipe) -> None:
+    """The budget is the largest whose passes, with the allocator's reserve, have memory beside the trainer's state."""
+    shape, config, size = resolve_model("Qwen2.5-1.5B"), recipe(), 40 * GIB
+    chosen = with_token_budget(config, shape, device_bytes=size, num_devices=1)
+    more = with_actor(config, max_tokens_per_micro_batch=2 * (chosen.actor.token_budget or 0))
+    needed = []
+    for one in (chosen, more):
+        actor = next(load.memory for load in loads_alone(one, shape, size, 1, (0,)) if load.group == "actor")
+        needed.append(actor.state + 1.25 * actor.work() + GIB)
+    assert needed[0] <= size < needed[1]
