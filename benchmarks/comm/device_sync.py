@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,6 +30,7 @@ from rlinf_comm.weights.device import (
     create_device_store,
     mailbox_bytes,
 )
+from rlinf_comm.weights.device.device import Copies
 from rlinf_comm.weights.device.memory import ExportWords, read_export
 from rlinf_comm.weights.layouts import merged_layout
 from rlinf_workers.weight_sync import WeightPort
@@ -43,10 +45,13 @@ TRAINERS = {
 
 
 class _NoDigests:
-    def __init__(self, num_digests: int) -> None:
-        self._num_digests = num_digests
+    """Copies alone."""
 
-    def run(self, _: Any) -> list[int]:
+    def __init__(self, copies: Copies, num_digests: int) -> None:
+        self.run, self._num_digests = copies.run, num_digests
+
+    def run_with_digests(self, src_pointers: Any, dst_pointers: Any) -> list[int]:
+        self.run(src_pointers, dst_pointers)
         return [0] * self._num_digests
 
 
@@ -55,23 +60,9 @@ class Sender(DeviceWeightSender):
 
     attests = True
 
-    def _prepare(self, tensors: Any) -> Any:
-        copies, digests = super()._prepare(tensors)
-        return copies, digests if self.attests else _NoDigests(len(self._own))
-
-
-class Receiver(DeviceWeightReceiver):
-    """Checks what it has copied, or not."""
-
-    attests = True
-
-    def _prepare(self, tensors: Any) -> Any:
-        copies, digests = super()._prepare(tensors)
-        return copies, digests if self.attests else _NoDigests(len(self._own))
-
-    def _verify(self, digests: list[int], slots: Mapping[int, int], policy_version: int) -> None:
-        if self.attests:
-            super()._verify(digests, slots, policy_version)  # pyright: ignore[reportArgumentType]
+    def _on_device(self, tensors: Any) -> Any:
+        programs = super()._on_device(tensors)
+        return programs if self.attests else replace(programs, copies=_NoDigests(programs.copies, len(self._own)))
 
 
 def contents(layout: Layout) -> dict[str, torch.Tensor]:
@@ -109,7 +100,7 @@ class Engine:
 
     def __init__(self, plan: bytes, device_address: Any, host_address: Any) -> None:
         reshard = unpack(plan)
-        self.end = Receiver(WeightStore.open(device_address), reshard, 0, CudaDevice())
+        self.end = DeviceWeightReceiver(WeightStore.open(device_address), reshard, 0, CudaDevice())
         self.host = SharedWeightSync.open_receiver(port("receive", reshard, host_address))
         self.own = {name: torch.zeros_like(tensor) for name, tensor in contents(ENGINE).items()}
         self.flat = [torch.empty(reshard.num_bytes, dtype=torch.uint8, device="cuda") for _ in range(2)]
@@ -119,7 +110,7 @@ class Engine:
 
     def take(self, version: int, attests: bool) -> tuple[float, float]:
         """Seconds to take a version, and to check it."""
-        self.end.attests = attests
+        self.end._attests = attests
         checks: list[Any] = []
         take_s = seconds(lambda: checks.append(self.end.take(self.own, version, TIMEOUT_S)))
         return take_s, seconds(checks[0])
@@ -136,7 +127,7 @@ class Engine:
         return wrong
 
     def refusal(self, version: int) -> str:
-        self.end.attests = True
+        self.end._attests = True
         try:
             self.end.take(self.own, version, TIMEOUT_S)()
         except WeightMismatchError as error:

@@ -12,6 +12,7 @@
 #include "rlinf/comm/check.h"
 #include "rlinf/comm/cuda/copy_lowering.h"
 #include "rlinf/comm/cuda/digest_lowering.h"
+#include "rlinf/comm/cuda/digested_copy_lowering.h"
 #ifdef RLINF_WITH_CUDA
 #include "rlinf/comm/cuda/batched_copy.h"
 #include "rlinf/comm/cuda/device_digest.h"
@@ -24,6 +25,7 @@ namespace {
 
 using cuda::CopyTile;
 using cuda::DigestAxis;
+using cuda::DigestedCopyTile;
 using cuda::DigestTile;
 
 template <typename T>
@@ -53,6 +55,26 @@ uint64_t address_at(const ConvertedColumn<int64_t>& pointers, int32_t buffer, in
 }
 
 // The columns of a copy table (rlinf_comm.copies.CopyTable), then the base addresses.
+struct CopyColumns {
+  ConvertedColumn<int32_t> src_buffer, dst_buffer;
+  ConvertedColumn<int64_t> src_offset, dst_offset, lengths, src_strides, dst_strides;
+  ConvertedColumn<uint8_t> src_dtype, dst_dtype;
+  ConvertedColumn<int64_t> src_pointers, dst_pointers;
+
+  cuda::StridedCopy row(py::ssize_t row) const {
+    const py::ssize_t num_dims = lengths.shape(1);
+    cuda::StridedCopy copy;
+    copy.source = address_at(src_pointers, src_buffer.data()[row], src_offset.data()[row], "src", row);
+    copy.destination = address_at(dst_pointers, dst_buffer.data()[row], dst_offset.data()[row], "dst", row);
+    copy.source_dtype = src_dtype.data()[row];
+    copy.destination_dtype = dst_dtype.data()[row];
+    for (py::ssize_t d = row * num_dims; d < (row + 1) * num_dims; ++d) {
+      copy.dimensions.push_back({lengths.data()[d], src_strides.data()[d], dst_strides.data()[d]});
+    }
+    return copy;
+  }
+};
+
 py::bytes lower_copies(const ConvertedColumn<int32_t>& src_buffer, const ConvertedColumn<int32_t>& dst_buffer,
                        const ConvertedColumn<int64_t>& src_offset, const ConvertedColumn<int64_t>& dst_offset,
                        const ConvertedColumn<int64_t>& lengths, const ConvertedColumn<int64_t>& src_strides,
@@ -60,23 +82,45 @@ py::bytes lower_copies(const ConvertedColumn<int32_t>& src_buffer, const Convert
                        const ConvertedColumn<uint8_t>& dst_dtype, const ConvertedColumn<int64_t>& src_pointers,
                        const ConvertedColumn<int64_t>& dst_pointers) {
   RLINF_CHECK_INTERNAL(lengths.ndim() == 2 && lengths.shape(0) == src_buffer.size(), "");
-  const py::ssize_t num_dims = lengths.shape(1);
+  const CopyColumns columns{src_buffer,  dst_buffer, src_offset, dst_offset,   lengths,     src_strides,
+                            dst_strides, src_dtype,  dst_dtype,  src_pointers, dst_pointers};
   std::vector<CopyTile> tiles;
   {
     const WithoutGil no_gil;
     for (py::ssize_t row = 0; row < src_buffer.size(); ++row) {
-      cuda::StridedCopy copy;
-      copy.source = address_at(src_pointers, src_buffer.data()[row], src_offset.data()[row], "src", row);
-      copy.destination = address_at(dst_pointers, dst_buffer.data()[row], dst_offset.data()[row], "dst", row);
-      copy.source_dtype = src_dtype.data()[row];
-      copy.destination_dtype = dst_dtype.data()[row];
-      for (py::ssize_t d = row * num_dims; d < (row + 1) * num_dims; ++d) {
-        copy.dimensions.push_back({lengths.data()[d], src_strides.data()[d], dst_strides.data()[d]});
-      }
-      lower_copy(copy, tiles);
+      lower_copy(columns.row(row), tiles);
     }
   }
   return bytes_of(tiles);
+}
+
+// The same, with the columns of the digest table beside it; returns (tiles that copy and digest, tiles that copy, tiles
+// that digest).
+py::tuple lower_digested_copies(
+    const ConvertedColumn<int32_t>& src_buffer, const ConvertedColumn<int32_t>& dst_buffer,
+    const ConvertedColumn<int64_t>& src_offset, const ConvertedColumn<int64_t>& dst_offset,
+    const ConvertedColumn<int64_t>& lengths, const ConvertedColumn<int64_t>& src_strides,
+    const ConvertedColumn<int64_t>& dst_strides, const ConvertedColumn<uint8_t>& src_dtype,
+    const ConvertedColumn<uint8_t>& dst_dtype, const ConvertedColumn<int64_t>& src_pointers,
+    const ConvertedColumn<int64_t>& dst_pointers, const ConvertedColumn<int64_t>& first_index,
+    const ConvertedColumn<int64_t>& index_strides, const ConvertedColumn<int32_t>& digest) {
+  RLINF_CHECK_INTERNAL(lengths.ndim() == 2 && lengths.shape(0) == src_buffer.size(), "");
+  RLINF_CHECK_INTERNAL(index_strides.size() == lengths.size() && digest.size() == src_buffer.size(), "");
+  const CopyColumns columns{src_buffer,  dst_buffer, src_offset, dst_offset,   lengths,     src_strides,
+                            dst_strides, src_dtype,  dst_dtype,  src_pointers, dst_pointers};
+  const py::ssize_t num_dims = lengths.shape(1);
+  cuda::DigestedCopyTiles tiles;
+  {
+    const WithoutGil no_gil;
+    constexpr int64_t kRunBytes = int64_t{1} << 30;  // tiles of digests alone are few here
+    for (py::ssize_t row = 0; row < src_buffer.size(); ++row) {
+      const int64_t* const strides = index_strides.data() + row * num_dims;
+      lower_digested_copy({columns.row(row), {strides, strides + num_dims},
+                           static_cast<uint64_t>(first_index.data()[row]), static_cast<uint32_t>(digest.data()[row])},
+                          cuda::run_words_of(kRunBytes), tiles);
+    }
+  }
+  return py::make_tuple(bytes_of(tiles.together), bytes_of(tiles.copies), bytes_of(tiles.digests));
 }
 
 py::bytes lower_digests(const std::vector<std::tuple<uint64_t, uint64_t, uint64_t, std::vector<int64_t>,
@@ -186,31 +230,64 @@ cudaStream_t stream_from(uint64_t stream) {
   return reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(stream));
 }
 
-// Zeroed sums on the current device.
+// Sums on a device, allocated once and zeroed for each run.
 class DeviceSums {
  public:
-  DeviceSums(uint64_t num_sums, cudaStream_t stream) {
+  DeviceSums(uint64_t num_sums, int device) : num_sums_(num_sums), device_(device) {
+    const DeviceGuard guard(device);
     RLINF_CHECK_CUDA(cudaMalloc(&pointer_, std::max<uint64_t>(num_sums, 1) * sizeof(Digest)));
-    RLINF_CHECK_CUDA(cudaMemsetAsync(pointer_, 0, num_sums * sizeof(Digest), stream));
   }
   ~DeviceSums() { RLINF_CHECK_NOTHROW(cudaFree(pointer_) == cudaSuccess, "cudaFree failed"); }
   DeviceSums(const DeviceSums&) = delete;
   DeviceSums& operator=(const DeviceSums&) = delete;
-  Digest* get() const { return static_cast<Digest*>(pointer_); }
+
+  int device() const { return device_; }
+  Digest* zeroed(cudaStream_t stream) const {
+    RLINF_CHECK_CUDA(cudaMemsetAsync(pointer_, 0, num_sums_ * sizeof(Digest), stream));
+    return static_cast<Digest*>(pointer_);
+  }
+  // Waits for the stream.
+  std::vector<Digest> values(cudaStream_t stream) const {
+    std::vector<Digest> sums(num_sums_);
+    RLINF_CHECK_CUDA(
+        cudaMemcpyAsync(sums.data(), pointer_, num_sums_ * sizeof(Digest), cudaMemcpyDeviceToHost, stream));
+    RLINF_CHECK_CUDA(cudaStreamSynchronize(stream));
+    return sums;
+  }
 
  private:
+  uint64_t num_sums_;
+  int device_;
   void* pointer_ = nullptr;
 };
 
-std::vector<Digest> digest_on_device(DeviceBytes& tiles, uint64_t num_sums, int max_ctas, cudaStream_t stream) {
-  std::vector<Digest> sums(num_sums);
-  const DeviceGuard guard(tiles.device());
-  const DeviceSums device_sums(num_sums, stream);
-  cuda::device_digest(static_cast<const DigestTile*>(tiles.on(stream)), tiles.num_bytes() / sizeof(DigestTile),
-                      device_sums.get(), max_ctas, stream);
-  RLINF_CHECK_CUDA(cudaMemcpyAsync(sums.data(), device_sums.get(), num_sums * sizeof(Digest), cudaMemcpyDeviceToHost, stream));
-  RLINF_CHECK_CUDA(cudaStreamSynchronize(stream));
-  return sums;
+template <typename Tile>
+const Tile* tiles_on(DeviceBytes& tiles, cudaStream_t stream) {
+  return static_cast<const Tile*>(tiles.on(stream));
+}
+
+template <typename Tile>
+uint64_t num_tiles_of(const DeviceBytes& tiles) {
+  return tiles.num_bytes() / sizeof(Tile);
+}
+
+std::vector<Digest> digest_on_device(DeviceBytes& tiles, const DeviceSums& sums, int max_ctas, cudaStream_t stream) {
+  const DeviceGuard guard(sums.device());
+  cuda::device_digest(tiles_on<DigestTile>(tiles, stream), num_tiles_of<DigestTile>(tiles), sums.zeroed(stream),
+                      max_ctas, stream);
+  return sums.values(stream);
+}
+
+std::vector<Digest> copy_and_digest_on_device(DeviceBytes& together, DeviceBytes& copies, DeviceBytes& digests,
+                                              const DeviceSums& sums, int max_ctas, cudaStream_t stream) {
+  const DeviceGuard guard(sums.device());
+  Digest* const device_sums = sums.zeroed(stream);
+  cuda::digested_copy(tiles_on<DigestedCopyTile>(together, stream), num_tiles_of<DigestedCopyTile>(together),
+                      device_sums, max_ctas, stream);
+  cuda::batched_copy(tiles_on<CopyTile>(copies, stream), num_tiles_of<CopyTile>(copies), max_ctas, stream);
+  cuda::device_digest(tiles_on<DigestTile>(digests, stream), num_tiles_of<DigestTile>(digests), device_sums, max_ctas,
+                      stream);
+  return sums.values(stream);
 }
 
 void bind_device(py::module_& module) {
@@ -230,17 +307,32 @@ void bind_device(py::module_& module) {
                            tiles.num_bytes() / sizeof(CopyTile), max_ctas, stream_from(stream));
       },
       py::arg("tiles"), py::arg("max_ctas"), py::arg("stream"), py::call_guard<WithoutGil>());
+  py::class_<DeviceSums>(module, "DeviceSums")
+      .def(py::init<uint64_t, int>(), py::arg("num_sums"), py::arg("device"), py::call_guard<WithoutGil>());
   module.def(
       "run_digest_tiles",
-      [](DeviceBytes& tiles, uint64_t num_sums, int max_ctas, uint64_t stream) {
+      [](DeviceBytes& tiles, const DeviceSums& device_sums, int max_ctas, uint64_t stream) {
         std::vector<Digest> sums;
         {
           const WithoutGil no_gil;
-          sums = digest_on_device(tiles, num_sums, max_ctas, stream_from(stream));
+          sums = digest_on_device(tiles, device_sums, max_ctas, stream_from(stream));
         }
         return pairs_of(sums);
       },
-      py::arg("tiles"), py::arg("num_sums"), py::arg("max_ctas"), py::arg("stream"));
+      py::arg("tiles"), py::arg("sums"), py::arg("max_ctas"), py::arg("stream"));
+  module.def(
+      "run_digested_copy_tiles",
+      [](DeviceBytes& together, DeviceBytes& copies, DeviceBytes& digests, const DeviceSums& device_sums, int max_ctas,
+         uint64_t stream) {
+        std::vector<Digest> sums;
+        {
+          const WithoutGil no_gil;
+          sums = copy_and_digest_on_device(together, copies, digests, device_sums, max_ctas, stream_from(stream));
+        }
+        return pairs_of(sums);
+      },
+      py::arg("together"), py::arg("copies"), py::arg("digests"), py::arg("sums"), py::arg("max_ctas"),
+      py::arg("stream"));
 }
 
 #endif
@@ -272,6 +364,23 @@ void bind_cuda(py::module_& module) {
         return pairs_of(sums);
       },
       py::arg("tiles"), py::arg("num_sums"));
+  module.def("lower_digested_copies", &lower_digested_copies, py::arg("src_buffer"), py::arg("dst_buffer"),
+             py::arg("src_offset"), py::arg("dst_offset"), py::arg("lengths"), py::arg("src_strides"),
+             py::arg("dst_strides"), py::arg("src_dtype"), py::arg("dst_dtype"), py::arg("src_pointers"),
+             py::arg("dst_pointers"), py::arg("first_index"), py::arg("index_strides"), py::arg("digest"));
+  module.def(
+      "run_digested_copy_tiles_on_cpu",
+      [](const py::bytes& together, const py::bytes& copies, const py::bytes& digests, uint64_t num_sums) {
+        const cuda::DigestedCopyTiles tiles{tiles_from<DigestedCopyTile>(together), tiles_from<CopyTile>(copies),
+                                            tiles_from<DigestTile>(digests)};
+        std::vector<Digest> sums(num_sums);
+        {
+          const WithoutGil no_gil;
+          cuda::run_digested_copies_on_cpu(tiles, sums.data(), num_sums);
+        }
+        return pairs_of(sums);
+      },
+      py::arg("together"), py::arg("copies"), py::arg("digests"), py::arg("num_sums"));
 #ifdef RLINF_WITH_CUDA
   bind_device(module);
 #endif

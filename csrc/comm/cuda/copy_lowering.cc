@@ -257,17 +257,22 @@ void lower_cast(Dimensions dimensions, const Cast& cast, uint64_t source, uint64
                  [&](uint64_t from, uint64_t to) { cast_runs(cast, length, rows, from, to, tiles); });
 }
 
-void check_cast_alignment(const StridedCopy& copy, const Dimensions& dimensions, const Cast& cast) {
+bool is_cast(const StridedCopy& copy) {
+  return copy.source_dtype != copy.destination_dtype && copy.source_dtype < 3 && copy.destination_dtype < 3;
+}
+
+void check_cast_alignment(const StridedCopy& copy, const Dimensions& dimensions, int64_t source_bytes,
+                          int64_t destination_bytes) {
   uint64_t source_bits = copy.source;
   uint64_t destination_bits = copy.destination;
   for (const CopyDimension& dimension : dimensions) {
     source_bits |= static_cast<uint64_t>(dimension.source_stride);
     destination_bits |= static_cast<uint64_t>(dimension.destination_stride);
   }
-  RLINF_CHECK_USER(source_bits % static_cast<uint64_t>(cast.source_bytes) == 0 &&
-                       destination_bits % static_cast<uint64_t>(cast.destination_bytes) == 0,
-                   "a cast needs addresses and strides that are multiples of the element (source ", cast.source_bytes,
-                   " bytes, destination ", cast.destination_bytes, " bytes)");
+  RLINF_CHECK_USER(source_bits % static_cast<uint64_t>(source_bytes) == 0 &&
+                       destination_bits % static_cast<uint64_t>(destination_bytes) == 0,
+                   "a cast needs addresses and strides that are multiples of the element (source ", source_bytes,
+                   " bytes, destination ", destination_bytes, " bytes)");
 }
 
 bool is_dense(const CopyDimension& dimension, int64_t source_bytes, int64_t destination_bytes) {
@@ -285,12 +290,10 @@ int64_t element_unit(const StridedCopy& copy, const Dimensions& dimensions, int6
 
 }  // namespace
 
-void lower_copy(const StridedCopy& copy, std::vector<CopyTile>& tiles) {
+bool has_elements(const StridedCopy& copy) {
   const int64_t source_bytes = element_bytes(copy.source_dtype);
   const int64_t destination_bytes = element_bytes(copy.destination_dtype);
-  const bool is_cast =
-      copy.source_dtype != copy.destination_dtype && copy.source_dtype < 3 && copy.destination_dtype < 3;
-  RLINF_CHECK_USER(is_cast || source_bytes == destination_bytes, "dtype codes ", int{copy.source_dtype}, " -> ",
+  RLINF_CHECK_USER(is_cast(copy) || source_bytes == destination_bytes, "dtype codes ", int{copy.source_dtype}, " -> ",
                    int{copy.destination_dtype},
                    " is no cast; casts exist among 0, 1 and 2 (float32, bfloat16, float16)");
   for (const CopyDimension& dimension : copy.dimensions) {
@@ -299,14 +302,25 @@ void lower_copy(const StridedCopy& copy, std::vector<CopyTile>& tiles) {
                      "a destination stride of 0 on a dimension of length ", dimension.length,
                      " writes one place many times");
     if (dimension.length == 0) {
-      return;
+      return false;
     }
   }
+  if (is_cast(copy)) {
+    check_cast_alignment(copy, canonical(copy.dimensions), source_bytes, destination_bytes);
+  }
+  return true;
+}
+
+void lower_copy(const StridedCopy& copy, std::vector<CopyTile>& tiles) {
+  if (!has_elements(copy)) {
+    return;
+  }
+  const int64_t source_bytes = element_bytes(copy.source_dtype);
+  const int64_t destination_bytes = element_bytes(copy.destination_dtype);
   const Dimensions dimensions = canonical(copy.dimensions);
   const bool dense = dimensions.empty() || is_dense(dimensions.back(), source_bytes, destination_bytes);
-  if (is_cast) {
+  if (is_cast(copy)) {
     const Cast cast{copy.source_dtype, copy.destination_dtype, source_bytes, destination_bytes};
-    check_cast_alignment(copy, dimensions, cast);
     if (dense) {
       lower_cast(dimensions, cast, copy.source, copy.destination, tiles);
     } else {

@@ -43,16 +43,43 @@ __global__ void __launch_bounds__(kThreadsPerBlock)
   }
 }
 
+__global__ void __launch_bounds__(kThreadsPerBlock)
+    digested_copy_kernel(const DigestedCopyTile* __restrict__ tiles, uint64_t num_tiles, Digest* sums) {
+  const uint32_t lane = threadIdx.x % kWarpLanes;
+  const uint64_t first = blockIdx.x * uint64_t{kNumWarps} + threadIdx.x / kWarpLanes;
+  for (uint64_t i = first; i < num_tiles; i += gridDim.x * uint64_t{kNumWarps}) {
+    const DigestedCopyTile tile = tiles[i];
+    const Wide sum = sum_over_warp(copy_and_digest_lane(tile, lane));
+    if (lane == 0) {
+      add_to(sums + tile.piece, sum);
+    }
+  }
+}
+
+unsigned num_blocks_of(uint64_t num_tiles, int max_blocks) {
+  RLINF_CHECK_USER(max_blocks > 0, "max_ctas=", max_blocks, " runs nothing; allowed: 1 or more");
+  const uint64_t wanted = (num_tiles + kNumWarps - 1) / kNumWarps;
+  return static_cast<unsigned>(wanted < static_cast<uint64_t>(max_blocks) ? wanted : max_blocks);
+}
+
 }  // namespace
+
+void digested_copy(const DigestedCopyTile* device_tiles, uint64_t num_tiles, Digest* device_sums, int max_blocks,
+                   cudaStream_t stream) {
+  const unsigned num_blocks = num_blocks_of(num_tiles, max_blocks);
+  if (num_blocks == 0) {
+    return;
+  }
+  digested_copy_kernel<<<num_blocks, kThreadsPerBlock, 0, stream>>>(device_tiles, num_tiles, device_sums);
+  RLINF_CHECK_CUDA(cudaGetLastError());
+}
 
 void device_digest(const DigestTile* device_tiles, uint64_t num_tiles, Digest* device_sums, int max_blocks,
                    cudaStream_t stream) {
-  RLINF_CHECK_USER(max_blocks > 0, "max_ctas=", max_blocks, " runs nothing; allowed: 1 or more");
-  if (num_tiles == 0) {
+  const unsigned num_blocks = num_blocks_of(num_tiles, max_blocks);
+  if (num_blocks == 0) {
     return;
   }
-  const uint64_t wanted = (num_tiles + kNumWarps - 1) / kNumWarps;
-  const auto num_blocks = static_cast<unsigned>(wanted < static_cast<uint64_t>(max_blocks) ? wanted : max_blocks);
   digest_kernel<<<num_blocks, kThreadsPerBlock, 0, stream>>>(device_tiles, num_tiles, device_sums);
   RLINF_CHECK_CUDA(cudaGetLastError());
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from comm_fake_driver import FakeDriver
 
 from rlinf_comm import _C, cuda
-from rlinf_comm.copies import CopyTable, DigestTable, Int64s
+from rlinf_comm.copies import CopyProgram, DigestTable, Int64s
 from rlinf_comm.ipc.arena import IpcArena
 from rlinf_comm.ipc.driver import Driver
 from rlinf_comm.ipc.opened import OpenedArenas
@@ -41,8 +41,8 @@ class HostDevice:
 
         return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(pointer), dtype=torch.uint8)
 
-    def copies(self, table: CopyTable) -> _Copies:
-        return _Copies(cuda.CudaCopyProgram(table))
+    def copies(self, program: CopyProgram) -> _Copies:
+        return _Copies(cuda.CudaCopyProgram(program.table, program.digests), program.digests)
 
     def digests(self, table: DigestTable) -> _Digests:
         return _Digests(cuda.CudaDigestProgram(table), table.num_digests)
@@ -56,11 +56,16 @@ def _driver(refuses: tuple[str, ...]) -> tuple[Driver, OpenedArenas]:
 
 
 class _Copies:
-    def __init__(self, program: cuda.CudaCopyProgram) -> None:
-        self._program = program
+    def __init__(self, program: cuda.CudaCopyProgram, digests: DigestTable | None) -> None:
+        self._program, self._num_digests = program, digests.num_digests if digests else 0
 
     def run(self, src_pointers: Int64s, dst_pointers: Int64s) -> None:
         _C.run_copy_tiles_on_cpu(self._program.lower(src_pointers, dst_pointers))
+
+    def run_with_digests(self, src_pointers: Int64s, dst_pointers: Int64s) -> list[int]:
+        tiles = self._program.lower_with_digests(src_pointers, dst_pointers)
+        sums = _C.run_digested_copy_tiles_on_cpu(*tiles, self._num_digests)
+        return [low | high << 64 for low, high in sums]
 
 
 class _Digests:

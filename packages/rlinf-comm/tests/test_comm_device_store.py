@@ -156,6 +156,41 @@ def test_what_is_served_is_checked():
     assert_bitwise_equal(tensors, FULL)
 
 
+def test_tensors_are_read_back_when_they_are_at_new_addresses_and_then_trusted_to_the_copy(monkeypatch):
+    _, (sender,), (receiver,) = connect(WHOLE, WHOLE)
+    (tensors,) = blank(WHOLE)
+    read_at = []
+    for version in range(5):
+        if version == 3:
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        sender.publish(FULL, version)
+        check = receiver.take(tensors, version)
+        held = receiver._on_device(tensors).held
+        with monkeypatch.context() as patch:
+            patch.setattr(held, "run", noted(held.run, version, read_at))
+            check()
+    assert read_at == [0, 3]
+
+
+def noted(run, version, versions):
+    def run_and_note(pointers):
+        versions.append(version)
+        return run(pointers)
+
+    return run_and_note
+
+
+def test_without_attestation_nothing_is_digested():
+    _, (sender,), _ = connect(WHOLE, WHOLE)
+    receiver = DeviceWeightReceiver(sender._store, sender._plan, 0, HostDevice(), attests=False)
+    sender.publish(FULL, 0)
+    (tensors,) = blank(WHOLE)
+    copies = receiver._on_device(tensors).copies
+    copies.run_with_digests = None
+    receiver.take(tensors, 0)()
+    assert_bitwise_equal(tensors, FULL)
+
+
 def test_a_version_stays_until_all_have_it_and_two_wait_at_most():
     target = TARGETS["three shards of dim 1"]
     _, (sender,), receivers = connect(WHOLE, target)

@@ -184,6 +184,25 @@ def lower_copies(
     dst_pointers: Any,
 ) -> bytes: ...
 def run_copy_tiles_on_cpu(tiles: bytes) -> None: ...
+def lower_digested_copies(
+    src_buffer: Any,
+    dst_buffer: Any,
+    src_offset: Any,
+    dst_offset: Any,
+    lengths: Any,
+    src_strides: Any,
+    dst_strides: Any,
+    src_dtype: Any,
+    dst_dtype: Any,
+    src_pointers: Any,
+    dst_pointers: Any,
+    first_index: Any,
+    index_strides: Any,
+    digest: Any,
+) -> tuple[bytes, bytes, bytes]: ...
+def run_digested_copy_tiles_on_cpu(
+    together: bytes, copies: bytes, digests: bytes, num_sums: int
+) -> list[tuple[int, int]]: ...
 def lower_digests(boxes: Sequence[_DigestBox]) -> bytes: ...
 def digest_tiles_on_cpu(tiles: bytes, num_sums: int) -> list[tuple[int, int]]: ...
 
@@ -194,7 +213,15 @@ class DeviceBytes:
     def num_bytes(self) -> int: ...
 
 def run_copy_tiles(tiles: DeviceBytes, max_ctas: int, stream: int) -> None: ...
-def run_digest_tiles(tiles: DeviceBytes, num_sums: int, max_ctas: int, stream: int) -> list[tuple[int, int]]: ...
+
+@final
+class DeviceSums:
+    def __init__(self, num_sums: int, device: int) -> None: ...
+
+def run_digest_tiles(tiles: DeviceBytes, sums: DeviceSums, max_ctas: int, stream: int) -> list[tuple[int, int]]: ...
+def run_digested_copy_tiles(
+    together: DeviceBytes, copies: DeviceBytes, digests: DeviceBytes, sums: DeviceSums, max_ctas: int, stream: int
+) -> list[tuple[int, int]]: ...
 
 # Pools
 

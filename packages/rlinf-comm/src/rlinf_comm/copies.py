@@ -274,12 +274,16 @@ class CopyProgram:
                 )
             columns |= _columns(digests, ("first_index", "index_strides"))
             columns |= {"digest_slot": digests.digest, "num_digests": digests.num_digests}
-        self._table = table
+        self._table, self._digests = table, digests
         self._native = _C.CopyProgram(table.lengths, columns)
 
     @property
     def table(self) -> CopyTable:
         return self._table
+
+    @property
+    def digests(self) -> DigestTable | None:
+        return self._digests
 
     @property
     def num_bytes(self) -> int:

@@ -4,12 +4,13 @@
     program.run(addresses_of(sources), addresses_of(destinations), stream=stream, max_ctas=16)
 
 The table is that of `rlinf_comm.copies`. Its tiles depend on the addresses (they decide how wide the loads can be), so
-a program lowers and uploads them when it sees addresses that are not those of the run before. Imports without a driver;
+a program lowers and uploads them when it sees addresses that are not among the last few. Imports without a driver;
 `run` raises DeviceUnavailable there. The native side: csrc/include/rlinf/comm/cuda/copy_tile.h.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from rlinf_comm.errors import CommError
 
 DEFAULT_MAX_CTAS = 32
 """Thread blocks of 8 warps: a part of the device, so that a copy can run beside a step. Raise it on an idle one."""
+
+_NUM_ADDRESSES = 4
+"""Sets of addresses whose tiles stay on the device: more than versions usually wait in one sync."""
 
 _COLUMNS = (
     "src_buffer",
@@ -57,24 +61,61 @@ def _handle_of(stream: Any) -> int:
     return int(stream)
 
 
+class _Uploads:
+    """What was lowered for addresses and uploaded, for the last few of them: a sender's arenas take turns."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._tiles: dict[bytes, tuple[_C.DeviceBytes, ...]] = {}
+
+    def of(self, *sides: npt.NDArray[np.int64], lower: Callable[..., Sequence[bytes]]) -> tuple[_C.DeviceBytes, ...]:
+        addresses = b"|".join(side.tobytes() for side in sides)
+        tiles = self._tiles.pop(addresses, None)
+        if tiles is None:
+            tiles = tuple(_C.DeviceBytes(lowered, self._device) for lowered in lower(*sides))
+        while len(self._tiles) >= _NUM_ADDRESSES:
+            del self._tiles[next(iter(self._tiles))]
+        self._tiles[addresses] = tiles
+        return tiles
+
+
 class CudaCopyProgram:
     """A copy table, run on the device as often as wanted.
 
     Args:
         table: a `rlinf_comm.copies.CopyTable`, or anything with its fields.
+        digests: for `run_with_digests`; as for a `rlinf_comm.copies.CopyProgram`.
         device: ordinal of the device that runs the kernel; peers' memory must be mapped into it.
+
+    Raises:
+        ValueError: the digests are not of the boxes that are copied.
     """
 
-    def __init__(self, table: Any, *, device: int = 0) -> None:
+    def __init__(self, table: Any, digests: DigestTable | None = None, *, device: int = 0) -> None:
+        if digests is not None and not np.array_equal(digests.lengths, table.lengths):
+            raise ValueError("row i of the digests must be the box of copy i")
         self._columns = [np.ascontiguousarray(getattr(table, name)) for name in _COLUMNS]
-        self._device = device
-        self._addresses: bytes | None = None
-        self._tiles: _C.DeviceBytes | None = None
+        self._digests, self._device = digests, device
+        self._copied, self._digested = _Uploads(device), _Uploads(device)
+        self._sums: _C.DeviceSums | None = None
 
     def lower(self, src_pointers: npt.ArrayLike, dst_pointers: npt.ArrayLike) -> bytes:
         """The kernel's tiles for these addresses; needs no device."""
-        sides = [np.asarray(pointers, dtype=np.int64) for pointers in (src_pointers, dst_pointers)]
-        return _C.lower_copies(*self._columns, *sides)
+        return _C.lower_copies(*self._columns, *map(_int64s, (src_pointers, dst_pointers)))
+
+    def lower_with_digests(
+        self, src_pointers: npt.ArrayLike, dst_pointers: npt.ArrayLike
+    ) -> tuple[bytes, bytes, bytes]:
+        """The tiles of three kernels, in the order in which they run: one copies and digests in a pass, and the others
+        copy and then digest what does not align with it. Needs no device."""
+        assert self._digests is not None, "the program has digests"
+        return _C.lower_digested_copies(
+            *self._columns,
+            *map(_int64s, (src_pointers, dst_pointers)),
+            first_index=self._digests.first_index,
+            index_strides=self._digests.index_strides,
+            digest=self._digests.digest,
+        )
 
     def run(
         self,
@@ -86,20 +127,39 @@ class CudaCopyProgram:
     ) -> None:
         """Enqueues the copies on `stream` (an integer handle, or a torch or cupy stream) and returns.
 
-        The pointers are base addresses, one for each buffer number of the table. New addresses cost a lowering and an
-        upload, which waits for the program's runs before.
+        The pointers are base addresses, one for each buffer number of the table. Addresses that are not among the last
+        few cost a lowering and an upload, which waits for the program's runs before.
 
         Raises:
             DeviceUnavailable: no kernels in this build, or no device.
             ValueError: the table cannot be lowered, `max_ctas` is below 1.
         """
         check_device()
-        sides = [np.asarray(pointers, dtype=np.int64) for pointers in (src_pointers, dst_pointers)]
-        addresses = b"|".join(side.tobytes() for side in sides)
-        if self._tiles is None or addresses != self._addresses:
-            self._tiles = _C.DeviceBytes(self.lower(*sides), self._device)
-            self._addresses = addresses
-        _C.run_copy_tiles(self._tiles, max_ctas, _handle_of(stream))
+        (tiles,) = self._copied.of(
+            _int64s(src_pointers), _int64s(dst_pointers), lower=lambda *sides: [self.lower(*sides)]
+        )
+        _C.run_copy_tiles(tiles, max_ctas, _handle_of(stream))
+
+    def run_with_digests(
+        self,
+        src_pointers: npt.ArrayLike,
+        dst_pointers: npt.ArrayLike,
+        *,
+        stream: Any,
+        max_ctas: int = DEFAULT_MAX_CTAS,
+    ) -> list[int]:
+        """Copies as `run` does, waits for the stream, and returns the 128-bit digests of what was written.
+
+        Raises: as `run`.
+        """
+        check_device()
+        assert self._digests is not None, "the program has digests"
+        sides = _int64s(src_pointers), _int64s(dst_pointers)
+        together, copies, digests = self._digested.of(*sides, lower=self.lower_with_digests)
+        if self._sums is None:
+            self._sums = _C.DeviceSums(self._digests.num_digests, self._device)
+        sums = _C.run_digested_copy_tiles(together, copies, digests, self._sums, max_ctas, _handle_of(stream))
+        return _joined(sums)
 
 
 class CudaDigestProgram:
@@ -118,12 +178,12 @@ class CudaDigestProgram:
             raise ValueError("a device digests what is stored; boxes that are to be cast have to be copied first")
         self._table = table
         self._device = device
-        self._addresses: bytes | None = None
-        self._tiles: _C.DeviceBytes | None = None
+        self._uploads = _Uploads(device)
+        self._sums: _C.DeviceSums | None = None
 
     def lower(self, pointers: npt.ArrayLike) -> bytes:
         """The kernel's tiles for these addresses; needs no device."""
-        table, bases = self._table, np.asarray(pointers, dtype=np.int64)
+        table, bases = self._table, _int64s(pointers)
         addresses = (bases[table.buffer] + table.offset).tolist()
         sizes = CODE_BYTES[table.dtype].tolist()
         rows = (table.first_index, table.lengths, table.strides, table.index_strides, table.digest)
@@ -138,9 +198,15 @@ class CudaDigestProgram:
             DeviceUnavailable: no kernels in this build, or no device.
         """
         check_device()
-        addresses = np.asarray(pointers, dtype=np.int64).tobytes()
-        if self._tiles is None or addresses != self._addresses:
-            self._tiles = _C.DeviceBytes(self.lower(pointers), self._device)
-            self._addresses = addresses
-        sums = _C.run_digest_tiles(self._tiles, self._table.num_digests, max_ctas, _handle_of(stream))
-        return [low | high << 64 for low, high in sums]
+        (tiles,) = self._uploads.of(_int64s(pointers), lower=lambda bases: [self.lower(bases)])
+        if self._sums is None:
+            self._sums = _C.DeviceSums(self._table.num_digests, self._device)
+        return _joined(_C.run_digest_tiles(tiles, self._sums, max_ctas, _handle_of(stream)))
+
+
+def _int64s(pointers: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    return np.asarray(pointers, dtype=np.int64)
+
+
+def _joined(sums: list[tuple[int, int]]) -> list[int]:
+    return [low | high << 64 for low, high in sums]

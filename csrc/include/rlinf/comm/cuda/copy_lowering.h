@@ -29,6 +29,9 @@ struct StridedCopy {
 // not multiples of the element, and a destination stride of 0 on a dimension longer than 1 (lanes would race).
 void lower_copy(const StridedCopy& copy, std::vector<CopyTile>& tiles);
 
+// Whether there is anything to copy. Throws as lower_copy does.
+bool has_elements(const StridedCopy& copy);
+
 // What the kernel does, on the CPU: every lane of every tile, with the kernel's own index arithmetic.
 void run_tiles_on_cpu(const CopyTile* tiles, uint64_t num_tiles);
 

@@ -146,14 +146,18 @@ RLINF_HOST_DEVICE Wide digest_runs(const DigestTile& tile, uint64_t ones, uint32
   return sum;
 }
 
+// One in the lowest bit of each element of a word.
+RLINF_HOST_DEVICE uint64_t ones_of(uint32_t element_log2) {
+  return element_log2 == 3   ? 1
+         : element_log2 == 2 ? 0x0000000100000001
+         : element_log2 == 1 ? 0x0001000100010001
+                             : 0x0101010101010101;
+}
+
 // The sum of one lane's units of the tile.
 RLINF_HOST_DEVICE Wide digest_lane(const DigestTile& tile, uint32_t lane) {
   const uint32_t per_word_log2 = 3 - tile.element_log2;
-  // One in the lowest bit of each element of a word.
-  const uint64_t ones = tile.element_log2 == 3   ? 1
-                        : tile.element_log2 == 2 ? 0x0000000100000001
-                        : tile.element_log2 == 1 ? 0x0001000100010001
-                                                 : 0x0101010101010101;
+  const uint64_t ones = ones_of(tile.element_log2);
   if (tile.is_runs) {
     return digest_runs(tile, ones, lane);
   }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -97,7 +97,7 @@ class TransferPrograms:
 
     @cached_property
     def receive(self) -> CopyProgram:
-        """Program that copies the store to own buffers."""
+        """Program that copies the store to own buffers, with the digests that `held` then has."""
         return self._to_own(range(len(self._parts)), self._store_bytes)
 
     def stored(self, store: int) -> CopyProgram:
@@ -130,9 +130,10 @@ class TransferPrograms:
     ) -> CopyProgram:
         """Copies the parts with these numbers to own buffers, out of the store or what is referenced."""
         src_numbers = {name: number for number, name in enumerate(referenced or {})}
-        copies = []
+        copies, boxes = [], []
         for number in numbers:
             part = self._parts[number]
+            boxes.append(self._box(number, part))
             if referenced is None or part.source is None:
                 src, offset, spec = part.store, part.store_offset, part.spec
                 strides = dense_strides(part.box.shape, spec.element_bytes)
@@ -153,7 +154,8 @@ class TransferPrograms:
                     shape=part.box.shape,
                 )
             )
-        return CopyProgram(CopyTable.of(copies, src_bytes=src_bytes, dst_bytes=self._own_bytes))
+        table = CopyTable.of(copies, src_bytes=src_bytes, dst_bytes=self._own_bytes)
+        return CopyProgram(table, DigestTable.of(boxes, num_digests=len(self._parts)))
 
     @cached_property
     def attest(self) -> DigestProgram:
@@ -165,22 +167,6 @@ class TransferPrograms:
         """The boxes of the own buffers."""
         boxes = [self._box(digest, part) for digest, part in enumerate(self._parts)]
         return DigestTable.of(boxes, buffer_bytes=self._own_bytes)
-
-    @cached_property
-    def published(self) -> DigestTable:
-        """The boxes whose digests, without any cast, are those of `publish` once that has run. The buffers are the own
-        ones and then those of the store, where a box is looked at that was cast on its way."""
-        boxes = [self._box(digest, part) for digest, part in enumerate(self._parts)]
-        for number, (box, part) in enumerate(zip(boxes, self._parts, strict=True)):
-            if box.dtype != box.as_dtype:
-                boxes[number] = replace(
-                    box,
-                    buffer=len(self._own_bytes) + part.store,
-                    offset=part.store_offset,
-                    strides=dense_strides(part.box.shape, part.spec.element_bytes),
-                    dtype=_code(part.spec),
-                )
-        return DigestTable.of(boxes, buffer_bytes=[*self._own_bytes, *self._store_bytes])
 
     def _box(self, digest: int, part: Part) -> StridedBox:
         index_strides = part.spec.index_strides

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from rlinf_comm import cuda
-from rlinf_comm.copies import CopyTable, DigestTable, Int64s
+from rlinf_comm.copies import CopyProgram, DigestTable, Int64s
 from rlinf_comm.errors import IpcError
 from rlinf_comm.ipc.arena import IpcArena, opened_arenas
 from rlinf_comm.ipc.driver import Driver, load_driver
@@ -20,10 +20,14 @@ beside generation is over the sooner."""
 
 
 class Copies(Protocol):
-    """A copy table that was prepared once."""
+    """A copy program that was prepared once for a device."""
 
     def run(self, src_pointers: Int64s, dst_pointers: Int64s) -> None:
         """Copies after what is on the current stream; returns when the bytes are there."""
+        ...
+
+    def run_with_digests(self, src_pointers: Int64s, dst_pointers: Int64s) -> list[int]:
+        """The same in one pass with the digests of what is written."""
         ...
 
 
@@ -54,7 +58,9 @@ class TransferDevice(Protocol):
         """uint8[num_bytes], at least one, of the device's memory, which somebody else keeps alive."""
         ...
 
-    def copies(self, table: CopyTable) -> Copies: ...
+    def copies(self, program: CopyProgram) -> Copies:
+        """The program's copies and digests, on this device."""
+        ...
 
     def digests(self, table: DigestTable) -> Digests:
         """The table has no casts."""
@@ -94,8 +100,8 @@ class CudaDevice:
 
         return torch.as_tensor(_DeviceBytes(pointer, num_bytes), device=f"cuda:{self.ordinal}")
 
-    def copies(self, table: CopyTable) -> Copies:
-        return _CudaCopies(cuda.CudaCopyProgram(table, device=self.ordinal), self.ordinal)
+    def copies(self, program: CopyProgram) -> Copies:
+        return _CudaCopies(cuda.CudaCopyProgram(program.table, program.digests, device=self.ordinal), self.ordinal)
 
     def digests(self, table: DigestTable) -> Digests:
         return _CudaDigests(cuda.CudaDigestProgram(table, device=self.ordinal), self._checks)
@@ -124,6 +130,12 @@ class _CudaCopies:
         stream = torch.cuda.current_stream(self._device)
         self._program.run(src_pointers, dst_pointers, stream=stream, max_ctas=MAX_CTAS)
         stream.synchronize()
+
+    def run_with_digests(self, src_pointers: Int64s, dst_pointers: Int64s) -> list[int]:
+        import torch
+
+        stream = torch.cuda.current_stream(self._device)
+        return self._program.run_with_digests(src_pointers, dst_pointers, stream=stream, max_ctas=MAX_CTAS)
 
 
 class _CudaDigests:

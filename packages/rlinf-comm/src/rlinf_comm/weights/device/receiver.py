@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlinf_comm.copies import CopyTable, DigestTable, addresses_of
+from rlinf_comm.copies import CopyProgram, Int64s, addresses_of
 from rlinf_comm.errors import IpcError, PeerLost, WeightMismatchError
-from rlinf_comm.weights.device.device import TransferDevice
+from rlinf_comm.weights.device.device import Digests, TransferDevice
 from rlinf_comm.weights.device.mappings import KeptMappings, Opened
 from rlinf_comm.weights.device.memory import ECHO_BYTES, ExportWords, Mailbox, echo_of, read_export
 from rlinf_comm.weights.device.side import DeviceSide
@@ -22,6 +23,21 @@ from rlinf_comm.weights.transfer import TransferPrograms
 
 if TYPE_CHECKING:
     import torch
+
+
+_NUM_READ_BACK = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What the last copy wrote."""
+
+    addresses: bytes
+    """Of its sources and of its own tensors."""
+    digests: list[int]
+    """By part of the plan."""
+    held: Digests
+    """Reads the tensors back."""
 
 
 class DeviceWeightReceiver(DeviceSide, StoreReceiver):
@@ -40,6 +56,9 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
         self._kept = KeptMappings(store, plan, dst_rank, device)
         weakref.finalize(self, self._kept.end).atexit = False  # the process ends, and its mappings with it
         self._counted = (0, 0)
+        self._copied: _Copied | None = None
+        self._read_back: list[bytes] = []
+        """Addresses, of sources and own tensors, whose copies were read back by another program."""
         for src_rank in self._src_ranks:
             if max(self._versions(src_rank)) == NO_VERSION:
                 self._try(src_rank)
@@ -48,6 +67,9 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
         self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0
     ) -> Callable[[], SyncReport]:
         """As StoreReceiver.take, on the device. Once it was checked, the memory of a version may hold another one.
+
+        The copy digests what it writes in the same pass. The first time that it runs with certain addresses, the check
+        also reads the tensors back with the digest kernel, which knows nothing of the copy's tiles.
 
         Raises:
             PeerLost: also when a sender died after it published, since its device memory died with it.
@@ -73,14 +95,32 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
                 packed = [self._device.bytes_at(*one).cpu() for one in zip(places, sizes, strict=True)]
                 self._transfer(tensors).receive.run(addresses_of(packed), own)
             else:
-                self._prepare(tensors)[0].run(np.array(places, np.int64), own)
+                self._copied = self._copy_on_device(tensors, np.array(places, np.int64), own)
         for src_rank in self._src_ranks:
             self._check_alive(src_rank, policy_version)
 
+    def _copy_on_device(self, tensors: dict[str, torch.Tensor], sources: Int64s, own: Int64s) -> _Copied | None:
+        """Returns None if nobody asks for digests."""
+        programs = self._on_device(tensors)
+        if not self._attests:
+            programs.copies.run(sources, own)
+            return None
+        digests = programs.copies.run_with_digests(sources, own)
+        return _Copied(sources.tobytes() + own.tobytes(), digests, programs.held)
+
     def _digests(self, tensors: dict[str, torch.Tensor]) -> list[int]:
+        """The digests of what the copy wrote, once another program has found tensors at these addresses to have them;
+        until then, those of what that program reads."""
         if self._are_on_host(tensors):
             return super()._digests(tensors)
-        return self._prepare(tensors)[1].run(addresses_of(tensors.values()))
+        copied = self._copied
+        assert copied is not None, "the tensors were copied before"
+        if copied.addresses in self._read_back:
+            return copied.digests
+        read = copied.held.run(addresses_of(tensors.values()))
+        if read == copied.digests:
+            self._read_back = [copied.addresses, *self._read_back[: _NUM_READ_BACK - 1]]
+        return read
 
     def _packed_at(self, opened: Opened, src_rank: int, slot: int, policy_version: int) -> int:
         """The address of what a sender has in a slot."""
@@ -132,8 +172,8 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
         num_maps, num_unmaps = (now - then for now, then in zip(self._counted, before, strict=True))
         return {"num_maps": num_maps, "num_unmaps": num_unmaps}
 
-    def _tables(self, transfer: TransferPrograms) -> tuple[CopyTable, DigestTable]:
-        return transfer.receive.table, transfer.held
+    def _copy_program(self, transfer: TransferPrograms) -> CopyProgram:
+        return transfer.receive
 
     def _store_bytes(self) -> list[int]:
         return [max(self._mailbox.num_bytes[src_rank], 1) for src_rank in self._src_ranks]

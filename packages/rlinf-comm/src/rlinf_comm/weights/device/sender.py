@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlinf_comm.copies import CopyTable, DigestTable, addresses_of
+from rlinf_comm.copies import CopyProgram, addresses_of
 from rlinf_comm.ipc.arena import IpcArena
 from rlinf_comm.weights.device.device import TransferDevice
 from rlinf_comm.weights.device.exports import Exports
@@ -66,9 +66,7 @@ class DeviceWeightSender(DeviceSide, StoreSender):
         if self._are_on_host(tensors):
             digests = self._write_from_host(tensors, own, arena.handle.pointer, num_bytes)
         else:
-            copies, boxes = self._prepare(tensors)
-            copies.run(own, target)
-            digests = boxes.run(np.concatenate([own, target]))
+            digests = self._on_device(tensors).copies.run_with_digests(own, target)
         self._packed[place] = policy_version
         self._exports.put(slot, place)
         return digests
@@ -107,8 +105,8 @@ class DeviceWeightSender(DeviceSide, StoreSender):
         num_allocations, self._num_allocations = self._num_allocations, 0
         return {"num_allocations": num_allocations}
 
-    def _tables(self, transfer: TransferPrograms) -> tuple[CopyTable, DigestTable]:
-        return transfer.publish.table, transfer.published
+    def _copy_program(self, transfer: TransferPrograms) -> CopyProgram:
+        return transfer.publish
 
     def _store_bytes(self) -> list[int]:
         return [max(self._mailbox.num_bytes[self._rank], 1)]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlinf_comm.copies import CopyTable, DigestTable
+from rlinf_comm.copies import CopyProgram
 from rlinf_comm.weights.device.device import Copies, Digests, TransferDevice
 from rlinf_comm.weights.device.memory import Mailbox
 from rlinf_comm.weights.region import checked_tensors, device_type_of
@@ -17,12 +18,27 @@ if TYPE_CHECKING:
     import torch
 
 
+@dataclass
+class DevicePrograms:
+    """What a rank's device does in a sync."""
+
+    transfer: TransferPrograms
+    device: TransferDevice
+    copies: Copies
+    """What its end copies."""
+
+    @cached_property
+    def held(self) -> Digests:
+        """The digests of what its tensors hold; they are in the dtype that is served."""
+        return self.device.digests(self.transfer.held)
+
+
 class DeviceSide(StoreSide):
     """A rank's tensors are on its device, or all of them on the host: a model may not have come to its device yet."""
 
     _device: TransferDevice
     _mailbox: Mailbox
-    _programs: tuple[TransferPrograms, Copies, Digests] | None = None
+    _programs: DevicePrograms | None = None
 
     def _checked(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         who, kind = f"{self._role} {self._rank}", device_type_of(tensors, self._device.type)
@@ -37,14 +53,13 @@ class DeviceSide(StoreSide):
             for part, placed in zip(super()._parts(), self._own, strict=True)
         ]
 
-    def _prepare(self, tensors: dict[str, torch.Tensor]) -> tuple[Copies, Digests]:
+    def _on_device(self, tensors: dict[str, torch.Tensor]) -> DevicePrograms:
         """The programs for these tensors on the device; made again when their strides change."""
         transfer = self._transfer(tensors)
-        if self._programs is None or self._programs[0] is not transfer:
-            copies, boxes = self._tables(transfer)
-            self._programs = (transfer, self._device.copies(copies), self._device.digests(boxes))
-        return self._programs[1:]
+        if self._programs is None or self._programs.transfer is not transfer:
+            self._programs = DevicePrograms(transfer, self._device, self._device.copies(self._copy_program(transfer)))
+        return self._programs
 
-    def _tables(self, transfer: TransferPrograms) -> tuple[CopyTable, DigestTable]:
-        """What this end copies, and what it digests."""
+    def _copy_program(self, transfer: TransferPrograms) -> CopyProgram:
+        """What this end copies."""
         raise NotImplementedError

@@ -91,8 +91,7 @@ class DevicePacking:
 
         data = torch.zeros(self._num_bytes, dtype=torch.uint8, device=self._device.type)
         target = addresses_of([data])
-        self._packs.run(own, target)
-        return data, self._packed.run(np.concatenate([own, target]))
+        return data, self._packs.run_with_digests(own, target)
 
     def unpack(self, data: Bytes | torch.Tensor, own: Int64s) -> None:
         import torch
@@ -106,15 +105,11 @@ class DevicePacking:
 
     @cached_property
     def _packs(self) -> Copies:
-        return self._device.copies(self._transfer.publish.table)
-
-    @cached_property
-    def _packed(self) -> Digests:
-        return self._device.digests(self._transfer.published)
+        return self._device.copies(self._transfer.publish)
 
     @cached_property
     def _unpacks(self) -> Copies:
-        return self._device.copies(self._transfer.receive.table)
+        return self._device.copies(self._transfer.receive)
 
     @cached_property
     def _served(self) -> Digests:
