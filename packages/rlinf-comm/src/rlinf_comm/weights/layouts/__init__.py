@@ -6,6 +6,7 @@
     fsdp2.py        any model under fully_shard, from its DTensors
     megatron.py     Megatron-Core: tensor, pipeline, expert and expert-tensor parallelism
     merged.py       SGLang and vLLM: merged qkv, gate_up and experts
+    quantized.py    of any trainer whose weights are quantized to FP8 before they are sent
 
 All return a Layout whose buffers have the parameter names of the engine, so that a rank's tensors are
 `dict(model.named_parameters())`.
@@ -18,6 +19,7 @@ from rlinf_comm.weights.layouts.fsdp2 import fsdp2_layout, local_shards, shard_b
 from rlinf_comm.weights.layouts.huggingface import huggingface_layout
 from rlinf_comm.weights.layouts.megatron import megatron_layout
 from rlinf_comm.weights.layouts.merged import merged_layout
+from rlinf_comm.weights.layouts.quantized import is_quantized, quantized_layout, quantized_names, scales_of
 from rlinf_comm.weights.layouts.shape import LatentAttention, TransformerShape
 
 __all__ = [
@@ -29,4 +31,4 @@ __all__ = [
     "megatron_layout",
     "merged_layout",
 ]
-__all__ += ["shard_boxes", "rounded_up"]
+__all__ += ["shard_boxes", "rounded_up", "is_quantized", "scales_of", "quantized_names", "quantized_layout"]

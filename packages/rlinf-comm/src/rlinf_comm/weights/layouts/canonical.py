@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 FP8_DTYPE = "float8_e4m3fn"
 FP8_WEIGHTS = ("_proj.weight", "_proj_with_mqa.weight")
 """Ends of names of what is quantized: the linear layers, but not routers, embedding and head, and not `eh_proj`."""
+FP8_STACKS = (".experts.gate_up_proj", ".experts.down_proj")
+"""Ends of names of the experts of a layer as transformers 5 stacks them, [E, rows, columns]."""
 KEPT_IN_FLOAT32 = (".e_score_correction_bias", ".weight_scale", ".weight_scale_inv")
 """Ends of names whose tensors are float32 in every engine, whatever the dtype of the weights."""
 MTP_OWN = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight")
@@ -40,11 +42,16 @@ def canonical_tensors(shape: TransformerShape) -> dict[str, TensorSpec]:
     return specs
 
 
+def is_quantized(name: str) -> bool:
+    """Whether published FP8 checkpoints have this tensor in FP8."""
+    return name.endswith((*FP8_WEIGHTS, *FP8_STACKS)) and not name.endswith(".eh_proj.weight")
+
+
 def _stored(shape: TransformerShape, name: str, size: tuple[int, ...]) -> dict[str, TensorSpec]:
     """A tensor, with its scales where it is a linear layer's weight in FP8."""
     if name.endswith(KEPT_IN_FLOAT32):
         return {name: TensorSpec(size, "float32")}
-    if shape.fp8_scales is None or not name.endswith(FP8_WEIGHTS) or name.endswith(".eh_proj.weight"):
+    if shape.fp8_scales is None or not is_quantized(name):
         return {name: TensorSpec(size, shape.dtype)}
     weight = {name: TensorSpec(size, FP8_DTYPE)}
     if shape.fp8_scales == "tensor":
