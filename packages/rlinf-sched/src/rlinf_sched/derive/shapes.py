@@ -71,6 +71,19 @@ class ModelShape:
         return self.num_layers * self._expert_parameters * self.num_experts
 
     @property
+    def num_linear_parameters(self) -> int:
+        """Number of parameters of the linear layers, those that FP8 checkpoints have in FP8: the projections of
+        attention, MLPs and experts, but not embeddings, head, norms, biases and routers."""
+        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+        return self.num_layers * (attention + self._mlp_parameters + self._expert_parameters * self.num_experts)
+
+    @property
+    def largest_linear_parameters(self) -> int:
+        """Number of parameters of the largest linear layer; experts of a layer are computed together."""
+        experts = 2 * self.hidden_size * self.expert_intermediate_size * self.num_experts
+        return max(self.hidden_size * max(self.intermediate_size, self.num_heads * self.head_dim), experts)
+
+    @property
     def num_matmul_parameters(self) -> int:
         """Number of parameters that a text token is multiplied with: the active ones without the vision towers, the
         expert for actions and the table in which its embedding is looked up."""

@@ -65,7 +65,7 @@ def batch_profile(model: ModelShape, gpu: Gpu, job: JobShape, memory: RankMemory
     prefill_s = read_s(model, gpu, lengths, job.dtype_bytes)
 
     def inside_s(rows: float) -> float:
-        read = job.dtype_bytes * model.num_parameters + rows * lengths.mean_context_tokens * kv_bytes(model, job)
+        read = job.served_weights_bytes(model) + rows * lengths.mean_context_tokens * kv_bytes(model, job)
         busy_s = max(
             read / (BANDWIDTH_UTILISATION * gpu.memory_bytes_per_s),
             rows * model.forward_flops(lengths.mean_context_tokens) / rate,

@@ -42,11 +42,11 @@ def forward_memory(model: ModelShape, job: JobShape) -> RankMemory:
 def batch_memory(model: ModelShape, job: JobShape) -> RankMemory:
     """The memory of a rank that generates whole batches; an item is a group. Caches grow by copying, one layer at a
     time."""
-    lengths, job = job.lengths, job.served
+    lengths, weights, job = job.lengths, job.served_weights_bytes(model), job.served
     cache = job.longest_tokens * kv_bytes(model, job) * (1 + 1 / model.num_layers)
     logits = model.vocab_size * (job.dtype_bytes + 3 * FLOAT_BYTES)
     return RankMemory(
-        weights=job.dtype_bytes * model.num_parameters,
+        weights=weights,
         kv_cache_of_item=round(lengths.group_size * cache),
         activations_of_item=lengths.group_size * logits,
     )

@@ -6,7 +6,11 @@ from typing import Any
 
 from rlinf_sched.derive.lengths import Lengths
 from rlinf_sched.derive.memory.adapters import FLOAT_BYTES, Adapter
+from rlinf_sched.derive.shapes import ModelShape
 from rlinf_sched.errors import ProfileError
+
+FP8_BLOCK_PARAMETERS = 128 * 128
+"""Weights that share a scale."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +23,8 @@ class JobShape:
     """Bytes of each number in weights, gradients, moments and activations."""
     served_bytes: int | None = None
     """Bytes of each number in the weights that generate and in their cache; None: dtype_bytes."""
+    serves_fp8: bool = False
+    """The linear layers that generate have their weights in FP8, with a float32 scale for each 128 x 128."""
     num_shards: int = 1
     """Shards of a batch, distributed over the ranks of the trainer."""
     trainer_options: Mapping[str, Any] = field(default_factory=dict)
@@ -81,6 +87,14 @@ class JobShape:
     def served(self) -> "JobShape":
         """The job in the numbers of the weights that generate."""
         return replace(self, dtype_bytes=self.served_bytes or self.dtype_bytes)
+
+    def served_weights_bytes(self, model: ModelShape) -> int:
+        """Bytes of all weights that generate, whose sync moves as many."""
+        size = self.served.dtype_bytes
+        if not self.serves_fp8:
+            return size * model.num_parameters
+        linear = model.num_linear_parameters
+        return size * (model.num_parameters - linear) + linear + FLOAT_BYTES * -(-linear // FP8_BLOCK_PARAMETERS)
 
     @property
     def sole_adapter(self) -> Adapter | None:
