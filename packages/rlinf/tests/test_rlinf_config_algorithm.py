@@ -262,3 +262,19 @@ def test_hubers_loss_clips_values_only_where_a_recipe_says_so():
 def test_a_robot_may_have(line):
     config: Any = load_config("pushcube-ppo", parse_overrides(shlex.split(line.replace("{", "'{").replace("}", "}'"))))
     assert config.algorithm.samples == "episodes"
+
+
+def test_quantized_weights_are_corrected_unless_the_recipe_says_otherwise():
+    """Where another part weighs the samples by actor over engine already, nothing is added."""
+    assert algorithm().correction is None
+    quantized = "--rollout.quantization fp8 "
+    assert (algorithm(quantized).correction, algorithm(quantized).correction_high) == ("truncated", 2.0)
+    assert algorithm(quantized + "--algorithm.correction null").correction is None
+    assert algorithm(quantized + "--algorithm.correction icepop").correction == "icepop"
+    assert algorithm(quantized + "--algorithm.proximal_policy rollout").correction is None
+
+
+def test_an_engine_without_fp8_refuses_it():
+    assert "rollout.engine=sglang does not serve quantized weights; leave it out, or use huggingface" in message(
+        "--rollout.quantization fp8 --rollout.engine sglang"
+    )

@@ -18,6 +18,7 @@ from rlinf.errors import UserError
 from rlinf.jobs.reasoning.flow import job_shape
 from rlinf.jobs.reasoning.memory import (
     ReasoningMemory,
+    kept_weights,
     loads_of,
     partner_shapes,
     rank_memory,
@@ -401,6 +402,22 @@ def test_weights_that_generate_in_half_the_bytes_take_half_of_them() -> None:
     assert half["actor"] == plain["actor"]
     assert 2 * half["rollout"].weights == plain["rollout"].weights
     assert 2 * half["rollout"].kv_cache_of_item == plain["rollout"].kv_cache_of_item
+
+
+def test_weights_in_fp8_take_a_byte_and_so_do_their_syncs() -> None:
+    """The embeddings and norms of this shape stay in float32."""
+    shape = ModelShape(name="small", num_layers=2, head_dim=16, **SMALL)
+    plain, quantized = config_of(), config_of("--rollout.quantization=fp8")
+    linear = shape.num_linear_parameters
+    scales = 4 * -(-linear // 128**2)
+    expected = 4 * (shape.num_parameters - linear) + linear + scales
+    before, after = (rank_memory(one, shape, job_shape(one), {}) for one in (plain, quantized))
+    assert after["rollout"].weights == expected < before["rollout"].weights / 2
+    assert after["rollout"].kv_cache_of_item == before["rollout"].kv_cache_of_item
+    assert after["rollout"].activations > 0, "a layer that computes"
+    assert after["actor"] == before["actor"]
+    versions = kept_weights(quantized, shape, 1, on_gpu=False).host_bytes
+    assert versions == 2 * expected, "a version, and the copy that is quantized"
 
 
 def test_a_checkpoints_copy_is_shared_out_and_counted_with_the_process() -> None:

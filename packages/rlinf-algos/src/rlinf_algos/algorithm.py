@@ -139,7 +139,8 @@ class Algorithm:
     """Correction of the mismatch between engine and actor by importance weights. truncated: weights are cut at
     correction_high. masked: tokens outside correction_low and correction_high are left out. rejected: the same, without
     weights for the others. icepop: masked, token by token (arXiv:2510.18855). null: no correction. If omitted:
-    truncated if max_staleness is above 0 and nothing else corrects for the older weights, else null."""
+    truncated if max_staleness is above 0 or the engine's weights are quantized (rollout.quantization), and nothing else
+    corrects for that; else null."""
     correction_level: Literal["token", "sequence", "geometric"] | None = None
     """What has its own importance weight: a token, a whole completion (sequence), or the geometric mean over a
     completion. icepop always uses tokens."""
@@ -295,15 +296,20 @@ def preset(name: str, **changes: Any) -> Algorithm:
     return Algorithm(**filled(name, changes))
 
 
-def filled(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+def filled(name: str, changes: Mapping[str, Any], *, engine_differs: bool = False) -> dict[str, Any]:
     """All fields of an algorithm: the changes, else the preset's, else the defaults of the fields that are used.
+
+    Args:
+        engine_differs: the engine samples from another distribution than the actor computes, as with quantized weights;
+            `correction` is then truncated by default, as with `max_staleness` above 0.
 
     Raises: AlgosError for a name that is not known. Nothing else is checked; see `problems`.
     """
     base = _preset_fields(name, changes.get("samples"))
     values = {item.name: item.default for item in fields(Algorithm)} | {"options": {}} | base | dict(changes)
     values["name"] = name
-    if "correction" not in changes and _needs_correction(values):
+    differs = engine_differs or values["max_staleness"] not in (0, None)
+    if "correction" not in changes and differs and _needs_correction(values):
         values["correction"] = "truncated"
     try:
         used = set(used_options(values))
@@ -380,9 +386,9 @@ def used_options(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _needs_correction(values: Mapping[str, Any]) -> bool:
-    """Whether older weights sample, and nothing weighs the samples by actor over engine yet. The ratio of episodes is
-    to the policy that sampled."""
-    if values["max_staleness"] in (0, None) or values["correction"] is not None or values["policy_loss"] == "decoupled":
+    """Whether nothing weighs the samples by actor over engine yet. The ratio of episodes is to the policy that
+    sampled."""
+    if values["correction"] is not None or values["policy_loss"] == "decoupled":
         return False
     is_anchored = values["samples"] == "episodes" or values["proximal_policy"] == "rollout"
     return not is_anchored or values["policy_loss"] == "policy_gradient"

@@ -62,6 +62,13 @@ class RankGroup:
                 dist.all_reduce(tensor, group=self._process_group)
         return tensor
 
+    def max_(self, tensor: Tensor) -> Tensor:
+        """The maximum over ranks of each element, in place."""
+        if self.num_ranks > 1:
+            with self._waiting("all-reduce"):
+                dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._process_group)
+        return tensor
+
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Overwrites the tensor with that of rank `source` of these ranks."""
         if self.num_ranks > 1:

@@ -34,6 +34,8 @@ class EngineSpec(Spec):
     """Can shard a model over the devices of a rank (`tensor_parallel_size`)."""
     serves_adapters: bool = False
     """Can load a folder with an adapter beside its base model."""
+    quantizations: tuple[str, ...] = ()
+    """Values of `rollout.quantization` that it supports."""
     process_bytes: int = 0
     """Host bytes of each of its own processes on a CPU slot besides the model; one process per device."""
 

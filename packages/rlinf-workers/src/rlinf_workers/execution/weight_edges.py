@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from rlinf_comm.weights import Layout, ReshardPlan, reshard_plan as reshard_plan
+from rlinf_comm.weights.layouts import quantized_layout, quantized_names
 from rlinf_sched import WeightEdge
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, WeightSyncRefused
 from rlinf_workers.execution.groups import RunningGroups
@@ -69,6 +70,8 @@ class WeightEdges:
         if source.num_ranks != self._groups[edge.source].num_ranks:
             raise self._wrong_layout(edge.source, source)
         served = self._layout(edge.target, "served_layout", edge.source)
+        quantized = quantized_names(source.specs, served.specs)
+        source = quantized_layout(source, quantized) if quantized else source
         reshard = reshard_plan(source, served.with_dtypes_of(source.specs))
         self.num_bytes[edge] = sum(spec.num_bytes for spec in reshard.specs.values())
         each = reshard.num_dst_ranks // num_ranks
@@ -86,14 +89,16 @@ class WeightEdges:
             self._note(f"weights {edge.name} are not attested: served weights are not compared with published ones")
         for number, (kind, options) in enumerate(choices):
             try:
-                self._open(edge, reshard, kind, options)
+                self._open(edge, reshard, kind, options, quantized)
                 return
             except RemoteError as error:
                 if error.error_type != WeightSyncRefused.__name__ or number + 1 == len(choices):
                     raise
                 self._note(f"weights {edge.name} are sent by {choices[number + 1][0]} and not by {kind}: {error}")
 
-    def _open(self, edge: WeightEdge, reshard: ReshardPlan, kind: str, options: Mapping[str, Any]) -> None:
+    def _open(
+        self, edge: WeightEdge, reshard: ReshardPlan, kind: str, options: Mapping[str, Any], quantized: tuple[str, ...]
+    ) -> None:
         weight_sync = WEIGHT_SYNCS.get(kind)
         if "num_versions" in options and not _takes_num_versions(weight_sync):
             raise FlowDefinitionError(
@@ -113,6 +118,7 @@ class WeightEdges:
                     reshard=reshard,
                     weight_sync=kind,
                     address=opened.address,
+                    quantized=quantized,
                     attests=self._attests,
                 )
                 for rank in range(num_ends)

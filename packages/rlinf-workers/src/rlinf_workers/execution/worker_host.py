@@ -20,6 +20,7 @@ import torch
 
 from rlinf_comm import Channel, record
 from rlinf_comm.weights import Layout, manifest_of
+from rlinf_comm.weights.fp8 import BlockQuantizer
 from rlinf_sched import WeightEdge
 from rlinf_workers.collectives import RankGroup, RankGroups, connect
 from rlinf_workers.errors import FlowDefinitionError
@@ -122,6 +123,8 @@ class WorkerHost:
         self._home_channels: list[HomeChannel] = []
         """Channels that live in this process."""
         self._senders: dict[str, WeightSender] = {}
+        self._quantizers: dict[str, BlockQuantizer] = {}
+        """Edge -> what quantizes the weights that are published on it, if its servers hold them in FP8."""
         self._unfinished_reads: dict[str, FinishReads] = {}
         """Edge -> function to call before the weights last published on it may change."""
         self._receivers: dict[str, WeightReceiver] = {}
@@ -409,6 +412,9 @@ class WorkerHost:
             self.before_change()
             self._unfinished_reads.pop(port.edge, None)
             self._senders.pop(port.edge, None)
+            self._quantizers.pop(port.edge, None)
+            if port.quantized:
+                self._quantizers[port.edge] = BlockQuantizer(self.worker.layout(), port.rank, port.quantized)
             self._senders[port.edge] = WEIGHT_SYNCS.get(port.weight_sync).open_sender(port)
         else:
             wait(self._checks.values())
@@ -471,7 +477,10 @@ class WorkerHost:
 
     def publish_weights(self, edge: str) -> int:
         """Publishes the worker's weights on one edge; returns the version."""
-        finish_reads = self._senders[edge].publish(self.worker.weights(), self.worker.policy_version)
+        weights = self.worker.weights()
+        if (quantizer := self._quantizers.get(edge)) is not None:
+            weights = quantizer.quantized(weights, lambda maxima: self.rank_groups.all.max_(maxima))
+        finish_reads = self._senders[edge].publish(weights, self.worker.policy_version)
         if finish_reads is not None:
             self._unfinished_reads[edge] = finish_reads
         return self.worker.policy_version

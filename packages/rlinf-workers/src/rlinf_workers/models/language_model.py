@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -35,6 +35,9 @@ class ModelSettings:
     has_weights: bool
     """False: initialise from the config with `seed`."""
     dtype: str = "float32"
+    quantization: Literal["fp8"] | None = None
+    """fp8: linear layers of a model that generates have their weights in FP8, and `dtype` is that of everything
+    else."""
     seed: int = 0
 
 
@@ -53,11 +56,18 @@ class LoadedModel:
 
 
 def load_model(settings: ModelSettings) -> LoadedModel:
-    """The model on the host, its tokenizer and its end tokens. Raises: ValueError if there are no end tokens."""
+    """The model on the host, its tokenizer and its end tokens.
+
+    Raises: ValueError if there are no end tokens, or nothing that FP8 quantizes.
+    """
     tokenizer = load_tokenizer(settings.folder)
     stop_ids = stop_token_ids(settings.folder, tokenizer)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_ids[0]
     model = build_model(settings, torch.device("cpu"))
+    if settings.quantization is not None:
+        from rlinf_workers.models.fp8_modules import quantize_modules
+
+        quantize_modules(model)
     return LoadedModel(model=model, tokenizer=tokenizer, stop_ids=stop_ids, pad_id=pad_id)
 
 

@@ -41,6 +41,9 @@ class WeightPort:
     """A name of `plugins.WEIGHT_SYNCS`, or an import path."""
     address: Any
     """The weight sync's own `address`."""
+    quantized: tuple[str, ...] = ()
+    """Canonical tensors that are served in FP8 with block-wise scales and trained in another dtype. Senders quantize
+    them before they publish (rlinf_comm.weights.fp8), so a weight sync need not know."""
     attests: bool = True
     """Whether a receiver must verify that it holds what was published; a weight sync that always verifies may ignore
     it."""

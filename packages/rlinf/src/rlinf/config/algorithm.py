@@ -2,7 +2,8 @@
 `rlinf_algos.OffPolicyAlgorithm` or `rlinf_algos.DaggerAlgorithm`, which have other fields. `algorithm.name` decides.
 
 These records define and check the fields. A config adds three things: the job determines the kind of samples, omitted
-fields come from the preset, and errors name their keys.
+fields come from the preset, and errors name their keys. The section `rollout` is validated before it: with quantized
+weights, the default correction is another.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pydantic import (
     Discriminator,
     Tag,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapSerializer,
     WrapValidator,
@@ -38,13 +40,14 @@ A = TypeVar("A", Algorithm, OffPolicyAlgorithm, DaggerAlgorithm)
 
 
 def _validator(samples: str, default: str) -> WrapValidator:
-    def validate(values: Any, handler: ValidatorFunctionWrapHandler) -> Algorithm:
+    def validate(values: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Algorithm:
         if not isinstance(values, dict) or not isinstance(name := values.get("name", default), str):
             return handler(values)
         if (chosen := values.get("samples", samples)) != samples:
             raise _refused([("samples", f"={chosen}: the samples of this job are {samples}; leave it out")])
         try:
-            values = filled(name, values | {"samples": samples}) | values
+            engine_differs = getattr(info.data.get("rollout"), "quantization", None) is not None
+            values = filled(name, values | {"samples": samples}, engine_differs=engine_differs) | values
         except AlgosError as error:
             raise _refused([("name", f"={name}: {error}")]) from error
         return _handled(handler, values)

@@ -21,6 +21,7 @@ PAGES = {
     "rollout.engine_options.cuda_graphs": "plugins/engine.md",
     "rollout.engine_options.refill": "plugins/engine.md#continuous-batching",
     "rollout.engine_options.cache_share": "plugins/engine.md#continuous-batching",
+    "rollout.quantization": "quantization.md",
     "rollout.on_new_weights": "plugins/engine.md#new-weights-while-completions-run",
     "rollout.stop_on_mismatch": "trust.md",
     "rollout": "batches.md",

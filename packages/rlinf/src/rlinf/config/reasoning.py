@@ -30,7 +30,7 @@ from rlinf.config.lora import LoraConfig
 from rlinf.config.rewards import MAX_JUDGE_FAILURES, RewardConfig
 from rlinf.config.tasks import FilesTask, TaskConfig
 from rlinf_algos import preset
-from rlinf_workers.plugins import TRAINERS
+from rlinf_workers.plugins import ENGINES, TRAINERS
 
 
 class ArchitectureConfig(Section):
@@ -118,6 +118,12 @@ class RolloutConfig(EngineConfig):
     dtype: Literal["float32", "bfloat16"] | None = Field(
         default=None, description="Type of the weights that generate; the weight sync casts them. null: model.dtype."
     )
+    quantization: Literal["fp8"] | None = Field(
+        default=None,
+        description="fp8: the linear layers that generate have their weights in FP8 (e4m3) with a scale for each block "
+        "of 128 x 128; the weight sync quantizes them, and rollout.dtype is the type of everything else "
+        "(docs/quantization.md). algorithm.correction is then truncated by default. null: not quantized.",
+    )
     sampler: Literal["in_order", "as_finished"] = Field(
         default="in_order",
         description="Which groups a step trains on. in_order: those of its own prompts. as_finished: those that are "
@@ -145,6 +151,12 @@ class RolloutConfig(EngineConfig):
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
         yield from self._distribution_conflicts()
+        if self.quantization is not None and self.quantization not in self.engine_spec.quantizations:
+            yield Conflict(
+                keys=("rollout.quantization", "rollout.engine"),
+                text=f"={self.quantization}: rollout.engine={self.engine} does not serve quantized weights; leave it "
+                f"out, or use {either(ENGINES, lambda spec: bool(spec.quantizations))}",
+            )
         how = self.on_new_weights
         problem = self.engine_spec.new_weights_problem(self.engine_options, how, has_stop=bool(self.stop))
         if problem is not None:
@@ -347,8 +359,8 @@ class ReasoningConfig(JobConfig):
     sft_warm_up: SftWarmUpConfig | None = Field(
         default=None, description="Supervised training before the first step; null for none."
     )
-    algorithm: CompletionsAlgorithm = Field(default=preset("grpo"), description="The learning algorithm.")
     rollout: RolloutConfig = Field(description="The completions of each step and the engine that generates them.")
+    algorithm: CompletionsAlgorithm = Field(default=preset("grpo"), description="The learning algorithm.")
     reward: RewardConfig = Field(description="How a completion is scored.")
     evaluation: EvaluationConfig = Field(
         default=EvaluationConfig(), description="Sampling settings for held-out problems during training."

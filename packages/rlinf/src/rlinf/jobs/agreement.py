@@ -8,6 +8,11 @@ Sums of K products are rounded in float32 in any case; where that is the type it
 of K / 32 steps in each of the lanes that a kernel has at least. The models of `test_rlinf_agreement.py` stay below half
 of it.
 
+An engine with weights in FP8 computes another model: the roundoff of e4m3 is 2^-4, and weights whose leading digits are
+spread evenly on a logarithmic scale are 2.65 % off in the root mean square, as is a product with them. A layer has up
+to 7 such matrices on the way of a token, and the walk is the same. This bound is wide. `rlinf check` therefore has the
+trainer score the tokens with the rounded weights, too, so that the usual bound holds for the rest.
+
 Experts add to it: a router that is within rounding of a tie takes another expert, and the token's log-probability
 moves by about 0.1 nats. Where that is less than one token in a thousand, as in float32, such a token outweighs all the
 others' KL, and the 99.9 % quantile of the distances may speak for them; else the KL may be larger by what they add.
@@ -23,6 +28,13 @@ from typing import Any
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-9}
 AMPLIFICATION = 8.0
 """Of the unit roundoff, for each square root of a layer; see above."""
+SPREAD = 2.3
+"""Nats, of the logits in a language model."""
+FP8_ERROR = 2.0**-4 / math.sqrt(3) * math.sqrt(3 / (8 * math.log(2)))
+"""Root mean square of the relative error of a weight in e4m3: uniform within its rounding, over mantissas m in [1, 2)
+whose logarithm is uniform, so that the mean of 1 / m^2 is 3 / (8 ln 2)."""
+FP8_MATRICES = 7.0
+"""Linear layers of a layer of a transformer: q, k, v, o, gate, up and down."""
 ROUNDINGS = 12.0
 """Of an activation in a layer."""
 LANES = 32
@@ -57,6 +69,8 @@ class Arithmetic:
     """Terms of the longest sum: the wider of hidden and intermediate size."""
     has_experts: bool
     temperature: float
+    quantization: str | None = None
+    """Of the served weights; None: they are those of the trainer, or it scores with weights that are quantized, too."""
 
     @property
     def unit_roundoff(self) -> float:
@@ -70,7 +84,8 @@ class Arithmetic:
     @property
     def rms_bound(self) -> float:
         """Nats, root mean square of the distance that rounding explains, without experts."""
-        return AMPLIFICATION * math.sqrt(self.num_layers) * self.unit_roundoff / min(1.0, self.temperature)
+        rounding = AMPLIFICATION * math.sqrt(self.num_layers) * self.unit_roundoff
+        return math.hypot(rounding, SPREAD * self._quantization_error) / min(1.0, self.temperature)
 
     @property
     def kl_bound(self) -> float:
@@ -81,12 +96,19 @@ class Arithmetic:
     @property
     def rerouted_share(self) -> float:
         """Of the tokens, those that rounding sends to another expert somewhere."""
-        error = math.sqrt(ROUNDINGS * self.num_layers) * self.unit_roundoff
+        error = math.hypot(math.sqrt(ROUNDINGS * self.num_layers) * self.unit_roundoff, self._quantization_error)
         return min(1.0, TIES * self.num_layers * error) if self.has_experts else 0.0
+
+    @property
+    def _quantization_error(self) -> float:
+        """Relative, of what the last layer computes, by the rounding of the served weights."""
+        return 0.0 if self.quantization is None else FP8_ERROR * math.sqrt(FP8_MATRICES * self.num_layers)
 
     def __str__(self) -> str:
         experts = " with experts" if self.has_experts else ""
-        return f"trained in {self.trained_dtype}, served in {self.served_dtype}, {self.num_layers} layers{experts}"
+        weights = f" with weights in {self.quantization}" if self.quantization else ""
+        served = f"served in {self.served_dtype}{weights}"
+        return f"trained in {self.trained_dtype}, {served}, {self.num_layers} layers{experts}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,9 +177,17 @@ def judge_step(arithmetic: Arithmetic, metrics: Mapping[str, float], prefix: str
     return judge(arithmetic, kl=kl, p999=metrics[f"{at}_p999"], largest=metrics[f"{at}_max"])
 
 
-def arithmetic_of(model: Mapping[str, Any], *, trained_dtype: str, served_dtype: str, temperature: float) -> Arithmetic:
+def arithmetic_of(
+    model: Mapping[str, Any],
+    *,
+    trained_dtype: str,
+    served_dtype: str,
+    temperature: float,
+    quantization: str | None = None,
+) -> Arithmetic:
     """Args:
     model: its config.json.
+    quantization: of the served weights.
     """
     experts = ("num_experts", "num_local_experts", "n_routed_experts")
     return Arithmetic(
@@ -167,4 +197,5 @@ def arithmetic_of(model: Mapping[str, Any], *, trained_dtype: str, served_dtype:
         width=max(int(model.get("hidden_size", 1)), int(model.get("intermediate_size") or 1)),
         has_experts=any((model.get(name) or 0) > 1 for name in experts),
         temperature=temperature,
+        quantization=quantization,
     )

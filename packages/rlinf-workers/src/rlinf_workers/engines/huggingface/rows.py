@@ -28,8 +28,8 @@ def refill_memory(model: ModelShape, job: JobShape) -> RankMemory:
     Prompts that begin together are prefilled a few at a time, and their keys and values are kept until they are copied
     to rows. When the cache grows, it is copied one layer at a time.
     """
-    job, lengths = job.served, job.lengths
-    weights, token_bytes = job.dtype_bytes * model.num_parameters, kv_bytes(model, job)
+    weights, job, lengths = job.served_weights_bytes(model), job.served, job.lengths
+    token_bytes = kv_bytes(model, job)
     row_bytes = row_tokens(job.longest_tokens) * token_bytes
     keeps = job.engine_options.get("keep_turns") is True
     num_copies = 2 if keeps else 1  # what is kept is as large as the rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlinf_workers.engines.spec import EngineSpec
@@ -12,6 +12,8 @@ from rlinf_workers.plugins import OptionError
 if TYPE_CHECKING:
     from rlinf_sched.derive import JobShape, ModelShape, RankMemory
 
+DEQUANTIZED_BYTES = 8
+"""Bytes a weight of a layer in FP8 while it is dequantized: the value and its scale in float32."""
 CACHE_SHARES = (0.6, 0.4, 0.25, 0.2, 0.1, 0.05)
 """Suggested values of `cache_share`."""
 
@@ -44,10 +46,16 @@ class HuggingFaceSpec(EngineSpec):
 
     def memory(self, model: ModelShape, job: JobShape) -> RankMemory:
         if not self.fills_its_memory(job.engine_options):
-            return super().memory(model, job)
-        from rlinf_workers.engines.huggingface.rows import refill_memory
+            memory = super().memory(model, job)
+        else:
+            from rlinf_workers.engines.huggingface.rows import refill_memory
 
-        return refill_memory(model, job)
+            memory = refill_memory(model, job)
+        if not job.serves_fp8:
+            return memory
+        # While a layer computes, it has its weights in the dtype of the model, and float32 on the way there.
+        computed = (DEQUANTIZED_BYTES + job.served.dtype_bytes) * model.largest_linear_parameters
+        return replace(memory, activations=memory.activations + computed)
 
     def fills_its_memory(self, options: Mapping[str, Any]) -> bool:
         return options.get("refill") is True
@@ -101,4 +109,5 @@ SPEC = HuggingFaceSpec(
     options=HuggingFaceOptions,
     cuts_models=False,
     serves_adapters=True,
+    quantizations=("fp8",),
 )

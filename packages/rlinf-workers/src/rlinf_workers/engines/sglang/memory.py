@@ -114,7 +114,7 @@ def _graph_rows(model: ModelShape, job: JobShape) -> int:
 
 
 def _weights_bytes(model: ModelShape, job: JobShape) -> int:
-    return -(-job.served.dtype_bytes * model.num_parameters // job.tensor_parallel)
+    return -(-job.served_weights_bytes(model) // job.tensor_parallel)
 
 
 def _cpu_tokens(model: ModelShape, job: JobShape) -> int:

@@ -41,6 +41,6 @@ def sglang_profile(model: ModelShape, gpu: Gpu, job: JobShape, memory: RankMemor
         instances=(instance,),
         batching="continuous",
         costs=lengths.longest_costs,
-        weights_bytes=dtype_bytes * model.num_parameters,
+        weights_bytes=job.served_weights_bytes(model),
         source=f"derived: SGLang with {model.name} on {size} x {gpu.name}, {describe_numbers(model, job.served)}",
     )

@@ -189,6 +189,7 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int
         num_groups=rollout.num_prompts,
         dtype_bytes=DTYPE_BYTES[config.model.dtype],
         served_bytes=DTYPE_BYTES[config.served_dtype],
+        serves_fp8=config.rollout.quantization == "fp8",
         num_shards=config.actor.resolved_shards,
         micro_batch_groups=config.actor.micro_batch_groups,
         max_tokens_per_micro_batch=config.actor.token_budget,

@@ -148,6 +148,7 @@ class ReasoningJob(Job):
                 trained_dtype=dtype,
                 served_dtype=config.served_dtype,
                 temperature=config.rollout.temperature,
+                quantization=config.rollout.quantization,
             )
             for policy, path in config.policies.items()
         }

@@ -348,22 +348,24 @@ def kept_weights(
         nodes: nodes of trainer and engines.
     """
     spec, num_versions = weight_sync_of(config.cluster, nodes, on_gpu=on_gpu), config.steps_ahead + 1
+    served_bytes = job_shape(config, on_gpu=on_gpu).served_weights_bytes(shape) // num_ranks
     sizes: dict[str, Any] = {
         "trained_bytes": DTYPE_BYTES["float32"] * shape.num_parameters // num_ranks,
-        "served_bytes": DTYPE_BYTES[config.served_dtype] * shape.num_parameters // num_ranks,
+        "served_bytes": served_bytes,
         "options": config.cluster.weight_sync_options,
     }
+    quantized = 0 if config.rollout.quantization is None else served_bytes  # a copy, while a version is published
     return KeptWeights(
         num_versions=num_versions,
-        gpu_bytes=num_versions * spec.gpu_bytes(**sizes) if on_gpu else 0,
-        host_bytes=num_versions * spec.host_bytes(**sizes, on_gpus=on_gpu),
+        gpu_bytes=num_versions * spec.gpu_bytes(**sizes) + quantized if on_gpu else 0,
+        host_bytes=num_versions * spec.host_bytes(**sizes, on_gpus=on_gpu) + (0 if on_gpu else quantized),
     )
 
 
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
     """Bytes of published weights of all policies in the memory of a machine without GPUs, which its processes share."""
     trained = [own for own in policy_shapes(config, shape).values() if own is not None]
-    served = [DTYPE_BYTES[config.served_dtype] * own.num_parameters for own in trained]
+    served = [job_shape(config, on_gpu=False).served_weights_bytes(own) for own in trained]
     versions = [kept_weights(config, own, 1, on_gpu=False).host_bytes for own in trained]
     return sum(max(NUM_STORED * size, num_bytes) for size, num_bytes in zip(served, versions, strict=True))
 

@@ -72,7 +72,7 @@ class WorkerSettings:
         agent = self._agent(model)
         fills_its_memory = rollout.engine_spec.fills_its_memory(rollout.engine_options)
         return RolloutSettings(
-            model=replace(model, dtype=self.config.served_dtype),
+            model=replace(model, dtype=self.config.served_dtype, quantization=rollout.quantization),
             train=replace(
                 sampling_settings(rollout, group_size=size, max_new_tokens=num_tokens, stop=rollout.stop),
                 records_experts=self.config.actor.router_replay,
