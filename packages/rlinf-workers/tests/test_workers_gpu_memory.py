@@ -1,12 +1,14 @@
 """GPU memory by process, read from a library that stands in for NVML."""
 
 import ctypes
+import os
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rlinf_workers import gpu_memory
-from rlinf_workers.gpu_memory import GpuMemory, free_gpu_bytes, held_gpu_bytes
+from rlinf_workers.gpu_memory import GpuMemory, GpuUse, free_gpu_bytes, held_gpu_bytes
 
 
 def nvml(processes, *, free=7 << 30):
@@ -54,3 +56,23 @@ def test_an_engines_processes_count_with_the_worker_on_the_fullest_of_their_gpus
     assert held_gpu_bytes([10, 11], range(1)) == 23
     assert held_gpu_bytes([4], range(2)) is None, "ids of another namespace"
     assert free_gpu_bytes(range(2)) == 5
+
+
+def test_a_workers_peak_has_its_engines_processes_and_what_torch_freed_again(monkeypatch):
+    use, own = GpuUse(), os.getpid()
+    for processes, reserved in (
+        ([(own, 100), (7, 50)], (80, 80)),
+        ([(own, 60), (7, 70)], (80, 40)),
+        ([(9, 1)], (0, 0)),
+    ):
+        gpu = GpuMemory("GPU-1", nvml(processes))
+        monkeypatch.setattr(gpu_memory, "gpu_memory", lambda index, gpu=gpu: gpu)
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda reserved=reserved: reserved[0])
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda reserved=reserved: reserved[1])
+        use.look([7], range(1))
+    assert use.engine_bytes == 70, "between turns an engine may hold less"
+    assert use.held_bytes == 60 + (80 - 40) + 70
+    monkeypatch.setattr(gpu_memory, "gpu_memory", lambda index: None)
+    nothing = GpuUse()
+    nothing.look([7], range(1))
+    assert nothing.held_bytes is None and nothing.engine_bytes == 0

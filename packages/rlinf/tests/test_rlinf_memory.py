@@ -28,10 +28,11 @@ from rlinf.jobs.reasoning.memory import (
 )
 from rlinf.jobs.reasoning.planning import reasoning_loads, reasoning_problem
 from rlinf.machine import Machine
-from rlinf.planning.memory import Load
+from rlinf.planning import memory as memory_of_plans
+from rlinf.planning.memory import Load, at_once_place, device_place
 from rlinf_algos import token_logprobs
 from rlinf_sched import Cluster, Plan, StagePlan, plan_for_mode
-from rlinf_sched.derive import Adapter, JobShape, Lengths, ModelShape, forward_memory
+from rlinf_sched.derive import Adapter, JobShape, Lengths, ModelShape, RankMemory, forward_memory
 from rlinf_sched.derive.memory.activations import layers_bytes, packed_pass, passes_of_micro_batch
 from rlinf_workers.models.packed import pack_without_padding, packed_logits
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits
@@ -52,6 +53,13 @@ SMALL: dict[str, Any] = {
 WIDE: dict[str, Any] = {**SMALL, "hidden_size": 4096}
 
 REPLICATED = TRAINERS.spec("replicated")
+
+
+@pytest.fixture
+def without_cuda(monkeypatch) -> None:
+    """GPUs with less memory than CUDA itself takes."""
+    monkeypatch.setattr(memory_of_plans, "CONTEXT_BYTES", 0)
+    monkeypatch.setattr(memory_of_plans, "DEVICE_BYTES", 0)
 
 
 def config_of(*overrides: str) -> ReasoningConfig:
@@ -470,6 +478,7 @@ def test_a_model_that_cannot_fit_is_refused_before_anything_starts() -> None:
     assert "optimizer" in message
 
 
+@pytest.mark.usefixtures("without_cuda")
 def test_settings_that_a_refusal_names_fit() -> None:
     """Each of them, given as it stands there; and no key of it is there for nothing."""
     flags = ["--sft_warm_up=null", "--actor.num_shards=2", "--actor.micro_batch_groups=8"]
@@ -504,6 +513,7 @@ def test_settings_that_a_refusal_names_fit() -> None:
     assert "no other number of groups, precision or backend fits" in refusal(1 << 20)
 
 
+@pytest.mark.usefixtures("without_cuda")
 def test_a_refusal_names_larger_cuts_of_megatron_that_the_model_allows() -> None:
     flags = ["--sft_warm_up=null", "--actor.backend=megatron", "--actor.micro_batch_groups=1", "--model.dtype=float32"]
     flags += ["--actor.backend_options={recompute: true}", "--mode=collocated"]
@@ -522,6 +532,7 @@ def test_a_refusal_names_larger_cuts_of_megatron_that_the_model_allows() -> None
     assert needed["rollout"] < 0.6 * needed["actor"], "the actor is what does not fit"
 
 
+@pytest.mark.usefixtures("without_cuda")
 def test_on_gpus_the_largest_turn_counts_and_what_stays_beside_it() -> None:
     config = config_of("--sft_warm_up=null")
     shape = ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)
@@ -569,6 +580,7 @@ def overlapping(max_staleness: int, *more: str) -> tuple[ReasoningConfig, ModelS
     return config_of(*flags, *more), ModelShape(name="wide", num_layers=2, head_dim=64, **WIDE)
 
 
+@pytest.mark.usefixtures("without_cuda")
 @pytest.mark.parametrize("max_staleness", [0, 1, 4])
 def test_a_gpu_that_trains_holds_a_version_for_each_step_under_way(max_staleness: int) -> None:
     config, shape = overlapping(max_staleness)
@@ -585,6 +597,7 @@ def test_a_gpu_that_trains_holds_a_version_for_each_step_under_way(max_staleness
         check(needed - 1)
 
 
+@pytest.mark.usefixtures("without_cuda")
 def test_versions_that_do_not_fit_are_named_with_settings_that_do() -> None:
     config, shape = overlapping(4)
     actor = rank_memory(config, shape, job_shape(config), {"actor": 1})["actor"].peak(64)
@@ -626,6 +639,25 @@ def test_ranks_share_the_versions_between_machines() -> None:
     assert [load.versions.gpu_bytes for load in loads] == [0, *[2 * 4 * shape.num_parameters // 2] * 2]
 
 
+@pytest.mark.parametrize(("counted", "measured"), [(16.7, 23.5), (40.8, 51.7)])
+def test_what_the_driver_counts_is_predicted_within_a_tenth_and_never_under(counted: float, measured: float) -> None:
+    """Two jobs on one H100, GRPO of 0.5B and 1.5B shapes on 2026-11-26: what was counted, and what NVML counted of the
+    whole GPU. Both roles were resident."""
+    rollout, actor = (RankMemory(weights=round(share * counted * 2**30)) for share in (0.2, 0.8))
+    loads = [Load(group=name, memory=one, num_items=1, offload=False) for name, one in (("a", rollout), ("b", actor))]
+    held = device_place("H100", 80 << 30, loads).held_bytes
+    assert held is not None and 1.0 <= held / 2**30 / measured < 1.1
+    assert at_once_place("H100", 80 << 30, loads).needed_bytes == pytest.approx(held)
+    assert device_place("H100", 20 << 30, loads[:1]).held_bytes <= 20 << 30, "torch frees its cache before it fails"
+
+
+def test_a_pool_is_allocated_in_one_piece() -> None:
+    pool = Load(group="rollout", memory=RankMemory(weights=0, kv_pool=10 << 30), num_items=1, offload=False)
+    assert pool.gpu_bytes == (10 << 30) + memory_of_plans.CONTEXT_BYTES
+    engine = replace(pool, num_contexts=2)
+    assert engine.gpu_bytes - pool.gpu_bytes == memory_of_plans.CONTEXT_BYTES
+
+
 def test_state_stays_on_a_gpu_that_has_room_for_all() -> None:
     """However much each rank takes in its turn, the allocators of the others keep what they took in theirs."""
     config = config_of("--sft_warm_up=null")
@@ -643,7 +675,11 @@ def test_state_stays_on_a_gpu_that_has_room_for_all() -> None:
 
     mailbox = 4 * shape.num_parameters
     assert not fits(peaks + mailbox)
-    assert fits(round(1.25 * peaks) + (2 << 30) + mailbox + 1)
+    needed = round(1.25 * peaks) + 2 * memory_of_plans.CONTEXT_BYTES + memory_of_plans.DEVICE_BYTES + mailbox + 2
+    assert fits(needed) and not fits(needed - (1 << 20))
+    cluster = Cluster.cuda_nodes(1, 1, name="fake", memory_bytes=needed - (1 << 20))
+    memory = ReasoningMemory(config, shape, cluster, 0).with_measured({"actor": 1 << 20, "rollout": 1 << 20})
+    assert memory.all_fit_at_once(plan), "what the driver counted in an earlier run replaces what is predicted"
     other = StagePlan(stage="judge", devices=(0,), num_ranks=1, granularity=0, offload=True, turn=2)
     assert not fits(1 << 50, replace(plan, stages=(*plan.stages, other))), "nobody knows what it needs"
 

@@ -286,7 +286,7 @@ def test_a_small_job_stays_on_the_gpu_beside_its_trainer():
     small = replace(MODEL, num_layers=2, vocab_size=1000)
     cluster = Cluster.cuda_nodes(1, 2, name="fake", memory_bytes=H100_BYTES)
     assert ReasoningMemory(config_of("--rollout.dtype=bfloat16"), small, cluster, 0).all_fit_at_once(plan_of())
-    filling = config_of("--rollout.dtype=bfloat16", "--rollout.engine_options={mem_fraction_static: 0.7}")
+    filling = config_of("--rollout.dtype=bfloat16", "--rollout.engine_options={mem_fraction_static: 0.9}")
     assert not ReasoningMemory(filling, small, cluster, 0).all_fit_at_once(plan_of())
 
 

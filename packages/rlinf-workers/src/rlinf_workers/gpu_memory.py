@@ -8,6 +8,7 @@ and, unlike `torch.cuda.mem_get_info`, creates no CUDA context.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
@@ -70,6 +71,29 @@ class GpuMemory:
             raise OSError(f"NVML: {name} failed with status {status}")
 
 
+class GpuUse:
+    """The most that a worker's processes held of their GPUs, looked at when it has just computed: torch and an engine's
+    processes keep the memory of their peak then."""
+
+    def __init__(self) -> None:
+        self.engine_bytes = 0
+        """Of an engine's own processes, on the fullest of the GPUs."""
+        self.held_bytes: int | None = None
+        """Of all processes, CUDA contexts and graphs included; None: never known."""
+
+    def look(self, engine_processes: Collection[int], indices: Sequence[int]) -> None:
+        """Reads the present values; torch itself knows how much more this process held at its peak."""
+        import torch
+
+        engine = held_gpu_bytes(engine_processes, indices) or 0
+        own = held_gpu_bytes([os.getpid()], indices[:1])
+        self.engine_bytes = max(self.engine_bytes, engine)
+        if own is None and not engine:
+            return
+        freed = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved() if own is not None else 0
+        self.held_bytes = max(self.held_bytes or 0, (own or 0) + freed + engine)
+
+
 @cache
 def gpu_memory(index: int) -> GpuMemory | None:
     """The memory of the GPU that torch numbers so in this process; None where NVML cannot be asked."""
@@ -99,7 +123,10 @@ def held_gpu_bytes(process_ids: Collection[int], indices: Sequence[int]) -> int 
     for index in indices:
         if (memory := gpu_memory(index)) is None:
             return None
-        of_process = memory.process_bytes()
+        try:
+            of_process = memory.process_bytes()
+        except OSError:  # a driver that does not count by process
+            return None
         if listed := [of_process[pid] for pid in process_ids if pid in of_process]:
             held.append(sum(listed))
     return max(held, default=None)

@@ -34,6 +34,7 @@ from rlinf_workers.execution.weight_offers import WeightOffers
 from rlinf_workers.explaining.explanation import look_here
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import ProcessRecord
+from rlinf_workers.gpu_memory import GpuUse
 from rlinf_workers.launchers.base import Identity, RequestSender, StageProgress, Wait
 from rlinf_workers.metrics import MetricTable
 from rlinf_workers.plugins import WEIGHT_SYNCS
@@ -58,6 +59,7 @@ CALLS = frozenset(
         "end_profile",
         "publish_weights",
         "memory_bytes",
+        "held_gpu_bytes",
         "current_waits",
         "process",
         "look_at_processes",
@@ -117,6 +119,8 @@ class WorkerHost:
         self._is_spent = False
         self._onloaded_bytes = 0
         """Device memory it held when it was last offloaded."""
+        self._gpu_use = GpuUse()
+        """What its processes held of their GPUs whenever a stage ended."""
         self.served_versions: dict[str, int] = {}
         """Edge -> version of the worker's weights, once all are received; see `confirm_weights`."""
         self._offers = WeightOffers()
@@ -217,6 +221,7 @@ class WorkerHost:
             finally:
                 self._running.remove(stage)
                 self._of_thread.running = None
+                self._look_at_gpu()
                 self._has_entered(call)
 
     def _run_stage(self, stage: RunningStage, call: StageCall) -> StageOutcome:
@@ -391,14 +396,25 @@ class WorkerHost:
 
     def memory_bytes(self) -> tuple[int, int]:
         """Bytes of device memory between stages while the state is loaded (otherwise the last such value), and their
-        peak since the process started; host memory on a CPU slot."""
-        on_gpu = self.worker.device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+        peak since the process started, with what an engine's own processes held; host memory on a CPU slot."""
+        if self.worker.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated() + self._gpu_use.engine_bytes
+        else:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         return self._device_bytes() if self.is_loaded else self._onloaded_bytes, peak
+
+    def held_gpu_bytes(self) -> int | None:
+        """The most that its processes, with those of an engine, held on one of their GPUs when a stage ended, as the
+        driver counts it; None: not known."""
+        return self._gpu_use.held_bytes
+
+    def _look_at_gpu(self) -> None:
+        if self.worker.device.type == "cuda" and self.is_loaded:
+            self._gpu_use.look(self.worker.serving_processes(), range(max(1, len(self.identity.devices))))
 
     def _device_bytes(self) -> int:
         if self.worker.device.type == "cuda":
-            return torch.cuda.memory_allocated()
+            return torch.cuda.memory_allocated() + self._gpu_use.engine_bytes
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
 

@@ -23,6 +23,7 @@ from rlinf.loop.checkpoint_writer import CheckpointWriter
 from rlinf.loop.clock import RunClock
 from rlinf.loop.deadlines import Deadlines
 from rlinf.loop.ending import reasons_to_end
+from rlinf.loop.gpu_memory import GpuMemoryHistory
 from rlinf.loop.learning_signal import LearningSignal
 from rlinf.loop.moving import UpcomingMove, begin_move, passed_state
 from rlinf.loop.pauses import next_pause
@@ -62,6 +63,8 @@ class TrainingLoop:
         self._restarts = restarts or Restarts(job.config.run)
         self._saved_step: int | None = None
         """Step of the newest checkpoint, whole or under way."""
+        self._gpu_memory: GpuMemoryHistory | None = None
+        """None: the job's memory is not counted."""
         self._placements: list[RunPlans] = []
         """In a measurement, the placements that are still to be measured."""
         self._upcoming: UpcomingMove | None = None
@@ -227,7 +230,9 @@ class TrainingLoop:
             self._session.note(note)
         self.progress.message(f"{self._config.name}, {plan.mode} on {planned.cluster.describe()}; {plan.reason}")
         if self._job.memory is not None:
-            for line in memory_lines(self._job.memory.fullest_place(plan)):
+            place = self._job.memory.fullest_place(plan)
+            self._gpu_memory = GpuMemoryHistory(self._folder, plan, place)
+            for line in memory_lines(place):
                 self.progress.message(line)
         self._history.begin(plan, self._auto.problem, self._clock.step)
 
@@ -430,6 +435,7 @@ class TrainingLoop:
         with self.progress.doing("writing the last checkpoint"):
             self._checkpoints.wait()
         self._history.write()
+        self._note_gpu_memory()
         with self.progress.doing("writing the report"):
             self._result = self._recorder.result(score, self._session.stage_s, self._clock)
         if self._record is not None and self._record.must_match:
@@ -458,6 +464,11 @@ class TrainingLoop:
         with self.progress.doing("saving a checkpoint"):
             self._checkpoints.save(self._session.trainers, step, state, self._job.save)
         self._history.write()
+        self._note_gpu_memory()
+
+    def _note_gpu_memory(self) -> None:
+        if self._gpu_memory is not None and self._clock.step:
+            self._gpu_memory.read(self._session.executor)
 
     def _is_over(self, score: float) -> bool:
         """All steps done, the score reached or the time up; a measurement ends by itself."""

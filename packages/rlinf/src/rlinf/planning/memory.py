@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlinf.config.common import ClusterConfig
@@ -23,8 +23,11 @@ moments, which are allocated in between; chosen so that no worker in the same me
 ALLOCATED_SHARE = 1.25
 """GPU memory that torch's allocator reserves relative to what is in use, unless it has to free its cache; up to 1.21
 was measured (docs/memory.md)."""
-CONTEXT_BYTES = 1 << 30
-"""CUDA's own memory in each process: its context, kernels and workspaces."""
+CONTEXT_BYTES = 1126 << 20
+"""CUDA's own memory in each process: its context, kernels and workspaces. With `DEVICE_BYTES` and `ALLOCATED_SHARE` it
+gives 23.6 and 53.7 GiB for the two jobs whose processes held 23.5 and 51.7 GiB of an H100 (docs/memory.md)."""
+DEVICE_BYTES = 512 << 20
+"""GPU memory that the driver keeps for itself."""
 
 UNITS = (("GiB", 30), ("MiB", 20))
 
@@ -64,11 +67,31 @@ class Load:
     """Each of them carries as much."""
     engine_process_bytes: int = 0
     """Host bytes of the processes that the rank's own process starts, beside the model."""
+    num_contexts: int = 1
+    """Its processes on each of its GPUs: its own, and that of an engine that starts others."""
     versions: KeptWeights = KeptWeights()
+    held_bytes: int | None = None
+    """What the driver counted on one of its GPUs in an earlier run; None: not measured."""
 
     @property
     def peak(self) -> int:
         return self.memory.peak(self.num_items)
+
+    @property
+    def context_bytes(self) -> int:
+        """CUDA's own memory in its processes, which offloading does not free."""
+        return self.num_contexts * CONTEXT_BYTES
+
+    @property
+    def gpu_bytes(self) -> int:
+        """What the driver counts for its processes on a GPU at most: measured, or else predicted."""
+        return self.predicted_gpu_bytes if self.held_bytes is None else self.held_bytes
+
+    @property
+    def predicted_gpu_bytes(self) -> int:
+        """As much if nothing makes torch free its cache. An engine allocates its KV pool in one piece."""
+        pool = self.memory.kv_pool
+        return round(ALLOCATED_SHARE * (self.peak - pool)) + pool + self.context_bytes
 
     @property
     def process(self) -> int:
@@ -90,6 +113,8 @@ class MemoryPool:
     loads: tuple[Load, ...]
     needs: str = "a device needs"
     """Who needs it, in words."""
+    held_bytes: int | None = None
+    """What the driver is expected to count at most, with what torch's allocators keep; None: nothing is kept apart."""
 
     @property
     def missing_bytes(self) -> int:
@@ -101,7 +126,15 @@ def device_place(name: str, has_bytes: int, loads: Sequence[Load]) -> MemoryPool
     """What stays there, and the largest of those that take turns."""
     resident = sum(load.versions.gpu_bytes + (0 if load.offload else load.memory.state) for load in loads)
     needed = max((resident + load.peak - (0 if load.offload else load.memory.state) for load in loads), default=0)
-    return MemoryPool(name=name, has_bytes=has_bytes, needed_bytes=needed, loads=tuple(loads))
+    of_cuda = DEVICE_BYTES + sum(load.context_bytes for load in loads)
+    cached_bytes = round((ALLOCATED_SHARE - 1) * max(0, needed - sum(load.memory.kv_pool for load in loads)))
+    return MemoryPool(
+        name=name,
+        has_bytes=has_bytes,
+        needed_bytes=needed + of_cuda,
+        held_bytes=max(needed + of_cuda, min(needed + of_cuda + cached_bytes, has_bytes)),
+        loads=tuple(loads),
+    )
 
 
 def host_place(has_bytes: int, loads: Sequence[Load], shared: int = 0) -> MemoryPool:
@@ -121,8 +154,8 @@ def host_place(has_bytes: int, loads: Sequence[Load], shared: int = 0) -> Memory
 
 def at_once_place(name: str, has_bytes: int, loads: Sequence[Load]) -> MemoryPool:
     """A GPU that holds the peaks of all its ranks at once."""
-    needed = sum(ALLOCATED_SHARE * load.peak + CONTEXT_BYTES + load.versions.gpu_bytes for load in loads)
-    return MemoryPool(name=name, has_bytes=has_bytes, needed_bytes=round(needed), loads=tuple(loads))
+    needed = DEVICE_BYTES + sum(load.gpu_bytes + load.versions.gpu_bytes for load in loads)
+    return MemoryPool(name=name, has_bytes=has_bytes, needed_bytes=needed, loads=tuple(loads))
 
 
 def versions_place(has_bytes: int, loads: Sequence[Load], node_of: Callable[[int], int]) -> MemoryPool:
@@ -146,6 +179,14 @@ def versions_place(has_bytes: int, loads: Sequence[Load], node_of: Callable[[int
 
 class PlanMemory(ABC):
     """Predicts the memory that a plan's ranks need on the devices of a run."""
+
+    def with_measured(self, held_bytes: Mapping[str, int]) -> PlanMemory:
+        """A copy that takes what an earlier run measured for the peaks of resident ranks.
+
+        Args:
+            held_bytes: role -> what a rank's processes held of a GPU.
+        """
+        return self
 
     @abstractmethod
     def check(self, plan: Plan) -> None:
@@ -193,7 +234,10 @@ def memory_lines(place: MemoryPool) -> list[str]:
     """What a run says before its processes start."""
     unit, rows = memory_rows(place.loads)
     lines = _columns([(f"memory, {unit}", *rows[0][1:]), *rows[1:]])
-    needs = f"{place.needs} {place.needed_bytes / 2**30:.2f} GiB at most; {place.name} has"
+    needs = f"{place.needs} {place.needed_bytes / 2**30:.2f} GiB at most"
+    if place.held_bytes is not None:
+        needs += f", CUDA's own included, and may hold {place.held_bytes / 2**30:.2f} with what torch keeps"
+    needs += f"; {place.name} has"
     return [*lines, *versions_lines(place.loads), f"{needs} {place.has_bytes / 2**30:.1f}"]
 
 

@@ -3,7 +3,7 @@ divide the work."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from rlinf.config.common import JobConfig, PlanConfig
 from rlinf.config.devices import device_notes, make_cluster
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
-from rlinf.run_folder.folder import PROBLEM
+from rlinf.run_folder.folder import GPU_MEMORY, PROBLEM
+from rlinf.run_folder.plain_files import read_plain_json
 from rlinf_sched import (
     Cluster,
     FlowGraph,
@@ -52,6 +53,7 @@ def make_plans(job: Job, flows: Flows, folder: Path) -> RunPlans:
 
     Args:
         folder: the run's folder; measurements of an earlier session in it are the profile unless the config names one.
+            GPU memory that was measured beside the profile replaces what is predicted of it.
 
     Raises: UserError for a placement that does not fit the flow or the machine, or a profile of another flow.
     """
@@ -59,6 +61,8 @@ def make_plans(job: Job, flows: Flows, folder: Path) -> RunPlans:
     cluster = make_cluster(config.cluster, job.machine)
     path = config.plan.profile or folder / PROBLEM
     problem = _read_profile(path, job, graph, cluster) if config.plan.profile or path.is_file() else None
+    if job.memory is not None and (held_bytes := _held_bytes(path.with_name(GPU_MEMORY))):
+        job.memory = job.memory.with_measured(held_bytes)
     if problem is not None and config.mode == "auto":
         planned = plans_of_problem(job, flows, problem)
     else:
@@ -66,6 +70,13 @@ def make_plans(job: Job, flows: Flows, folder: Path) -> RunPlans:
         planned = replace(plans_by_rule(job, flows, mode), problem=problem)
     _check_overlap(planned.plans[graph.name], graph, config.mode)
     return planned
+
+
+def _held_bytes(file: Path) -> Mapping[str, int]:
+    """Role -> what its ranks held of a GPU in an earlier run; empty if there is no such file."""
+    if not file.is_file():
+        return {}
+    return {role: values["measured_bytes"] for role, values in read_plain_json(file)["roles"].items()}
 
 
 def plans_by_rule(job: Job, flows: Flows, mode: Mode) -> RunPlans:

@@ -83,6 +83,7 @@ def render(records: RunRecords) -> str:
         "Weight syncs": lambda: _weight_syncs(records),
         "Plan": lambda: _plan(records),
         "Predicted and measured": lambda: _plan_times(records),
+        "Memory of the GPUs": lambda: _gpu_memory(records),
         "Samples": lambda: samples(records),
         "What ran": lambda: _what_ran(records),
     }
@@ -327,6 +328,23 @@ def _plan_times(records: RunRecords) -> str:
         html.table(("plan", "", "predicted", "measured", "error"), rows, numeric=(2, 3, 4)),
         note="Medians over the steps under each plan; of a stage what its busiest rank computes in a step. Where a "
         "plan was asked for again and stayed, the last prediction is shown.",
+    )
+
+
+def _gpu_memory(records: RunRecords) -> str:
+    roles = records.memory.get("roles", {})
+    if not roles:
+        return ""
+    rows = []
+    for role, values in roles.items():
+        predicted, measured = values["predicted_bytes"], values["measured_bytes"]
+        rows.append((role, gib(predicted), gib(measured), f"{predicted / measured - 1:+.1%}"))
+    total = gib(records.memory["device_bytes"])
+    return html.section(
+        "Memory of the GPUs",
+        html.table(("role", "predicted", "measured", "error"), rows, numeric=(1, 2, 3)),
+        note=f"The most that the processes of one of a role's ranks held on a GPU of {total} when a stage ended, as "
+        "the driver counts it: CUDA contexts, graphs and what torch keeps are included, and an engine's own processes.",
     )
 
 

@@ -20,7 +20,7 @@ WORST = "worst_token"
 """Key that marks rows of samples.jsonl that describe one token instead of a sample."""
 MAX_SAMPLE_STEPS = 8
 """Maximum number of steps whose samples are shown."""
-OBJECTS = ("manifest", "plan", "plan_times", "flow", "result")
+OBJECTS = ("manifest", "plan", "plan_times", "memory", "flow", "result")
 """Files with one JSON object; each is a field of `RunRecords`."""
 
 
@@ -70,6 +70,7 @@ class RunRecords:
     manifest: Mapping[str, Any]
     plan: Mapping[str, Any]
     plan_times: Mapping[str, Any]
+    memory: Mapping[str, Any]
     flow: Mapping[str, Any]
     result: Mapping[str, Any]
     metrics: tuple[Mapping[str, Any], ...]

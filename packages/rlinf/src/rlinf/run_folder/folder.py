@@ -3,6 +3,7 @@
     config.yaml  manifest.json  plan.json  flow.json  flow.mmd
     problem.json       what the stages take, once it was measured: the plan was made from it
     plan_times.json    predicted and measured seconds of a step and its stages, for each plan that the run had
+    memory.json        predicted and measured memory of each role on the fullest GPU
     metrics.jsonl      {"step", "time_s", "metrics"} a training step, steps counted from 0
     evaluations.jsonl  {"step", "time_s", "metrics"}; here `step` counts the training steps done
     samples.jsonl      {"step", "prompt_index", "sample", "completion", "reward", ...} a completion of a shown group
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 PROBLEM = "problem.json"
 PLAN_TIMES = "plan_times.json"
+GPU_MEMORY = "memory.json"
 RESULT = "result.json"
 WAITS = "waits.json"
 ASKED, SEEN = "look-elsewhere", "seen-elsewhere.json"

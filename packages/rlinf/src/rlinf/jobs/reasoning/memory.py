@@ -8,7 +8,7 @@ settings would fit, before any process starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
@@ -206,6 +206,7 @@ def loads_of(
                 offload=stage.offload,
                 devices=stage.devices_of(rank)[:num_devices],  # where a rank has more, it computes on the first
                 engine_process_bytes=num_devices * engine.process_bytes if stage.stage == "rollout" else 0,
+                num_contexts=2 if stage.stage == "rollout" and engine.process_bytes else 1,
                 versions=versions.get(stage.stage, KeptWeights()),
             )
             loads.append(load)
@@ -233,6 +234,11 @@ class ReasoningMemory(PlanMemory):
     shape: ModelShape
     cluster: Cluster
     host_bytes: int
+    held_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Role -> what a rank's processes held of a GPU in an earlier run, as far as it was measured."""
+
+    def with_measured(self, held_bytes: Mapping[str, int]) -> ReasoningMemory:
+        return replace(self, held_bytes=held_bytes)
 
     @property
     def is_on_gpu(self) -> bool:
@@ -319,7 +325,7 @@ class ReasoningMemory(PlanMemory):
 
     def _loads(self, plan: Plan) -> list[Load]:
         device_bytes = self.cluster.devices[0].memory_bytes
-        return loads_of(
+        loads = loads_of(
             self.config,
             self.shape,
             plan,
@@ -328,6 +334,7 @@ class ReasoningMemory(PlanMemory):
             host_bytes=self.host_bytes,
             nodes=nodes_of(plan, self.cluster),
         )
+        return [replace(load, held_bytes=self.held_bytes.get(load.group)) for load in loads]
 
 
 def nodes_of(plan: Plan, cluster: Cluster) -> list[int]:
