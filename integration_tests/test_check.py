@@ -29,11 +29,26 @@ def test_an_honest_engine_passes():
     assert versions == [["0", "1"], ["0", "1"]]
 
 
+def verdicts_of(done):
+    return next(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("verdict"))
+
+
+def test_what_fp8_rounds_is_no_fault_and_a_wrong_scale_is_one():
+    """The trainer scores with the same quantized weights, so that float32's bound holds."""
+    quantized = {"rollout.quantization": "fp8"}
+    done = run("check", "sort-grpo", **quantized)
+    assert (done.returncode, verdicts_of(done)) == (0, ["agree", "agree"]), done.stdout
+    rows = {line.rpartition("  ")[0].partition("  ")[0]: line.split()[-2:] for line in done.stdout.splitlines()}
+    measured, explained = rows["unquantized trainer: KL"], rows["KL that rounding explains"]
+    assert all(float(kl) > 100 * float(bound) for kl, bound in zip(measured, explained, strict=True))
+    done = run("check", "sort-grpo", **quantized, **{"rollout.engine": f"{LIARS}:OtherScales"})
+    assert (done.returncode, verdicts_of(done)) == (1, ["DISAGREE", "DISAGREE"]), done.stdout
+
+
 def test_an_engine_that_keeps_its_first_weights_is_found_by_the_second_round():
     done = run("check", "sort-grpo", **{"rollout.engine": f"{LIARS}:FirstVersion"})
     assert done.returncode == 1
-    verdicts = next(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("verdict"))
-    assert verdicts == ["agree", "DISAGREE"]
+    assert verdicts_of(done) == ["agree", "DISAGREE"]
     assert "MISMATCH, after a step" in done.stdout
     assert "1. version: " in done.stdout
 

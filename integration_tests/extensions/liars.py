@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from rlinf_workers.engines import HuggingFaceEngine
+from rlinf_workers.engines.spec import EngineSpec
+from rlinf_workers.models import fp8_modules
 
 
 class OtherTemperature(HuggingFaceEngine):
@@ -14,6 +16,17 @@ class OtherTemperature(HuggingFaceEngine):
 
     def submit(self, prompts, sampling, *, seed, step):
         super().submit(prompts, replace(sampling, temperature=1.05 * sampling.temperature), seed=seed, step=step)
+
+
+class OtherScales(HuggingFaceEngine):
+    """Computes with scales of its FP8 weights that are a thousandth too large, and holds the right ones."""
+
+    spec = EngineSpec(quantizations=("fp8",))
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        dequantize = fp8_modules.dequantize
+        fp8_modules.dequantize = lambda values, scales, dtype: dequantize(values, 1.001 * scales, dtype)
 
 
 class FirstVersion(HuggingFaceEngine):

@@ -271,3 +271,21 @@ def test_a_flipped_bit_of_a_scale_is_refused_by_name():
 def quantized_specs(names):
     specs = quantized_shape(DENSE).specs()
     return {name: spec for name, spec in specs.items() if name in names or name.endswith("_scale_inv")}
+
+
+@pytest.mark.parametrize("trainer", ["rows of 3 ranks", "columns of 2 ranks", "megatron"])
+@pytest.mark.parametrize("shape", [DENSE, EXPERTS], ids=["dense", "experts"])
+def test_shards_hold_what_servers_compute_with_for_a_while(trainer, shape):
+    layout, whole = trainers(shape)[trainer], random_weights(shape.specs())
+    names = quantized_names(layout.specs, quantized_shape(shape).specs())
+    ranks, maxima = stored(layout, whole), []
+    for rank, tensors in enumerate(ranks):
+        BlockQuantizer(layout, rank, names).quantized(tensors, lambda own: maxima.append(own.clone()))
+    rounded = {
+        name: dequantize(*quantize(whole[name]), torch.float32) if name in names else whole[name] for name in whole
+    }
+    for rank, (tensors, expected) in enumerate(zip(ranks, stored(layout, rounded), strict=True)):
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
+        with BlockQuantizer(layout, rank, names).rounded(tensors, merged_over(maxima)):
+            assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
+        assert all(torch.equal(tensors[name], before[name]) for name in tensors)

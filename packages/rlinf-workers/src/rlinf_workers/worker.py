@@ -7,6 +7,7 @@ many items are in a chunk and how many ranks there are, and none of this appears
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -178,6 +179,15 @@ class Worker:
             pause: called before the weights change, `resume` afterwards.
         """
         self._host.take_weights(policy_version, pause, resume)
+
+    def weights_as_served(self) -> AbstractContextManager[bool]:
+        """A context in which `weights()` hold what servers compute with, where they hold them quantized. Every rank
+        enters it.
+
+        Returns: a context whose value is False if the weights have not changed: no server quantizes them, or they are
+        computed when they are read, as with an adapter.
+        """
+        return self._host.weights_as_served()
 
     # -- what a subclass may override ------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ Ranks that store parts of a block have to agree about its scale: they exchange t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -94,6 +95,11 @@ class BlockQuantizer:
             for block in one.blocks
         )
 
+    @property
+    def buffers(self) -> frozenset[str]:
+        """The trainer's buffers that have weights to quantize."""
+        return frozenset(part.block.buffer for _, part in self._parts)
+
     @torch.no_grad()
     def quantized(
         self, tensors: Mapping[str, Tensor], merge: Callable[[Tensor], object] | None = None
@@ -120,6 +126,29 @@ class BlockQuantizer:
         for buffer, part in self._parts:
             published[buffer] = part.values(tensors[part.block.buffer], scales[part.name])
         return published | {scales_of(name): one for name, one in scales.items()}
+
+    @contextlib.contextmanager
+    def rounded(self, tensors: Mapping[str, Tensor], merge: Callable[[Tensor], object] | None = None) -> Iterator[None]:
+        """A context in which the tensors hold what their quantized values and scales stand for, as `dequantize` gives
+        it in their dtype. Afterwards they are as before, to the bit.
+
+        Args:
+            tensors: contiguous buffers, which are changed in place.
+            merge: as in `quantized`.
+        """
+        published = self.quantized(tensors, merge)
+        earlier: list[tuple[Tensor, Tensor]] = []
+        with torch.no_grad():
+            for buffer, part in self._parts:
+                own = part.view(tensors[part.block.buffer])
+                earlier.append((own, own.clone()))
+                own.copy_(part.weights(published[buffer], published[scales_of(part.name)]))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for own, values in earlier:
+                    own.copy_(values)
 
     def _merge(self, maxima: dict[str, Tensor], merge: Callable[[Tensor], object], device: torch.device) -> None:
         """Completes the maxima with those of other ranks; in one collective, whose elements are the same on each."""
@@ -160,11 +189,23 @@ class _Part:
             values[index].copy_(whole[top : top + rows, left : left + columns])
         return values
 
+    def weights(self, values: Tensor, scales: Tensor) -> Tensor:
+        """What the part's values and the tensor's scales stand for, float32."""
+        (top, left), (rows, columns) = self._margins, self.block.box.shape[-2:]
+        places = zip(self.block.box.start, values.shape[:-2], strict=False)
+        leading = tuple(slice(first, first + size) for first, size in places)
+        spread = scales[leading][(..., *self._blocks)].repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)
+        return values.to(torch.float32) * spread[..., top : top + rows, left : left + columns]
+
+    def view(self, buffer: Tensor) -> Tensor:
+        """The part in the buffer; a copy if that is not contiguous."""
+        flat = buffer.detach().reshape(-1)
+        return flat.as_strided(self.block.box.shape, self.block.strides, flat.storage_offset() + self.block.offset)
+
     def _matrices(self, buffer: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
         """(index in the part's leading dimensions, [rows, columns]): one expert after the other, to save memory."""
-        flat, box = buffer.detach().reshape(-1), self.block.box
-        part = flat.as_strided(box.shape, self.block.strides, flat.storage_offset() + self.block.offset)
-        for index in itertools.product(*map(range, box.shape[:-2])):
+        part = self.view(buffer)
+        for index in itertools.product(*map(range, part.shape[:-2])):
             yield index, part[index]
 
     def _tiles(self, matrix: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ import platform
 import resource
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -495,11 +496,29 @@ class WorkerHost:
         """Publishes the worker's weights on one edge; returns the version."""
         weights = self.worker.weights()
         if (quantizer := self._quantizers.get(edge)) is not None:
-            weights = quantizer.quantized(weights, lambda maxima: self.rank_groups.all.max_(maxima))
+            weights = quantizer.quantized(weights, self._merge_maxima)
         finish_reads = self._senders[edge].publish(weights, self.worker.policy_version)
         if finish_reads is not None:
             self._unfinished_reads[edge] = finish_reads
         return self.worker.policy_version
+
+    @contextmanager
+    def weights_as_served(self) -> Iterator[bool]:
+        """See Worker.weights_as_served."""
+        quantizer = next(iter(self._quantizers.values()), None)
+        weights, again = self.worker.weights(), self.worker.weights()
+        if quantizer is None or any(
+            weights[name].data_ptr() != again[name].data_ptr() or not weights[name].is_contiguous()
+            for name in quantizer.buffers
+        ):
+            yield False
+            return
+        self.before_change()
+        with quantizer.rounded(weights, self._merge_maxima):
+            yield True
+
+    def _merge_maxima(self, maxima: torch.Tensor) -> None:
+        self.rank_groups.all.max_(maxima)
 
     def before_change(self) -> None:
         """Called before the weights may change; until then receivers may read them by reference."""

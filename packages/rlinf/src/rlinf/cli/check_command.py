@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from rlinf.jobs.spec import job_spec
 
 if TYPE_CHECKING:
     from rlinf.jobs.reasoning.job import ReasoningJob
-    from rlinf.loop.check import Check
+    from rlinf.loop.check import Check, CheckedRound
 
 MISMATCH = 1
 DEMONSTRATIONS = "demonstrations"
@@ -120,6 +121,7 @@ def verdict_screen(job: ReasoningJob, check: Check) -> str:
         ("distance, worst", *(f"{one.agreement.largest:.2g}" for one in rounds)),
         ("KL", *(f"{one.agreement.kl:.2g}" for one in rounds)),
         ("KL that rounding explains", *(f"{one.agreement.kl_bound:.2g}" for one in rounds)),
+        *_trained_rows(rounds),
         ("verdict", *("agree" if one.agreement.agrees else "DISAGREE" for one in rounds)),
     ]
     worst_round = max(rounds, key=lambda one: (not one.agreement.agrees, one.agreement.largest))
@@ -134,6 +136,17 @@ def verdict_screen(job: ReasoningJob, check: Check) -> str:
         f"in {check.start_s:.1f} s; {times}"
     )
     return "\n\n".join([title, aligned(rows), aligned(tokens), weights, _verdict(check)])
+
+
+def _trained_rows(rounds: Sequence[CheckedRound]) -> list[tuple[str, ...]]:
+    """With quantized weights, the rows above compare the engine with the trainer that has them, too."""
+    gaps = [one.trained_gap for one in rounds if one.trained_gap is not None]
+    if not gaps:
+        return []
+    return [
+        ("unquantized trainer: distance, mean", *(f"{gap.mean:.2g}" for gap in gaps)),
+        ("unquantized trainer: KL", *(f"{gap.kl:.2g}" for gap in gaps)),
+    ]
 
 
 def _verdict(check: Check) -> str:

@@ -41,6 +41,9 @@ class CheckedRound:
     name: str
     num_tokens: int
     gap: LogprobMismatch
+    """To the trainer with the weights that the engine serves."""
+    trained_gap: LogprobMismatch | None = None
+    """To the trainer with its own weights, if the engine's are quantized: what training will measure."""
     agreement: MismatchVerdict
     worst: Sequence[WorstToken]
     """The worst token of each completion, the worst first."""
@@ -118,15 +121,18 @@ def check(job: ReasoningJob, folder: RunFolder) -> Check:
 
 def _checked(job: ReasoningJob, policy: str | None, name: str, run: FlowRun) -> CheckedRound:
     groups: list[ComparedGroup] = run.collected["compared"]
-    gap = LogprobMismatch.of([_sums(group) for group in groups])
-    assert gap is not None, "every completion has a token"
-    arithmetic = job.arithmetics[policy]
+    gap, arithmetic, trained_gap = _gap(groups), job.arithmetics[policy], None
+    if all(group.quantized_logprobs is not None for group in groups):
+        # With the same weights in FP8 on both sides, only the rounding of the computation remains.
+        groups = [replace(one, actor_logprobs=one.quantized_logprobs) for one in groups]
+        gap, trained_gap, arithmetic = _gap(groups), gap, replace(arithmetic, quantization=None)
     worst = sorted((one for group in groups for one in _worst(group)), key=lambda token: token.order)
     return CheckedRound(
         policy=policy,
         name=name if policy is None else f"{policy}, {name}",
         num_tokens=int(gap.num_tokens),
         gap=gap,
+        trained_gap=trained_gap,
         agreement=judge(arithmetic, kl=gap.kl, p999=min(gap.quantile(0.999), worst[0].gap), largest=worst[0].gap),
         worst=worst[:NUM_WORST],
         engine_versions=frozenset(group.samples.policy_version for group in groups),
@@ -137,6 +143,12 @@ def _checked(job: ReasoningJob, policy: str | None, name: str, run: FlowRun) -> 
             span.duration_s for span in run.spans if span.category == COMPUTE_SPAN and span.name == "rollout"
         ),
     )
+
+
+def _gap(groups: Sequence[ComparedGroup]) -> LogprobMismatch:
+    gap = LogprobMismatch.of([_sums(group) for group in groups])
+    assert gap is not None, "every completion has a token"
+    return gap
 
 
 def _sums(group: ComparedGroup) -> list[float]:

@@ -161,8 +161,15 @@ class Actor(WarmedUpWorker):
         own = (group.of_policies.get(self.identity.role, group) for chunk in samples for group in chunk)
         groups = sorted(own, key=lambda group: group.index)
         before = self._batches.by_token(groups, self._logprobs)
+        with self.weights_as_served() as is_quantized:
+            quantized = self._batches.by_token(groups, self._logprobs) if is_quantized else {}
         for group in groups:
-            rescored = ComparedGroup(samples=group, actor_logprobs=before[group.index], policy_version=self._version)
+            rescored = ComparedGroup(
+                samples=group,
+                actor_logprobs=before[group.index],
+                quantized_logprobs=quantized.get(group.index),
+                policy_version=self._version,
+            )
             compared.put(rescored, key=group.index)
         self._optimize_with(CHECK_OPTIMIZER)
         self._backend.begin(1)

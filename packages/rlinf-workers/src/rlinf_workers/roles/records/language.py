@@ -279,6 +279,8 @@ class ComparedGroup:
     samples: SampleGroup
     actor_logprobs: Tensor
     """[G, T] float32, nats, at the rollout's temperature; 0 where loss_mask is 0."""
+    quantized_logprobs: Tensor | None = None
+    """The same with the weights that the engine serves, if it serves the actor's in quantized form."""
     policy_version: int
     """The actor's policy version when it computed them."""
 
