@@ -10,12 +10,15 @@ project. From the project's environment, without another torch:
 
 Both sides have the same environments, number of environment steps and of updates, network sizes, batches, learning
 rates and first random actions (sac_tasks.py), one thread each, and take turns round by round; with `--core` all
-processes of both are bound to one core. The peer's process has no env vars but the number of threads, and ours those
-that `rlinf train` gives its workers (malloc keeps freed memory). Ours is what `rlinf train` runs, processes of env,
-policy and actor that take turns on one CPU slot; the peer is one process. Adam is that of each side's defaults but
-for the learning rate. Both are scored by the same function, on the same seeds. RLPD has layer norm, targets from two
-of its critics, half of each batch from demonstrations, and a policy update for two of the critics'; the peer's SAC
-has as many critics, and the same demonstrations in its buffer.
+processes of both are bound to one core. With `--ahead` ours collects a round on a second core while the actor
+updates, with weights of one round before (`algorithm.max_staleness: 1`); a turn is then several rounds, which begin
+and end within it. `--peer-threads` is for the peer alone, whose updates are no faster with more than one. The peer's
+process has no env vars but the number of threads, and ours those that `rlinf train` gives its workers (malloc keeps
+freed memory). Ours is what `rlinf train` runs, processes of env, policy and actor that take turns on one CPU slot;
+the peer is one process. Adam is that of each side's defaults but for the learning rate. Both are scored by the same
+function, on the same seeds. RLPD has layer norm, targets from two of its critics, half of each batch from
+demonstrations, and a policy update for two of the critics'; the peer's SAC has as many critics, and the same
+demonstrations in its buffer.
 
 Target: at least the peer's success at 1.3 times its speed.
 """
@@ -29,6 +32,7 @@ import os
 import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -39,7 +43,6 @@ from typing import Any, cast
 import torch
 from benchmarks.harness import compare, cpu_seconds, interleave, report
 from benchmarks.learning.sac_tasks import HIDDEN_SIZE, NUM_EVAL_EPISODES, NUM_LAYERS, TASKS, Task, evaluate
-from benchmarks.throughput.overhead import FlowSide
 
 from rlinf import jobs
 from rlinf.config.load import load_config
@@ -58,12 +61,13 @@ OURS, PEER = "rlinf", "stable-baselines3"
 TARGET = 1.3
 
 
-def overrides_of(task: Task, seed: int) -> list[str]:
+def overrides_of(task: Task, seed: int, *, ahead: bool) -> list[str]:
     """The recipe pendulum-sac with the task's settings."""
     values: dict[str, Any] = {
         "seed": seed,
-        "mode": "collocated",
-        "cluster.num_devices": 1,
+        "mode": "disaggregated" if ahead else "collocated",
+        "cluster.num_devices": 2 if ahead else 1,
+        "algorithm.max_staleness": int(ahead),
         "env.kind": task.kind,
         "env.id": task.id,
         "env.options": json.dumps(dict(task.options)),
@@ -95,9 +99,10 @@ def overrides_of(task: Task, seed: int) -> list[str]:
 class Ours:
     """The job's flow, driven round by round. It stands in for the session while the job prepares itself."""
 
-    def __init__(self, stack: ExitStack, task: Task, seed: int, folder: Path) -> None:
+    def __init__(self, stack: ExitStack, task: Task, seed: int, folder: Path, *, ahead: bool) -> None:
         self.folder, self._task, self._seed = folder, task, seed
-        self._job = job = jobs.prepare(load_config("pendulum-sac", parse_overrides(overrides_of(task, seed))))
+        overrides = parse_overrides(overrides_of(task, seed, ahead=ahead))
+        self._job = job = jobs.prepare(load_config("pendulum-sac", overrides))
         flows = job.build(folder)
         planned = make_plans(job, flows, Path())
         job.write_inputs(folder)
@@ -109,15 +114,22 @@ class Ours:
         self.demonstrated: Path | None = None
         job.prepare(cast(Session, self))
         self._executor.sync_weights()
-        self._flow = FlowSide(self._executor, flows.train)
+        self._flow = flows.train
         interface = probe(env_spec(job.config.env), None)
         self._settings = policy_settings(job.config.policy, interface, seed)
         self.cpu_s: list[float] = []
 
-    def round(self, index: int) -> float:
-        context = StepContext(step=index, phase="train", seed=self._seed, num_items=0)
-        before_s = cpu_seconds(_process_ids())
-        spent_s, _ = self._flow.step(context, {})
+    def turn(self, rounds: range) -> float:
+        before_s, start_s = cpu_seconds(_process_ids()), time.perf_counter()
+        begun = iter(rounds)
+        for _ in rounds:
+            while self._executor.num_under_way <= self._executor.steps_ahead(self._flow):
+                if (index := next(begun, None)) is None:
+                    break
+                context = StepContext(step=index, phase="train", seed=self._seed, num_items=0)
+                self._executor.begin(self._flow, context=context)
+            self._executor.finish()
+        spent_s = time.perf_counter() - start_s
         self.cpu_s.append(cpu_seconds(_process_ids()) - before_s)
         return spent_s
 
@@ -148,15 +160,17 @@ class Ours:
 class Peer:
     """The peer in its process. Use as a context manager."""
 
-    def __init__(self, python: str, name: str, seed: int, demonstrated: Path | None, log: Path) -> None:
-        self._log_path = log
+    def __init__(
+        self, python: str, name: str, seed: int, demonstrated: Path | None, log: Path, num_threads: int
+    ) -> None:
+        self._log_path, threads = log, str(num_threads)
         self.cpu_s: list[float] = []
         with log.open("w") as output:
             self._process = subprocess.Popen(
                 [python, "-m", "benchmarks.learning.sac_peer", name, str(seed), str(demonstrated or "-")],
                 cwd=REPOSITORY,
                 start_new_session=True,  # as our workers: schedulers share a machine between sessions
-                env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ENVS)},
+                env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": str(ENVS)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -171,10 +185,10 @@ class Peer:
         self._process.kill()
         self._process.communicate()
 
-    def round(self, index: int) -> float:
-        spent = self._ask("round")
-        self.cpu_s.append(spent["cpu_s"])
-        return spent["seconds"]
+    def turn(self, rounds: range) -> float:
+        spent = [self._ask("round") for _ in rounds]
+        self.cpu_s.append(sum(one["cpu_s"] for one in spent))
+        return sum(one["seconds"] for one in spent)
 
     def evaluate(self) -> dict[str, float]:
         return self._ask("evaluate")
@@ -201,23 +215,26 @@ def _process_ids() -> list[int]:
 def measure(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One task with one seed."""
     task = TASKS[name]
-    num_rounds = options.rounds or task.num_rounds
+    num_rounds, of_turn = options.rounds or task.num_rounds, options.rounds_in_turn
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ours = Ours(stack, task, seed, folder)
-        peer = stack.enter_context(Peer(options.peer_python, name, seed, ours.demonstrated, folder / "peer.log"))
+        ours = Ours(stack, task, seed, folder, ahead=options.ahead)
+        peer = Peer(options.peer_python, name, seed, ours.demonstrated, folder / "peer.log", options.peer_threads)
+        stack.enter_context(peer)
         sides = {OURS: ours, PEER: peer}
         curves: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
         samples_s: dict[str, list[float]] = {side: [] for side in sides}
         for first in range(0, num_rounds, options.evaluate_every):
             count = min(options.evaluate_every, num_rounds - first)
-            steps = {side: (lambda i, one=one, first=first: one.round(first + i)) for side, one in sides.items()}
-            for side, seconds in interleave(steps, num_warmup=0, num_rounds=count).items():
+            turns = [range(i, min(i + of_turn, first + count)) for i in range(first, first + count, of_turn)]
+            steps = {side: (lambda i, one=one, turns=turns: one.turn(turns[i])) for side, one in sides.items()}
+            for side, seconds in interleave(steps, num_warmup=0, num_rounds=len(turns)).items():
                 samples_s[side] += seconds
             for side, one in sides.items():
                 curves[side].append({"env_steps": (first + count) * task.env_steps, **one.evaluate()})
                 print(f"{name}, seed {seed}, {side}: {curves[side][-1]}", flush=True)
             run = {
+                "num_rounds": first + count,
                 "task": name,
                 "seed": seed,
                 "curves": curves,
@@ -237,12 +254,13 @@ def summary(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     last = {side: [run["curves"][side][-1] for run in runs] for side in (OURS, PEER)}
     spent = {side: [s for run in runs for s in run["samples_s"][side]] for side in (OURS, PEER)}
     cpu = {side: [s for run in runs for s in run["cpu_s"][side]] for side in (OURS, PEER)}
+    num_rounds = sum(run["num_rounds"] for run in runs)
     by_round = statistics.median(p / o for o, p in zip(spent[OURS], spent[PEER], strict=True))
     return {
         "success": {side: [one["success"] for one in ones] for side, ones in last.items()},
         "return": {side: [one["return"] for one in ones] for side, ones in last.items()},
-        "env_steps_per_s": {side: len(s) * task.env_steps / sum(s) for side, s in spent.items()},
-        "updates_per_s": {side: len(s) * task.updates / sum(s) for side, s in spent.items()},
+        "env_steps_per_s": {side: num_rounds * task.env_steps / sum(s) for side, s in spent.items()},
+        "updates_per_s": {side: num_rounds * task.updates / sum(s) for side, s in spent.items()},
         "speed": sum(spent[PEER]) / sum(spent[OURS]),
         "speed_median_over_rounds": by_round,
         "speed_of_cpu_time": sum(cpu[PEER]) / sum(cpu[OURS]),
@@ -256,6 +274,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=None, help="in place of each task's number")
     parser.add_argument("--evaluate-every", type=int, default=20, help="rounds")
+    parser.add_argument("--ahead", action="store_true", help="ours collects the next round while the actor updates")
+    parser.add_argument("--rounds-in-turn", type=int, default=1, help="of one side, before it is the other's turn")
+    parser.add_argument("--peer-threads", type=int, default=1)
     parser.add_argument("--core", type=int, default=None, help="bind every process of both sides to this core")
     parser.add_argument("--keep", type=Path, help="file with all runs, which are not repeated")
     parser.add_argument("--output", type=Path, default=None)
@@ -267,7 +288,7 @@ def main() -> None:
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in options.tasks}
     for seed, name in product(options.seeds, options.tasks):
         of_this = [one for one in earlier if (one["task"], one["seed"]) == (name, seed)]
-        is_whole = of_this and len(of_this[-1]["samples_s"][OURS]) >= (options.rounds or TASKS[name].num_rounds)
+        is_whole = of_this and of_this[-1]["num_rounds"] >= (options.rounds or TASKS[name].num_rounds)
         runs[name].append(of_this[-1] if is_whole else measure(name, seed, options))
     summaries = {name: summary(name, ones) for name, ones in runs.items()}
     for name, one in summaries.items():
@@ -285,6 +306,9 @@ def main() -> None:
             "hidden_layers": [HIDDEN_SIZE] * NUM_LAYERS,
             "num_eval_episodes": NUM_EVAL_EPISODES,
             "core": options.core,
+            "ahead": options.ahead,
+            "rounds_in_turn": options.rounds_in_turn,
+            "peer_threads": options.peer_threads,
             "target_speed": TARGET,
             "peer": next(iter(runs.values()))[0]["peer"],
         },

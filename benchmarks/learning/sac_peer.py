@@ -100,7 +100,6 @@ def main() -> None:
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever the library prints goes to stderr
     warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
     task = TASKS[sys.argv[1]]
     model = make_model(task, int(sys.argv[2]))
     if sys.argv[3] != "-":
