@@ -314,6 +314,18 @@ def test_an_expert_costs_by_its_steps_and_what_is_frozen_costs_less() -> None:
         seconds("policy", denoising_steps=0)
 
 
+def test_updates_from_a_buffer_cost_by_what_they_train_on() -> None:
+    flow = workload("libero-openvla-oft-8").flow
+
+    def actor(**changes) -> StageProfile:
+        job = replace(DENOISING, num_minibatches=2, **changes)
+        return derive_profiles(flow, model="pi0", gpu="H100", job=job).stages["actor"]
+
+    twice_all = 2 * DENOISING.num_envs * DENOISING.num_rounds
+    assert actor(num_trained=twice_all).instances[0].points == actor(num_epochs=2).instances[0].points
+    assert actor(num_trained=twice_all).instances[0].step_s == actor().instances[0].step_s  # as many updates
+
+
 @pytest.mark.parametrize(("name", "pixels"), [("maniskill-openvla-8", 640 * 480), ("libero-openvla-oft-8", 224 * 224)])
 def test_pictures_travel_as_the_simulator_draws_them(name: str, pixels: int) -> None:
     problem = workload(name)

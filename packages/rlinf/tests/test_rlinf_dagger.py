@@ -13,7 +13,7 @@ from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs.embodied.flow import training_flow
-from rlinf.jobs.embodied.planning import embodied_problem
+from rlinf.jobs.embodied.planning import embodied_notes, embodied_problem
 from rlinf.machine import Machine
 from rlinf_algos import DaggerAlgorithm
 
@@ -113,6 +113,13 @@ def test_what_is_asked_is_counted_before_a_run():
         jobs.prepare(load(line), Machine(num_cpus=2, memory_bytes=100))
 
 
+def test_demonstrations_are_counted_with_the_answers():
+    pytest.importorskip("metaworld")
+    config = load_config("faucet-dagger", [])  # two demonstrations of 20 actions at most
+    (note,) = [note for note in jobs.prepare(config).notes if note.startswith("dagger:")]
+    assert "MiB, and up to 40 demonstrated ones, 0.0 MiB of the actor's host memory" in note
+
+
 def test_a_note_warns_of_an_optimizer_that_begins_anew_at_full_speed():
     pytest.importorskip("metaworld")
     fast = jobs.prepare(load_config("faucet-dagger", parse_overrides(["--actor.lr_warmup_steps", "0"])))
@@ -121,6 +128,32 @@ def test_a_note_warns_of_an_optimizer_that_begins_anew_at_full_speed():
     assert not any("lr_warmup_steps" in note for note in usual.notes)
 
 
-def test_a_plan_is_refused():
-    with pytest.raises(UserError, match=r"algorithm\.name=dagger: times of updates from a buffer are not derived"):
+VLA = (
+    f"{DAGGER} --env.kind metaworld --env.id faucet-open-v3 --env.options.cameras corner --policy.name openvla_oft "
+    "--policy.options.folder published --actor.backend fsdp2 --cluster.num_devices 2 --sft_warm_up.source experts "
+    "--sft_warm_up.num_episodes 3 --env.max_episode_steps 100 --algorithm.buffer_size 1000"
+)
+
+
+def actor_s(line: str) -> float:
+    """Planned seconds of the actor on two GPUs."""
+    problem = embodied_problem(load(f"{VLA} {line}"), 2, gpu="H100", env_step_s=0.02)
+    (instance,) = [
+        one for one in problem.profiles.stages["actor"].instances if (one.num_devices, one.num_ranks) == (1, 2)
+    ]
+    return instance.points[-1].seconds + instance.step_s
+
+
+def test_a_plan_has_the_updates_from_the_buffer_and_names_its_memory():
+    """The time is that of the observations in batches, whatever is collected."""
+    twenty = actor_s("--algorithm.num_updates 20")
+    assert actor_s("--algorithm.num_updates 60") == pytest.approx(3 * twenty)
+    assert actor_s("--algorithm.num_updates 20 --env.num_steps 160") == pytest.approx(twenty)
+    (note,) = embodied_notes(load(VLA), env_step_s=0.02)
+    assert "keeps up to 1,000 answers, " in note
+    assert "and up to 300 demonstrated ones, " in note
+
+
+def test_a_plan_of_a_small_policy_is_refused():
+    with pytest.raises(UserError, match=r"policy\.name=auto: what it takes is not known before it is profiled"):
         embodied_problem(load(f"{EXPERT} --cluster.num_devices 1"), 1, gpu="H100")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -112,9 +113,24 @@ def test_the_memory_of_full_buffers_is_noted_and_has_to_be_there():
     jobs.prepare(load(f"{line} 50000"), Machine(num_cpus=2, memory_bytes=10_240 * 33))
 
 
+def test_demonstrations_are_counted_with_the_buffers():
+    """Ten, of 40 actions at most; a transition without pictures takes what one of the run takes."""
+    pytest.importorskip("metaworld")
+    config = load("--algorithm.buffer_size 5000", "faucet-rlpd")
+    (note,) = [text for text in jobs.prepare(config).notes if text.startswith("replay")]
+    found = re.fullmatch(
+        r"replay buffers: up to 5,000 transitions of (\d+) bytes, .* MiB, and up to 400 demonst.*", note
+    )
+    assert found, note
+    needed_bytes = 5400 * int(found[1])
+    jobs.prepare(config, Machine(num_cpus=2, memory_bytes=needed_bytes))
+    with pytest.raises(UserError, match=r"up to 400 demonstrated ones, 0\.1 MiB, and this machine has"):
+        jobs.prepare(config, Machine(num_cpus=2, memory_bytes=needed_bytes - 1))
+
+
 def test_a_plan_is_refused_with_what_counts_the_buffers():
     config = load("--cluster.num_devices 1")
-    with pytest.raises(UserError, match="times of updates from a buffer are not derived") as caught:
+    with pytest.raises(UserError, match="what its policies and critics take is not known") as caught:
         embodied_problem(config, 1, gpu="H100")
     assert "counted before a run starts" in str(caught.value.hint)
 

@@ -82,6 +82,8 @@ class Embodied:
     sharding: Sharding = "data"
     num_minibatches: int = 1
     num_epochs: int = 1
+    num_trained: int | None = None
+    """Observations in all updates of a step, drawn from a buffer; None: those of the step, `num_epochs` times."""
     micro_batch: int = 32
     """Observations in one forward and backward pass; public recipes have 32 to 40."""
 
@@ -174,8 +176,9 @@ def _embodied(stage: Stage, model: ModelShape, gpu: Gpu, job: Embodied) -> Stage
 
 
 def _train_policy(model: ModelShape, gpu: Gpu, job: Embodied, tokens: int) -> StageProfile:
-    """Training on every observation of an item, as often as there are epochs."""
-    num_samples = job.num_rounds * job.num_epochs
+    """Training on every observation of an item, as often as there are epochs, or on an item's share of those that are
+    drawn from a buffer."""
+    num_samples = job.num_rounds * job.num_epochs if job.num_trained is None else job.num_trained / job.num_envs
     images = num_samples * job.num_cameras * model.vision_flops
     train: dict[str, Any] = {"sharding": job.sharding, "num_minibatches": job.num_minibatches * job.num_epochs}
     whole = _samples(job, num_samples, tokens)
@@ -193,7 +196,7 @@ def _train_policy(model: ModelShape, gpu: Gpu, job: Embodied, tokens: int) -> St
     return replace(profile, instances=instances, weights_bytes=model.weights_bytes)
 
 
-def _samples(job: Embodied, num_samples: int, tokens: int) -> dict[str, Any]:
+def _samples(job: Embodied, num_samples: float, tokens: int) -> dict[str, Any]:
     """The arguments that describe items of so many samples to `train_profile` and `forward_profile`."""
     return {
         "item_tokens": float(num_samples * tokens),

@@ -6,7 +6,8 @@ from typing import Any
 
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
-from rlinf.jobs.embodied.learning import Learning, is_soft, size_of
+from rlinf.jobs.embodied.buffer_memory import demonstrated_in, size_of
+from rlinf.jobs.embodied.learning import Learning, is_soft
 from rlinf.jobs.training import optimizer_settings
 from rlinf_algos import DaggerAlgorithm
 from rlinf_workers.models import LoraSettings
@@ -51,18 +52,21 @@ class DaggerLearning(Learning):
         )
         if algorithm.max_expert_actions is not None:
             num_asked = min(num_asked, algorithm.max_expert_actions // needs.chunk_size)
-        num_bytes = min(num_asked, algorithm.buffer_size) * label_bytes(
+        row_bytes = label_bytes(
             {name: policy.fields[name] for name in needs.reads}, needs.chunk_size * policy.actions.low.numel()
         )
-        if num_bytes > host_bytes:
+        num_bytes = min(num_asked, algorithm.buffer_size) * row_bytes
+        demonstrated = demonstrated_in(self._config, row_bytes)
+        size = f"{size_of(num_bytes)}{demonstrated.text}"
+        if num_bytes + demonstrated.num_bytes > host_bytes:
             raise UserError(
-                f"algorithm.buffer_size={algorithm.buffer_size}: the expert's answers take {size_of(num_bytes)}, and "
-                f"this machine has {size_of(host_bytes)}",
+                f"algorithm.buffer_size={algorithm.buffer_size}: the expert's answers take {size}, and this machine "
+                f"has {size_of(host_bytes)}",
                 hint="use a smaller one, or a smaller algorithm.query_rate",
             )
         self.notes = (
             f"dagger: the expert names up to {num_asked * needs.chunk_size:,} actions beside those of demonstrations "
-            f"({num_asked:,} answers, {size_of(num_bytes)} of the actor's host memory)",
+            f"({num_asked:,} answers, {size} of the actor's host memory)",
             *self._optimizer_notes(),
         )
 

@@ -11,6 +11,7 @@ from typing import Any
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
+from rlinf.jobs.embodied.buffer_memory import demonstrated_in, size_of
 from rlinf.jobs.training import optimizer_settings
 from rlinf_algos import Algorithm, DaggerAlgorithm, OffPolicyAlgorithm
 from rlinf_workers.models import LoraSettings
@@ -168,17 +169,26 @@ class OffPolicy(Learning):
         self._check_buffers(spaces, needs.chunk_size, host_bytes)
 
     def _check_buffers(self, spaces: LearnedSpaces, chunk_size: int, host_bytes: int) -> None:
-        """Counts the memory of the replay buffers when they are fullest, and notes it."""
-        env = self._config.env
+        """Counts the memory of the replay buffers when they are fullest, and of demonstrations, and notes it."""
+        env, num_numbers = self._config.env, spaces.actions.low.numel()
         num_stored = min(self._algorithm.buffer_size, self._config.run.num_steps * self._config.num_samples(chunk_size))
         ends_share = min(1.0, chunk_size / env.num_steps + chunk_size / env.max_episode_steps)
-        row_bytes = transition_bytes(spaces.fields, spaces.actions.low.numel(), ends_share=ends_share)
-        size = f"{num_stored:,} transitions of {row_bytes:,} bytes, {size_of(num_stored * row_bytes)}"
-        if num_stored * row_bytes > host_bytes:
+        row_bytes = transition_bytes(spaces.fields, num_numbers, ends_share=ends_share)
+        # No transition begins where the one before has ended if shards take them in turn, or each is a chunk.
+        are_apart = self._config.actor.num_shards > 1 or chunk_size > 1
+        demonstrated = demonstrated_in(
+            self._config, transition_bytes(spaces.fields, num_numbers, ends_share=float(are_apart))
+        )
+        size = (
+            f"{num_stored:,} transitions of {row_bytes:,} bytes, {size_of(num_stored * row_bytes)}{demonstrated.text}"
+        )
+        left_bytes = host_bytes - demonstrated.num_bytes
+        if num_stored * row_bytes > left_bytes:
+            smaller = f"use --algorithm.buffer_size {int(0.5 * left_bytes / row_bytes)} at most, which is half of it"
             raise UserError(
                 f"algorithm.buffer_size={self._algorithm.buffer_size}: the replay buffers grow to {size}, and this "
                 f"machine has {size_of(host_bytes)}",
-                hint=f"use --algorithm.buffer_size {int(0.5 * host_bytes / row_bytes)} at most, which is half of it",
+                hint=smaller if left_bytes > 0 else "use a smaller --demonstrations.num_episodes",
             )
         self.notes = (f"replay buffers: up to {size} of the actor's host memory",)
 
@@ -212,10 +222,6 @@ class OffPolicy(Learning):
             num_updates=self._algorithm.num_updates(self._config.num_samples(needs.chunk_size)),
             micro_batch_size=actor.micro_batch_size,
         )
-
-
-def size_of(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def is_soft(policy: PolicySettings) -> bool:

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.errors import UserError
+from rlinf.jobs.embodied.buffer_memory import demonstrated_in, size_of
 from rlinf.jobs.embodied.flow import training_flow
 from rlinf.planning.memory import weight_sync_of
-from rlinf_algos import Algorithm, AlgosError
+from rlinf_algos import Algorithm, AlgosError, DaggerAlgorithm, OffPolicyAlgorithm
 from rlinf_envs import EnvError
 from rlinf_sched import Cluster, InstanceProfile, Problem, Profiles, SchedError, Stage, StageProfile
 from rlinf_sched.derive import (
@@ -44,9 +45,10 @@ def embodied_problem(config: EmbodiedConfig, num_devices: int, *, gpu: str, env_
 
     Raises: UserError for a policy or simulator of which nothing is known, or a model that fits no such GPU.
     """
-    if not isinstance(config.algorithm, Algorithm):
+    if isinstance(config.algorithm, OffPolicyAlgorithm):
         raise UserError(
-            f"algorithm.name={config.algorithm.name}: times of updates from a buffer are not derived",
+            f"algorithm.name={config.algorithm.name}: what its policies and critics take is not known before they are "
+            "profiled",
             hint="rlinf profile measures them; its problem file is planned like any other. What the buffers "
             "take of host memory is counted before a run starts, and is among its notes",
         )
@@ -74,14 +76,11 @@ def embodied_problem(config: EmbodiedConfig, num_devices: int, *, gpu: str, env_
 
 
 def _job(config: EmbodiedConfig, cost: ActingCost, simulator: CpuSimulator | GpuSimulator) -> Embodied:
-    env = config.env
+    env, algorithm, actor = config.env, config.algorithm, config.actor
     num_rounds = max(1, env.num_steps // cost.chunk_size)
     if env.episodes_per_step is not None:  # num_steps is the longest episode
         num_rounds = -(-env.num_steps // cost.chunk_size) * -(-env.episodes_per_step // env.num_envs)
-    algorithm = config.algorithm
-    assert isinstance(algorithm, Algorithm), "others are refused before"
-    minibatch = env.num_envs * num_rounds // (algorithm.num_minibatches * config.actor.num_shards)
-    return Embodied(
+    job = Embodied(
         simulator=simulator,
         num_envs=env.num_envs,
         num_rounds=num_rounds,
@@ -93,10 +92,15 @@ def _job(config: EmbodiedConfig, cost: ActingCost, simulator: CpuSimulator | Gpu
         trains_expert_alone=cost.trains_expert_alone,
         num_cameras=cost.num_cameras,
         text_tokens=cost.text_tokens,
-        num_minibatches=algorithm.num_minibatches,
-        num_epochs=algorithm.num_epochs,
-        micro_batch=config.actor.micro_batch_size or max(1, minibatch),
     )
+    if isinstance(algorithm, DaggerAlgorithm):
+        minibatch = algorithm.batch_size
+        job = replace(job, num_minibatches=algorithm.num_updates, num_trained=algorithm.num_updates * minibatch)
+    else:
+        assert isinstance(algorithm, Algorithm), "others are refused before"
+        minibatch = env.num_envs * num_rounds // algorithm.num_minibatches
+        job = replace(job, num_minibatches=algorithm.num_minibatches, num_epochs=algorithm.num_epochs)
+    return replace(job, micro_batch=actor.micro_batch_size or max(1, minibatch // actor.num_shards))
 
 
 def _acting_cost(config: EmbodiedConfig) -> ActingCost:
@@ -137,7 +141,24 @@ def _simulator(config: EmbodiedConfig, step_s: float | None) -> CpuSimulator | G
 
 
 def embodied_notes(config: EmbodiedConfig, *, env_step_s: float | None = None) -> tuple[str, ...]:
-    """What a plan takes for granted of an environment of which no figures are public."""
+    """What a plan takes for granted of an environment of which no figures are public, and what buffers take."""
+    return (*_simulator_notes(config, env_step_s), *_buffer_notes(config, env_step_s))
+
+
+def _buffer_notes(config: EmbodiedConfig, env_step_s: float | None) -> tuple[str, ...]:
+    algorithm = config.algorithm
+    if not isinstance(algorithm, DaggerAlgorithm):
+        return ()
+    job = _job(config, _acting_cost(config), _simulator(config, env_step_s))
+    row_bytes = _picture_bytes(config, job.num_cameras) + 4 * job.action_dim * job.chunk_steps
+    size = f"{algorithm.buffer_size:,} answers, {size_of(algorithm.buffer_size * row_bytes)}"
+    return (
+        f"dagger: the actor's host memory keeps up to {size}{demonstrated_in(config, row_bytes).text}. What the expert "
+        "takes to answer is not counted",
+    )
+
+
+def _simulator_notes(config: EmbodiedConfig, env_step_s: float | None) -> tuple[str, ...]:
     env = config.env
     published = "" if env_step_s is not None else env.spec.published_simulator(env.id, env.options)
     simulator = SIMULATORS.get(published)
@@ -152,13 +173,18 @@ def embodied_notes(config: EmbodiedConfig, *, env_step_s: float | None = None) -
 def _item_bytes(config: EmbodiedConfig, job: Embodied) -> dict[str, int]:
     """Of a group of environments on each channel."""
     group_size = config.env.num_envs // config.env.num_groups
-    pictures = 3 * config.env.spec.picture_pixels(config.env.options) * job.num_cameras
+    pictures = _picture_bytes(config, job.num_cameras)
     numbers = job.action_dim * job.chunk_steps
     return {
         "observations": group_size * pictures,
         "actions": group_size * 4 * numbers,
         "trajectories": group_size * job.num_rounds * (pictures + NUMBER_BYTES * numbers),
     }
+
+
+def _picture_bytes(config: EmbodiedConfig, num_cameras: int) -> int:
+    """Of an observation."""
+    return 3 * config.env.spec.picture_pixels(config.env.options) * num_cameras
 
 
 def _version_bytes(config: EmbodiedConfig, cost: ActingCost, cluster: Cluster) -> int:
