@@ -36,10 +36,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from benchmarks.harness import compare, cpu_seconds, interleave, report
 from benchmarks.learning.sac_tasks import HIDDEN_SIZE, NUM_EVAL_EPISODES, NUM_LAYERS, TASKS, Task, evaluate
@@ -234,7 +235,6 @@ def measure(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
                 curves[side].append({"env_steps": (first + count) * task.env_steps, **one.evaluate()})
                 print(f"{name}, seed {seed}, {side}: {curves[side][-1]}", flush=True)
             run = {
-                "num_rounds": first + count,
                 "task": name,
                 "seed": seed,
                 "curves": curves,
@@ -248,19 +248,36 @@ def measure(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
     return run
 
 
+def between(ours: Sequence[float], peers: Sequence[float]) -> dict[str, Any]:
+    """The difference of the means of two sides over seeds: a 95 % interval by bootstrap over seeds, and the share of
+    divisions of all values among the sides that differ at least as much (the exact permutation test)."""
+    one, other, both = np.array(ours), np.array(peers), np.array([*ours, *peers])
+    drawn = np.random.default_rng(0).integers(len(one), size=(2, 100_000, len(one)))
+    low, high = np.quantile(one[drawn[0]].mean(1) - other[drawn[1]].mean(1), [0.025, 0.975])
+    difference = one.mean() - other.mean()
+    sums = np.array([both[list(rows)].sum() for rows in combinations(range(len(both)), len(one))])
+    differences = sums / len(one) - (both.sum() - sums) / len(other)
+    return {
+        OURS: list(ours),
+        PEER: list(peers),
+        "difference": difference,
+        "difference_95": [low, high],
+        "permutation_p": float((np.abs(differences) >= abs(difference) - 1e-12).mean()),
+    }
+
+
 def summary(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the runs of a task with several seeds say."""
     task = TASKS[name]
     last = {side: [run["curves"][side][-1] for run in runs] for side in (OURS, PEER)}
     spent = {side: [s for run in runs for s in run["samples_s"][side]] for side in (OURS, PEER)}
     cpu = {side: [s for run in runs for s in run["cpu_s"][side]] for side in (OURS, PEER)}
-    num_rounds = sum(run["num_rounds"] for run in runs)
+    num_env_steps = sum(one["env_steps"] for one in last[OURS])
     by_round = statistics.median(p / o for o, p in zip(spent[OURS], spent[PEER], strict=True))
     return {
-        "success": {side: [one["success"] for one in ones] for side, ones in last.items()},
-        "return": {side: [one["return"] for one in ones] for side, ones in last.items()},
-        "env_steps_per_s": {side: num_rounds * task.env_steps / sum(s) for side, s in spent.items()},
-        "updates_per_s": {side: num_rounds * task.updates / sum(s) for side, s in spent.items()},
+        **{key: between(*([one[key] for one in last[side]] for side in (OURS, PEER))) for key in ("success", "return")},
+        "env_steps_per_s": {side: num_env_steps / sum(s) for side, s in spent.items()},
+        "updates_per_s": {side: num_env_steps * task.update_ratio / sum(s) for side, s in spent.items()},
         "speed": sum(spent[PEER]) / sum(spent[OURS]),
         "speed_median_over_rounds": by_round,
         "speed_of_cpu_time": sum(cpu[PEER]) / sum(cpu[OURS]),
@@ -288,7 +305,8 @@ def main() -> None:
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in options.tasks}
     for seed, name in product(options.seeds, options.tasks):
         of_this = [one for one in earlier if (one["task"], one["seed"]) == (name, seed)]
-        is_whole = of_this and of_this[-1]["num_rounds"] >= (options.rounds or TASKS[name].num_rounds)
+        num_env_steps = (options.rounds or TASKS[name].num_rounds) * TASKS[name].env_steps
+        is_whole = of_this and of_this[-1]["curves"][OURS][-1]["env_steps"] >= num_env_steps
         runs[name].append(of_this[-1] if is_whole else measure(name, seed, options))
     summaries = {name: summary(name, ones) for name, ones in runs.items()}
     for name, one in summaries.items():
