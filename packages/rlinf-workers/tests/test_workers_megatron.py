@@ -55,6 +55,28 @@ MORE = {
     "EP2, distributed optimizer": ("qwen3_moe", 2, {"expert_parallel": 2, "distributed_optimizer": True}),
     "TP2 recomputed": ("qwen2", 2, {**ACROSS, "recompute": True}),
 }
+PACKED = {
+    "DP2, distributed optimizer": CASES["DP2, distributed optimizer"],
+    "TP2 SP": CASES["TP2 SP"],
+    "PP2, tied, recomputed": CASES["PP2, tied, recomputed"],
+    "CP2": ("qwen3", 2, {"context_parallel": 2}),
+    "CP2, tied, recomputed, distributed optimizer": (
+        "qwen2_tied",
+        2,
+        {"context_parallel": 2, "recompute": True, "distributed_optimizer": True},
+    ),
+    "EP2": CASES["EP2"],
+    "CP2, experts": ("qwen3_moe", 2, {"context_parallel": 2}),
+}
+FOUR = {
+    "CP4, tied": ("qwen2_tied", 4, {"context_parallel": 4}),
+    "DP2 CP2, distributed optimizer": ("qwen3", 2, {"context_parallel": 2, "distributed_optimizer": True}),
+    "TP2 CP2": ("qwen2", 4, {**ACROSS, "context_parallel": 2}),
+    "TP2 SP CP2 EP2": ("qwen3_moe", 4, {**SHARED, "context_parallel": 2, "expert_parallel": 2}),
+    "CP2 EP4": ("qwen3_moe", 4, {"context_parallel": 2, "expert_parallel": 4}),
+    "PP2 CP2, recomputed": ("qwen3", 4, {"pipeline_parallel": 2, "context_parallel": 2, "recompute": True}),
+}
+"""Of four ranks, with packed rows."""
 
 
 def stored(folder: Path, stem: str) -> dict[str, torch.Tensor]:
@@ -107,10 +129,19 @@ def ranks(tmp_path_factory):
         yield start(launcher, tmp_path_factory.mktemp("ranks"), Ranks, num_ranks=2)
 
 
-def check_case(case, num_steps: int, ranks, models, references, folder: Path, critic: str | None = None) -> None:
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory):
+    with launched(LocalLauncher) as launcher:
+        yield start(launcher, tmp_path_factory.mktemp("ranks"), Ranks, num_ranks=4)
+
+
+def check_case(
+    case, num_steps: int, ranks, models, references, folder: Path, critic: str | None = None, *, packs: bool = False
+) -> None:
+    """The reference computes padded micro-batches."""
     name, per_replica, options = case
     expected, there = references(name, num_steps, critic is not None)
-    for rank in ranks.call("study", models[name], str(folder), per_replica, num_steps, options, critic):
+    for rank in ranks.call("study", models[name], str(folder), per_replica, num_steps, options, critic, packs):
         assert rank["answers"].keys() == expected["answers"].keys()
         for answer, expected_numbers in expected["answers"].items():
             difference = torch.tensor(rank["answers"][answer]) - torch.tensor(expected_numbers)
@@ -145,6 +176,36 @@ def test_a_critic_does_too(case, ranks, models, critics, references, tmp_path):
 @pytest.mark.parametrize("case", [*CASES.values(), *MORE.values()], ids=[*CASES, *MORE])
 def test_twenty_steps(case, critic, ranks, models, critics, references, tmp_path):
     check_case(case, 20, ranks, models, references, tmp_path, critics[case[0]] if critic else None)
+
+
+@pytest.mark.parametrize("case", PACKED.values(), ids=PACKED)
+def test_packed_rows_and_ranks_that_share_them_equal_padded_ones(case, ranks, models, references, tmp_path):
+    check_case(case, NUM_STEPS, ranks, models, references, tmp_path, packs=True)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if name == "CP2" else pytest.mark.slow) for name, case in PACKED.items()],
+    ids=PACKED,
+)
+def test_packed_rows_of_a_critic_do_too(case, ranks, models, critics, references, tmp_path):
+    check_case(case, NUM_STEPS, ranks, models, references, tmp_path, critics[case[0]], packs=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", [False, True], ids=["policy", "critic"])
+@pytest.mark.parametrize("case", PACKED.values(), ids=PACKED)
+def test_twenty_steps_on_packed_rows(case, critic, ranks, models, critics, references, tmp_path):
+    folder = critics[case[0]] if critic else None
+    check_case(case, 20, ranks, models, references, tmp_path, folder, packs=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", [False, True], ids=["policy", "critic"])
+@pytest.mark.parametrize("case", FOUR.values(), ids=FOUR)
+def test_twenty_steps_of_four_ranks(case, critic, four_ranks, models, critics, references, tmp_path):
+    folder = critics[case[0]] if critic else None
+    check_case(case, 20, four_ranks, models, references, tmp_path, folder, packs=True)
 
 
 @pytest.mark.parametrize(("per_replica", "options"), [(2, ACROSS), (1, {"distributed_optimizer": True})])

@@ -11,11 +11,13 @@ from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.models.language_model import ModelSettings, build_model
+from rlinf_workers.models.packed import PackedBatch, pack_without_padding
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.plugins import TRAINERS
-from rlinf_workers.roles.records.language import ExampleBatch
+from rlinf_workers.roles import Prompt
+from rlinf_workers.roles.records.language import ExampleBatch, SampleGroup
 from rlinf_workers.testing.backends import check_backend
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.trainers.base import OptimizerSettings
@@ -110,6 +112,22 @@ def examples() -> ExampleBatch:
     return ExampleBatch(shard=0, token_ids=ids, loss_mask=torch.ones(3, 6))
 
 
+def packed_of(batch: SequenceBatch) -> PackedBatch:
+    """The same prompts and completions without padding."""
+    size = batch.repeats
+    groups = [
+        SampleGroup(
+            prompt=Prompt(index=row, token_ids=ids[mask != 0], reference_answer=""),
+            completion_ids=batch.completion_ids[row * size : (row + 1) * size],
+            loss_mask=batch.loss_mask[row * size : (row + 1) * size],
+            rollout_logprobs=torch.zeros(size, batch.completion_ids.shape[1]),
+            policy_version=0,
+        )
+        for row, (ids, mask) in enumerate(zip(batch.prompt_ids, batch.prompt_mask, strict=True))
+    ]
+    return pack_without_padding(groups)
+
+
 def loss_on(batch: SequenceBatch):
     """A loss of all answers, with statistics."""
 
@@ -122,13 +140,13 @@ def loss_on(batch: SequenceBatch):
     return loss_of
 
 
-def update(backend, number: int) -> tuple[list[float], float]:
+def update(backend, number: int, *, packs: bool = False) -> tuple[list[float], float]:
     """Micro-batches of different sizes, whichever replica has their shard."""
     backend.begin(2)
     for shard in backend.shards:
         for part in range(2):
             batch = batch_of(100 * number + 10 * shard + part, 1 + part, 3 - part, (4 + part, 6 - part + shard))
-            backend.backward(shard, batch, loss_on(batch), entropies=True)
+            backend.backward(shard, packed_of(batch) if packs else batch, loss_on(batch), entropies=True)
         backend.count(shard, [0.0, 1.0])
     statistics = backend.finish_backward()
     return statistics, backend.step(statistics[0])
@@ -155,12 +173,21 @@ def go_on(make, worker: Worker, model: ModelSettings, before: str, after: str, n
 
 
 def study(
-    make, worker: Worker, model: ModelSettings, folder: str, *, num_steps: int, critic: str | None = None, **options
+    make,
+    worker: Worker,
+    model: ModelSettings,
+    folder: str,
+    *,
+    num_steps: int,
+    critic: str | None = None,
+    packs: bool = False,
+    **options,
 ) -> dict:
     """Answers, the gradient of an update and what so many steps give; files go to the folder.
 
     Args:
         critic: the folder of one, which is studied in place of the model.
+        packs: without padding.
     """
 
     def new_backend(optimizer):
@@ -172,14 +199,16 @@ def study(
 
     backend = new_backend(PLAIN)
     write(backend, worker, f"{folder}/unchanged", optimizer=False)
-    answers = backend.forward(batch_of(1), entropies=True)
-    numbers = {name: getattr(answers, name).tolist() for name in ("logprobs", "entropies", "values")}
+    batch = batch_of(1)
+    answers = backend.forward(packed_of(batch) if packs else batch, entropies=True)
+    outputs = {name: getattr(answers, name) for name in ("logprobs", "entropies", "values")}
+    numbers = {name: (tensor * batch.loss_mask).tolist() for name, tensor in outputs.items() if tensor.numel()}
     if not critic:
         numbers["examples"] = backend.forward(examples()).logprobs.tolist()
-    update(backend, 0)
+    update(backend, 0, packs=packs)
     write(backend, worker, f"{folder}/gradient", model=False)
     backend = new_backend(ADAMW)
-    taken = [update(backend, number) for number in range(num_steps)]
+    taken = [update(backend, number, packs=packs) for number in range(num_steps)]
     write(backend, worker, f"{folder}/trained")
     return {
         "answers": numbers,
@@ -254,13 +283,20 @@ class Ranks(Worker):
     """Ranks that hold one model after the other, each cut otherwise."""
 
     def study(
-        self, model: ModelSettings, folder: str, per_replica: int, num_steps: int, options: dict, critic: str | None
+        self,
+        model: ModelSettings,
+        folder: str,
+        per_replica: int,
+        num_steps: int,
+        options: dict,
+        critic: str | None,
+        packs: bool = False,
     ) -> dict:
         from rlinf_workers.trainers.megatron import parallel
         from rlinf_workers.trainers.megatron.make import megatron
 
         worker = self.cut(per_replica)
-        outcome = study(megatron, worker, model, folder, num_steps=num_steps, critic=critic, **options)
+        outcome = study(megatron, worker, model, folder, num_steps=num_steps, critic=critic, packs=packs, **options)
         parallel.disconnect()
         return outcome
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from rlinf_workers.collectives import RankGroup
 from rlinf_workers.models.packed_attention import PackedAttention, attention_of, attention_of_sequences, packed
 from rlinf_workers.models.sequence_parallel import ExchangedAttention, RowShare, ranks_of_rows
 from rlinf_workers.models.sequences import PAD_ID, fit_width
@@ -78,8 +79,17 @@ def own_part(batch: Batch) -> Batch:
         return batch
     if not isinstance(batch, PackedBatch):
         raise ValueError("ranks share packed rows alone; set actor.max_tokens_per_micro_batch")
+    return part_of_rank(batch, ranks)
+
+
+def part_of_rank(batch: PackedBatch, ranks: RankGroup, multiple: int = 1) -> PackedBatch:
+    """What this one of the ranks computes of a whole row.
+
+    Args:
+        multiple: each rank's number of tokens, padding included, is a multiple of it.
+    """
     assert isinstance(batch.attention, PackedAttention), "a row is shared once"
-    share = RowShare(ranks, len(batch.token_ids))
+    share = RowShare(ranks, len(batch.token_ids), multiple)
     places = batch.answers_at - share.first
     is_own = (places >= 0) & (places < share.num_own)
     loss_mask = torch.zeros_like(batch.loss_mask)

@@ -44,12 +44,16 @@ def ranks_of_rows() -> RankGroup | None:
 
 class RowShare:
     """This rank's share of a packed row of N tokens: those from `first` on, n on each rank, the last of which may be
-    padding."""
+    padding.
 
-    def __init__(self, ranks: RankGroup, num_tokens: int) -> None:
+    Args:
+        multiple: n is a multiple of it.
+    """
+
+    def __init__(self, ranks: RankGroup, num_tokens: int, multiple: int = 1) -> None:
         self._ranks = ranks
         self._num_tokens = num_tokens
-        self.num_own = -(-num_tokens // ranks.num_ranks)
+        self.num_own = -(-num_tokens // (ranks.num_ranks * multiple)) * multiple
         """n"""
         self.first = ranks.rank * self.num_own
 

@@ -1,15 +1,11 @@
-"""Model outputs of megatron-core: log-probabilities, entropies or values of some tokens of whole sequences.
+"""Model outputs of megatron-core: log-probabilities, entropies or values of the tokens of a query.
 
-megatron-core's layers have no cache with gradients, so each completion is preceded by its own copy of the prompt and
-followed by padding, which causal attention never sees.
-
-Legend: R rows, S positions of a sequence, T query tokens, V vocabulary size; a rank has V / tp of it.
+Legend: R rows, S positions of a row, T query tokens, V vocabulary size; a rank has V / tp of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,86 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from rlinf_algos import LEAST_LOGPROB
 from rlinf_sched.derive import CPU_CHUNK_BYTES, GPU_CHUNK_BYTES, MAX_LOGITS_BYTES
-from rlinf_workers.models.sequences import SequenceBatch
-from rlinf_workers.roles.records.language import ExampleBatch
+from rlinf_workers.trainers.megatron.queries import Query
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenQuery:
-    """Sequences, and the tokens for which outputs are needed."""
-
-    token_ids: Tensor
-    """[R, S] int64, right-padded."""
-    before: Tensor
-    """[R, T] int64, the position before each query token."""
-    targets: Tensor
-    """[R, T] int64, the query tokens."""
-    temperature: float
-    num_rows: int
-    """Rows of the whole micro-batch, of which this may be a slice."""
-
-    @classmethod
-    def of(cls, batch: SequenceBatch | ExampleBatch, temperature: float) -> TokenQuery:
-        """Queries all completion tokens; for examples all tokens except the first, at temperature 1."""
-        if isinstance(batch, ExampleBatch):
-            ids, temperature = batch.token_ids, 1.0
-            before = torch.arange(ids.shape[1] - 1, device=ids.device).expand(len(ids), -1)
-            return cls(token_ids=ids, before=before, targets=ids[:, 1:], temperature=temperature, num_rows=len(ids))
-        repeats, targets = batch.repeats, batch.completion_ids
-        padding = (batch.prompt_mask == 0).sum(-1, keepdim=True).repeat_interleave(repeats, 0)
-        both = torch.cat([batch.prompt_ids.repeat_interleave(repeats, 0), targets], 1)
-        places = torch.arange(both.shape[1], device=both.device) + padding
-        moved = both.gather(1, places.clamp(max=both.shape[1] - 1)).masked_fill(places >= both.shape[1], 0)
-        first = batch.prompt_ids.shape[1] - 1 - padding
-        before = first + torch.arange(targets.shape[1], device=both.device)
-        return cls(token_ids=moved, before=before, targets=targets, temperature=temperature, num_rows=len(both))
-
-    def row_slice(self, number: int, num_slices: int) -> TokenQuery:
-        """Every `num_slices`-th row, starting with row `number`; slices have equal sizes, with the last row repeated as
-        filler."""
-        if num_slices == 1:
-            return self
-        rows = rows_of(number, num_slices, self.num_rows).clamp(max=self.num_rows - 1).to(self.targets.device)
-        return TokenQuery(
-            token_ids=self.token_ids[rows],
-            before=self.before[rows],
-            targets=self.targets[rows],
-            temperature=self.temperature,
-            num_rows=self.num_rows,
-        )
-
-    def padded(self, multiple: int) -> TokenQuery:
-        """Pads the sequences to a multiple of `multiple` positions."""
-        missing = -self.token_ids.shape[1] % multiple
-        if not missing:
-            return self
-        return TokenQuery(
-            token_ids=pad(self.token_ids, (0, missing)),
-            before=self.before,
-            targets=self.targets,
-            temperature=self.temperature,
-            num_rows=self.num_rows,
-        )
-
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of a GPTModel call."""
-        places = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
-        return {"input_ids": self.token_ids, "position_ids": places.expand_as(self.token_ids), "attention_mask": None}
-
-
-def rows_of(number: int, num_slices: int, num_rows: int) -> Tensor:
-    """The rows of a slice; indices from `num_rows` on are filler."""
-    return torch.arange(number, -(-num_rows // num_slices) * num_slices, num_slices)
-
-
-def answers_of_states(
-    states: Tensor, weight: Tensor, request: TokenQuery, first: int, num_words: int, group: Any
-) -> Tensor:
+def answers_of_states(states: Tensor, weight: Tensor, request: Query, first: int, num_words: int, group: Any) -> Tensor:
     """Log-probabilities and entropies, [2, R, T] float32, the same on all ranks of the group.
 
     Args:
@@ -121,7 +46,7 @@ def answers_of_states(
     return answers.view(2, *request.targets.shape)
 
 
-def values_of_states(states: Tensor, head: nn.Linear, request: TokenQuery) -> Tensor:
+def values_of_states(states: Tensor, head: nn.Linear, request: Query) -> Tensor:
     """Value before each token, the expected remaining reward, [1, R, T] float32.
 
     Args:
@@ -131,7 +56,7 @@ def values_of_states(states: Tensor, head: nn.Linear, request: TokenQuery) -> Te
     return linear(_before(states, request).float(), head.weight.float(), head.bias.float()).permute(2, 0, 1)
 
 
-def _before(states: Tensor, request: TokenQuery) -> Tensor:
+def _before(states: Tensor, request: Query) -> Tensor:
     """The states [R, T, H] from which the query tokens are predicted."""
     return states.gather(1, request.before[..., None].expand(-1, -1, states.shape[-1]))
 

@@ -1,9 +1,10 @@
 """MegatronBackend: replicas of several ranks hold a language model by tensor, pipeline and expert parallelism.
 
-Every rank of a replica gets the same micro-batches. The last pipeline stage gathers the outputs of all row slices, so
-that each of its ranks computes the same loss; the gradient flows back through the slices. Replicas are data parallel:
-`finish_backward` sums gradients over them with megatron-core's DistributedDataParallel, and its optimizer steps. With a
-pipeline, `backward` only stores the micro-batch, and `finish_backward` runs all of them as one 1F1B schedule.
+Every rank of a replica gets the same micro-batches. The last pipeline stage gathers the outputs of all slices
+(queries.py), so that each of its ranks computes the same loss; the gradient flows back through the slices. Replicas are
+data parallel: `finish_backward` sums gradients over them and over the slices with megatron-core's
+DistributedDataParallel, and its optimizer steps. With a pipeline, `backward` only stores the micro-batch, and
+`finish_backward` runs all of them as one 1F1B schedule.
 """
 
 from __future__ import annotations
@@ -19,16 +20,14 @@ from rlinf_comm.weights import Layout, ReshardExecutor, reshard_plan
 from rlinf_comm.weights.layouts import TransformerShape, huggingface_layout
 from rlinf_sched.derive import ModelShape
 from rlinf_workers.models.in_memory import box_in, renamed
-from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.models.weight_files import WeightFiles, region
 from rlinf_workers.models.weight_names import CONVERTS
-from rlinf_workers.roles.records.language import ExampleBatch
 from rlinf_workers.trainers.base import LossOf, ModelOutputs, OptimizerSettings, shards_of
 from rlinf_workers.trainers.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
-from rlinf_workers.trainers.megatron.answers import TokenQuery, rows_of
 from rlinf_workers.trainers.megatron.files import gathered, leaving_out, owned, stacked
 from rlinf_workers.trainers.megatron.options import MegatronOptions
+from rlinf_workers.trainers.megatron.queries import Batch, Query, query_of
 from rlinf_workers.trainers.megatron.storages import Storages
 from rlinf_workers.worker import Worker
 
@@ -82,7 +81,7 @@ class MegatronBackend:
         self._optimizer: Any = None
         self._masters: Any = None
         self.shards: Sequence[int] = []
-        self._waiting: list[tuple[TokenQuery, Finish]] = []
+        self._waiting: list[tuple[Query, Finish]] = []
         """Micro-batches of a pipeline, whose passes `finish_backward` runs."""
         self._statistics: dict[int, Tensor] = {}
         self._wrap(trains=optimizer is not None)
@@ -115,14 +114,12 @@ class MegatronBackend:
     # -- an update -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def forward(
-        self, batch: SequenceBatch | ExampleBatch, *, entropies: bool = False, adapter: bool = True
-    ) -> ModelOutputs:
-        request = TokenQuery.of(batch, self._head.temperature)
-        whole = torch.zeros(self._head.num_answers, *request.targets.shape, device=self._worker.device)
+    def forward(self, batch: Batch, *, entropies: bool = False, adapter: bool = True) -> ModelOutputs:
+        request = self._query(batch)
+        whole = self._whole(request)
 
         def keep(answers: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
-            self._insert(whole, answers)
+            self._insert(request, whole, answers)
             return answers.sum(), torch.tensor(0), {}
 
         self._run([(request, keep)], forward_only=True)
@@ -142,19 +139,17 @@ class MegatronBackend:
         self._called.zero_grad_buffer()
         self._optimizer.zero_grad()
 
-    def backward(
-        self, shard: int, batch: SequenceBatch | ExampleBatch, loss_of: LossOf, *, entropies: bool = False
-    ) -> None:
+    def backward(self, shard: int, batch: Batch, loss_of: LossOf, *, entropies: bool = False) -> None:
         def finish(answers: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
-            whole = torch.zeros(self._head.num_answers, *request.targets.shape, device=answers.device)
-            self._insert(whole, answers.detach())
+            whole = self._whole(request)
+            self._insert(request, whole, answers.detach())
             self._place.stage.sum_(whole).requires_grad_()
             loss, statistics = loss_of(self._head.evaluation(whole, entropies=entropies))
             self.count(shard, statistics)
             (gradient,) = torch.autograd.grad(loss, whole)
-            return (answers * self._own_rows(gradient, answers)).sum(), torch.tensor(0), {}
+            return (answers * request.own(gradient)).sum(), torch.tensor(0), {}
 
-        request = TokenQuery.of(batch, self._head.temperature)
+        request = self._query(batch)
         self._waiting.append((request, finish))
         if self._options.pipeline_parallel == 1:
             self._run_waiting()
@@ -202,14 +197,21 @@ class MegatronBackend:
             self._run(self._waiting, forward_only=False)
             self._waiting.clear()
 
-    def _run(self, passes: Sequence[tuple[TokenQuery, Finish]], *, forward_only: bool) -> None:
+    def _query(self, batch: Batch) -> Query:
+        """This rank's part of a micro-batch."""
+        multiple = self._options.tensor_parallel if self._options.sequence_parallel else 1
+        return query_of(batch, self._head.temperature, self._place.slices, multiple)
+
+    def _whole(self, request: Query) -> Tensor:
+        """Zeros for the outputs of a whole micro-batch."""
+        return torch.zeros(self._head.num_answers, *request.shape, device=self._worker.device)
+
+    def _run(self, passes: Sequence[tuple[Query, Finish]], *, forward_only: bool) -> None:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
-        def forward_step(waiting: Iterator[tuple[TokenQuery, Finish]], model: Any) -> tuple[Tensor, Finish]:
-            request, finish = next(waiting)
-            self._model.query = request.row_slice(self._place.row_slice, self._options.num_row_slices)
-            multiple = self._options.tensor_parallel if self._options.sequence_parallel else 1
-            return model(**self._model.query.padded(multiple).arguments()), finish
+        def forward_step(waiting: Iterator[tuple[Query, Finish]], model: Any) -> tuple[Tensor, Finish]:
+            self._model.query, finish = next(waiting)
+            return model(**self._model.query.arguments()), finish
 
         get_forward_backward_func()(
             forward_step_func=forward_step,
@@ -221,22 +223,10 @@ class MegatronBackend:
             forward_only=forward_only,
         )
 
-    def _insert(self, whole: Tensor, answers: Tensor) -> None:
-        """Writes this rank's rows [answers, R, T] into [answers, B, T], unless another rank of its stage does."""
+    def _insert(self, request: Query, whole: Tensor, answers: Tensor) -> None:
+        """Writes this rank's outputs into the whole micro-batch's, unless another rank of its stage does."""
         if self._place.tensor == 0:
-            rows = self._rows(whole.shape[1])
-            whole[:, rows] = answers[:, : len(rows)]
-
-    def _own_rows(self, whole: Tensor, answers: Tensor) -> Tensor:
-        """The inverse of `_insert`; 0 for filler rows."""
-        rows = self._rows(whole.shape[1])
-        own = torch.zeros_like(answers)
-        own[:, : len(rows)] = whole[:, rows]
-        return own
-
-    def _rows(self, num_rows: int) -> Tensor:
-        rows = rows_of(self._place.row_slice, self._options.num_row_slices, num_rows)
-        return rows[rows < num_rows].to(self._worker.device)
+            request.insert(whole, answers)
 
     # -- weights ---------------------------------------------------------------------------------------------------
 

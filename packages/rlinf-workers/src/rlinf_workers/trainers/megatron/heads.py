@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from rlinf_comm.weights.layouts import TransformerShape
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.trainers.base import NOT_ASKED, ModelOutputs
-from rlinf_workers.trainers.megatron.answers import TokenQuery, answers_of_states, values_of_states
+from rlinf_workers.trainers.megatron.answers import answers_of_states, values_of_states
+from rlinf_workers.trainers.megatron.queries import Query
 
 
 class Head(Protocol):
@@ -38,7 +39,7 @@ class Head(Protocol):
     def fit(self, model: GPTModel) -> None:
         """Installs the head in a model that has the last stage."""
 
-    def answers(self, model: Any, states: Tensor, request: TokenQuery) -> Tensor:
+    def answers(self, model: Any, states: Tensor, request: Query) -> Tensor:
         """The model's last hidden states -> [num_answers, R, T] float32, the same on all ranks of the stage that
         compute these rows."""
         ...
@@ -63,7 +64,7 @@ class TokenHead:
     def fit(self, model: GPTModel) -> None:
         """Keeps megatron-core's own head."""
 
-    def answers(self, model: Any, states: Tensor, request: TokenQuery) -> Tensor:
+    def answers(self, model: Any, states: Tensor, request: Query) -> Tensor:
         if model.config.sequence_parallel:
             states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=True).transpose(0, 1)
         else:  # transposed first, because 0.16.1 loses the sum over ranks of a non-contiguous gradient
@@ -90,7 +91,7 @@ class ValueHead:
     def fit(self, model: GPTModel) -> None:
         setattr(model, "output_layer", nn.Linear(model.config.hidden_size, 1, dtype=model.config.params_dtype))  # noqa: B010
 
-    def answers(self, model: Any, states: Tensor, request: TokenQuery) -> Tensor:
+    def answers(self, model: Any, states: Tensor, request: Query) -> Tensor:
         if model.config.sequence_parallel:
             states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)
         return values_of_states(states.transpose(0, 1), model.output_layer, request)

@@ -21,12 +21,13 @@ def megatron(
     tensor_parallel: int = 1,
     sequence_parallel: bool = False,
     pipeline_parallel: int = 1,
+    context_parallel: int = 1,
     expert_parallel: int = 1,
     distributed_optimizer: bool = False,
     recompute: bool = False,
     compute_dtype: Literal["float32", "bfloat16"] = "float32",
 ) -> TrainingBackend:
-    """A language model with tensor, pipeline and expert parallelism; see MegatronOptions for the options.
+    """A language model with tensor, pipeline, context and expert parallelism; see MegatronOptions for the options.
 
     A frozen model is whole on every rank, unless the plan gives its role replicas of that size.
 
@@ -36,6 +37,7 @@ def megatron(
         tensor_parallel=tensor_parallel,
         sequence_parallel=sequence_parallel,
         pipeline_parallel=pipeline_parallel,
+        context_parallel=context_parallel,
         expert_parallel=expert_parallel,
         distributed_optimizer=distributed_optimizer,
         recompute=recompute,

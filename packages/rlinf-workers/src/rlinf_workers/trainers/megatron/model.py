@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts import TransformerShape, megatron_layout, rounded_up
-from rlinf_workers.trainers.megatron.answers import TokenQuery
 from rlinf_workers.trainers.megatron.attention import CausalAttention
 from rlinf_workers.trainers.megatron.heads import Head
 from rlinf_workers.trainers.megatron.options import MegatronOptions
+from rlinf_workers.trainers.megatron.queries import Query
 
 VOCAB_MULTIPLE = 8
 """The embedding rows on each rank are a multiple of it, for tensor cores in bfloat16."""
@@ -81,10 +81,18 @@ class AnsweringModel(GPTModel):
     """Returns the outputs for `query` instead of logits."""
 
     head: Head
-    query: TokenQuery
+    query: Query
     """The query of the next call, on the last stage."""
     num_words: int
     """Vocabulary size, without padding."""
+
+    def _preprocess(self, *arguments: Any, **named: Any) -> Any:
+        """As GPTModel's, with the rotations of a packed row's own positions."""
+        decoder_input, rotations, *others = super()._preprocess(*arguments, **named)
+        if named.get("packed_seq_params") is not None:
+            angles = torch.outer(named["position_ids"][0].float(), self.rotary_pos_emb.inv_freq.float())
+            rotations = torch.cat([angles, angles], -1)[:, None, None]  # [S, 1, 1, D]
+        return (decoder_input, rotations, *others)
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """The head's outputs on the last stage; on other stages, the hidden states for the next stage."""

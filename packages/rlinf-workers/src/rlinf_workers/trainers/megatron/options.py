@@ -2,8 +2,8 @@
 
 A replica is the ranks that hold one copy of the model together. Its experts are distributed over the same ranks as the
 rest of the model; with expert parallelism each expert is whole (no tensor parallelism inside experts). A pipeline stage
-has max(`tensor_parallel`, `expert_parallel`) ranks; if `expert_parallel` is larger, each group of `tensor_parallel`
-ranks computes other rows of a micro-batch.
+has max(`tensor_parallel` * `context_parallel`, `expert_parallel`) ranks. Each group of `tensor_parallel` ranks of it
+computes another slice of a micro-batch: other rows of a padded one, a part of the tokens of a packed one.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class MegatronOptions:
     """The same ranks also shard the positions of a sequence between matrix products."""
     pipeline_parallel: NumRanks = 1
     """Stages of consecutive layers with the 1F1B schedule."""
+    context_parallel: NumRanks = 1
+    """Groups of ranks that share the tokens of each packed micro-batch."""
     expert_parallel: NumRanks = 1
     """Ranks that share the experts of a layer."""
     distributed_optimizer: bool = False
@@ -43,12 +45,13 @@ class MegatronOptions:
     def __post_init__(self) -> None:
         if self.sequence_parallel and self.tensor_parallel == 1:
             raise OptionError("sequence_parallel", "=true needs tensor_parallel of 2 or more; it has 1")
-        small, large = sorted((self.tensor_parallel, self.expert_parallel))
+        small, large = sorted((self.tensor_parallel * self.context_parallel, self.expert_parallel))
         if large % small:
+            context = f" context_parallel={self.context_parallel}" if self.context_parallel > 1 else ""
             raise OptionError(
                 "tensor_parallel",
-                f"={self.tensor_parallel} and expert_parallel={self.expert_parallel}: both divide the ranks of a "
-                "stage, so one must be a multiple of the other",
+                f"={self.tensor_parallel}{context} and expert_parallel={self.expert_parallel}: both divide the ranks "
+                "of a stage, so one must be a multiple of the other",
             )
 
     @property
@@ -58,7 +61,7 @@ class MegatronOptions:
 
     @property
     def ranks_per_stage(self) -> int:
-        return max(self.tensor_parallel, self.expert_parallel)
+        return max(self.tensor_parallel * self.context_parallel, self.expert_parallel)
 
     @property
     def ranks_per_replica(self) -> int:
@@ -67,7 +70,7 @@ class MegatronOptions:
 
     @property
     def num_row_slices(self) -> int:
-        """Number of row slices of a micro-batch that the ranks of a stage divide among themselves."""
+        """Number of slices of a micro-batch that the ranks of a stage divide among themselves."""
         return self.ranks_per_stage // self.tensor_parallel
 
     @property
@@ -104,11 +107,12 @@ class MegatronOptions:
             )
         num_replicas = num_ranks // size
         if num_replicas > 1 and self.pipeline_parallel > 1 and self.num_row_slices > 1:
+            key = "context_parallel" if self.context_parallel > 1 else "expert_parallel"
             raise OptionError(
-                "expert_parallel",
-                f"={self.expert_parallel}: {num_replicas} replicas of a pipeline whose stages have tensor_parallel="
+                key,
+                f"={getattr(self, key)}: {num_replicas} replicas of a pipeline whose stages have tensor_parallel="
                 f"{self.tensor_parallel}: megatron-core numbers such ranks in another order; use one replica, or "
-                f"expert_parallel of {self.tensor_parallel} or 1",
+                f"context_parallel of 1 and expert_parallel of {self.tensor_parallel} or 1",
             )
 
     def _divides(self, key: str, what: str, count: int) -> None:
@@ -118,5 +122,5 @@ class MegatronOptions:
             raise OptionError(key, text)
 
     def __str__(self) -> str:
-        sizes = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
+        sizes = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
         return " ".join(f"{key}={getattr(self, key)}" for key in sizes)

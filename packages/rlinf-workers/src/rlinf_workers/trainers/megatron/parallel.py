@@ -1,11 +1,12 @@
 """megatron-core's process groups, which are global to a process, and this rank's place in them.
 
-Ranks of a replica are consecutive. Within one, tensor parallelism varies fastest, then the row slices of a micro-batch,
+Ranks of a replica are consecutive. Within one, tensor parallelism varies fastest, then the slices of a micro-batch,
 then the pipeline stages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -29,10 +30,10 @@ class ParallelRank:
 
     tensor: int
     """Rank within its tensor parallel group."""
-    row_slice: int
-    """Index of its slice among the `options.num_row_slices` slices of a micro-batch's rows."""
     stage: RankGroup
     """The ranks of its stage."""
+    slices: RankGroup
+    """Those of them that have the same shard of each matrix, and divide a micro-batch."""
 
 
 _made: dict[MegatronOptions, ParallelRank] = {}
@@ -75,15 +76,23 @@ def disconnect() -> None:
 
 
 def _place(worker: Worker, options: MegatronOptions) -> ParallelRank:
-    size, within = options.ranks_per_stage, worker.identity.rank_in_replica
+    size, width = options.ranks_per_stage, options.tensor_parallel
+    firsts = range(0, worker.num_ranks, size)
     stage = worker.replica_ranks
     if options.pipeline_parallel > 1:
-        # Every rank takes part in creating every group, in the same order.
-        firsts = range(0, worker.num_ranks, size)
-        groups: list[Any] = [dist.new_group(range(first, first + size), timeout=TIMEOUT) for first in firsts]
-        stage = RankGroup(worker.rank % size, size, groups[worker.rank // size])
-    return ParallelRank(
-        tensor=within % options.tensor_parallel,
-        row_slice=within % size // options.tensor_parallel,
-        stage=stage,
-    )
+        stage = _group(worker, [range(first, first + size) for first in firsts])
+    slices = RankGroup(0, 1)
+    if width == 1:
+        slices = stage
+    elif options.num_row_slices > 1:
+        slices = _group(
+            worker, [range(first + shard, first + size, width) for first in firsts for shard in range(width)]
+        )
+    return ParallelRank(tensor=worker.rank % width, stage=stage, slices=slices)
+
+
+def _group(worker: Worker, groups: Sequence[range]) -> RankGroup:
+    """That of disjoint groups which has this rank. Every rank takes part in creating every group, in the same order."""
+    made: list[Any] = [dist.new_group(members, timeout=TIMEOUT) for members in groups]
+    own = next(number for number, members in enumerate(groups) if worker.rank in members)
+    return RankGroup(groups[own].index(worker.rank), len(groups[own]), made[own])

@@ -1,0 +1,208 @@
+"""What a rank of megatron-core computes of a micro-batch: token ids, and the tokens for which outputs are needed.
+
+Padded micro-batches: megatron-core's layers have no cache with gradients, so each completion is preceded by its own
+copy of the prompt and followed by padding, which causal attention never sees. The slices of a stage divide the rows.
+
+Packed micro-batches: one row without padding, which has each prompt once (models/packed.py). The slices of a stage
+share it, each a part of its tokens (models/sequence_parallel.py).
+
+Legend: R rows, S positions and T query tokens of a row; outputs of the whole micro-batch have B rows and C columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from rlinf_workers.collectives import RankGroup
+from rlinf_workers.models.packed import PackedBatch, part_of_rank
+from rlinf_workers.models.packed_attention import PackedAttention
+from rlinf_workers.models.sequence_parallel import ExchangedAttention
+from rlinf_workers.models.sequences import SequenceBatch
+from rlinf_workers.roles.records.language import ExampleBatch
+
+Batch = SequenceBatch | ExampleBatch | PackedBatch
+
+
+class Query(Protocol):
+    """One rank's part of a micro-batch."""
+
+    @property
+    def before(self) -> Tensor:
+        """[R, T] int64, the position before each query token."""
+        ...
+
+    @property
+    def targets(self) -> Tensor:
+        """[R, T] int64, the query tokens."""
+        ...
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """B, C"""
+        ...
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of a GPTModel call."""
+        ...
+
+    def insert(self, whole: Tensor, answers: Tensor) -> None:
+        """Writes outputs [answers, R, T] into their places in [answers, B, C]."""
+        ...
+
+    def own(self, whole: Tensor) -> Tensor:
+        """The inverse of `insert`; 0 for filler rows."""
+        ...
+
+
+def query_of(batch: Batch, temperature: float, slices: RankGroup, multiple: int) -> Query:
+    """This rank's part of a micro-batch.
+
+    Args:
+        temperature: of completions; that of examples is 1.
+        slices: the ranks that divide the micro-batch, with the same shards of the model's matrices.
+        multiple: the number of positions is a multiple of it.
+    """
+    if isinstance(batch, PackedBatch):
+        return PackedQuery.of(batch, temperature, slices, multiple)
+    return TokenQuery.of(batch, temperature).row_slice(slices.rank, slices.num_ranks).padded(multiple)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenQuery:
+    """Padded sequences."""
+
+    token_ids: Tensor
+    """[R, S] int64, right-padded."""
+    before: Tensor
+    targets: Tensor
+    temperature: float
+    num_rows: int
+    """B, of which this may be a slice."""
+    rows: Tensor
+    """[r] int64, the rows of the micro-batch that it has; the remaining ones of the R are filler."""
+
+    @classmethod
+    def of(cls, batch: SequenceBatch | ExampleBatch, temperature: float) -> TokenQuery:
+        """Queries all completion tokens; for examples all tokens except the first, at temperature 1."""
+        if isinstance(batch, ExampleBatch):
+            ids, temperature = batch.token_ids, 1.0
+            before = torch.arange(ids.shape[1] - 1, device=ids.device).expand(len(ids), -1)
+            return cls._whole(ids, before, ids[:, 1:], temperature)
+        repeats, targets = batch.repeats, batch.completion_ids
+        padding = (batch.prompt_mask == 0).sum(-1, keepdim=True).repeat_interleave(repeats, 0)
+        both = torch.cat([batch.prompt_ids.repeat_interleave(repeats, 0), targets], 1)
+        places = torch.arange(both.shape[1], device=both.device) + padding
+        moved = both.gather(1, places.clamp(max=both.shape[1] - 1)).masked_fill(places >= both.shape[1], 0)
+        first = batch.prompt_ids.shape[1] - 1 - padding
+        before = first + torch.arange(targets.shape[1], device=both.device)
+        return cls._whole(moved, before, targets, temperature)
+
+    @classmethod
+    def _whole(cls, token_ids: Tensor, before: Tensor, targets: Tensor, temperature: float) -> TokenQuery:
+        return cls(
+            token_ids=token_ids,
+            before=before,
+            targets=targets,
+            temperature=temperature,
+            num_rows=len(token_ids),
+            rows=torch.arange(len(token_ids), device=token_ids.device),
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_rows, self.targets.shape[1]
+
+    def row_slice(self, number: int, num_slices: int) -> TokenQuery:
+        """Every `num_slices`-th row, starting with row `number`; slices have equal sizes, with the last row repeated as
+        filler."""
+        if num_slices == 1:
+            return self
+        rows = torch.arange(number, -(-self.num_rows // num_slices) * num_slices, num_slices, device=self.rows.device)
+        of_slice = rows.clamp(max=self.num_rows - 1)
+        return replace(
+            self,
+            token_ids=self.token_ids[of_slice],
+            before=self.before[of_slice],
+            targets=self.targets[of_slice],
+            rows=rows[rows < self.num_rows],
+        )
+
+    def padded(self, multiple: int) -> TokenQuery:
+        """Pads the sequences to a multiple of `multiple` positions."""
+        missing = -self.token_ids.shape[1] % multiple
+        return replace(self, token_ids=pad(self.token_ids, (0, missing))) if missing else self
+
+    def arguments(self) -> dict[str, Any]:
+        places = torch.arange(self.token_ids.shape[1], device=self.token_ids.device)
+        return {"input_ids": self.token_ids, "position_ids": places.expand_as(self.token_ids), "attention_mask": None}
+
+    def insert(self, whole: Tensor, answers: Tensor) -> None:
+        whole[:, self.rows] = answers[:, : len(self.rows)]
+
+    def own(self, whole: Tensor) -> Tensor:
+        own = whole.new_zeros(len(whole), *self.targets.shape)
+        own[:, : len(self.rows)] = whole[:, self.rows]
+        return own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedRow:
+    """What attention gets in place of megatron-core's PackedSeqParams. That describes sequences by their ends, for
+    kernels of Transformer Engine; here a prompt is there once for all its completions."""
+
+    attention: PackedAttention | ExchangedAttention
+    qkv_format: str = "sbhd"
+    """Layers treat the row as one long sequence."""
+    max_seqlen_q: int = 1
+    max_seqlen_kv: int = 1
+    """Positions whose rotations GPTModel makes itself: not needed, as the row has positions of its own."""
+    cp_group: None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedQuery:
+    """This rank's tokens of a packed row."""
+
+    part: PackedBatch
+    """Of n tokens; the M tokens with an output of this rank are the `before` and `targets`, [1, M]."""
+    temperature: float
+
+    @classmethod
+    def of(cls, batch: PackedBatch, temperature: float, slices: RankGroup, multiple: int) -> PackedQuery:
+        is_whole = slices.num_ranks == 1 and len(batch.token_ids) % multiple == 0
+        return cls(part=batch if is_whole else part_of_rank(batch, slices, multiple), temperature=temperature)
+
+    @property
+    def before(self) -> Tensor:
+        return self.part.answers_at[None]
+
+    @property
+    def targets(self) -> Tensor:
+        return self.part.ids[None]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        num_rows, num_columns = self.part.loss_mask.shape
+        return num_rows, num_columns
+
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "input_ids": self.part.token_ids[None],
+            "position_ids": self.part.position_ids[None],
+            "attention_mask": None,
+            "packed_seq_params": PackedRow(attention=self.part.attention),
+        }
+
+    def insert(self, whole: Tensor, answers: Tensor) -> None:
+        whole[:, self.part.loss_mask != 0] = answers[:, 0]
+
+    def own(self, whole: Tensor) -> Tensor:
+        return whole[:, None, self.part.loss_mask != 0]
