@@ -39,7 +39,7 @@ from rlinf_workers.models.sequences import SequenceBatch, completion_logits
 from rlinf_workers.plugins import TRAINERS
 from rlinf_workers.roles import Prompt
 from rlinf_workers.roles.records.language import SampleGroup
-from rlinf_workers.trainers.megatron.memory import MegatronPass
+from rlinf_workers.trainers.megatron.memory import micro_batch_pass
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 
 SMALL: dict[str, Any] = {
@@ -105,19 +105,13 @@ def test_what_a_backward_pass_keeps_is_what_autograd_records(
         completion_ids=torch.zeros(2 * group_size, limit, dtype=torch.int64),
         loss_mask=torch.ones(2 * group_size, limit),
     )
-    groups = [
-        SampleGroup(
-            prompt=Prompt(index=index, token_ids=batch.prompt_ids[index], reference_answer=""),
-            completion_ids=ids,
-            loss_mask=torch.ones(group_size, limit),
-            rollout_logprobs=torch.zeros(group_size, limit),
-            policy_version=0,
-        )
-        for index, ids in enumerate(batch.completion_ids.split(group_size))
-    ]
 
     def run() -> torch.Tensor:
-        return packed_logits(model, pack_without_padding(groups)) if is_packed else completion_logits(model, batch)
+        return (
+            packed_logits(model, pack_without_padding(groups_of(batch)))
+            if is_packed
+            else completion_logits(model, batch)
+        )
 
     recorded = recorded_bytes(model, run)
     shape = ModelShape.from_config({"model_type": kind, **values})
@@ -128,6 +122,21 @@ def test_what_a_backward_pass_keeps_is_what_autograd_records(
     assert row is not None
     counted = sum(layers_bytes(shape, job, call) for call in ((row,) if is_packed else passes_of_micro_batch(job)))
     assert counted / recorded == pytest.approx(1.0, abs=0.05)  # the last completion token is not computed
+
+
+def groups_of(batch: SequenceBatch) -> list[SampleGroup]:
+    """The groups of a micro-batch whose completions are equally long."""
+    num_completions = len(batch.completion_ids) // len(batch.prompt_ids)
+    return [
+        SampleGroup(
+            prompt=Prompt(index=index, token_ids=batch.prompt_ids[index], reference_answer=""),
+            completion_ids=ids,
+            loss_mask=torch.ones(ids.shape),
+            rollout_logprobs=torch.zeros(ids.shape),
+            policy_version=0,
+        )
+        for index, ids in enumerate(batch.completion_ids.split(num_completions))
+    ]
 
 
 def recorded_bytes(model: torch.nn.Module, run: Callable[[], object]) -> int:
@@ -192,8 +201,9 @@ def test_a_backward_pass_through_an_adapter_keeps_less(tmp_path, dtype: str, tar
         ("qwen3_moe", EXPERTS, "float32"),
     ],
 )
+@pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
 def test_what_megatrons_layers_keep_is_what_autograd_records(
-    tmp_path, kind: str, more: dict[str, Any], dtype: str
+    tmp_path, kind: str, more: dict[str, Any], dtype: str, is_packed: bool
 ) -> None:
     pytest.importorskip("megatron.core")  # tools/environment.sh installs it
     from rlinf_workers.models import ModelSettings
@@ -203,28 +213,39 @@ def test_what_megatrons_layers_keep_is_what_autograd_records(
     from rlinf_workers.trainers.megatron.parallel import disconnect
 
     shape = write_config(tmp_path, kind, **{"max_position_embeddings": 64, **more})
+    group_size, prompt, limit = 8, 16, 48
     options: dict[str, Any] = {"compute_dtype": dtype}
     settings = BackendSettings(name="megatron", options=options)
     model = TokenModel(ModelSettings(folder=str(tmp_path), has_weights=False), 1.0)
     backend: Any = settings.make(model, trial_worker(), OptimizerSettings(learning_rate=0.1))
     batch = SequenceBatch(
-        prompt_ids=torch.randint(1, 300, (2, 16)),
-        prompt_mask=torch.ones(2, 16, dtype=torch.int64),
-        completion_ids=torch.randint(1, 300, (16, 48)),
-        loss_mask=torch.ones(16, 48),
+        prompt_ids=torch.randint(1, 300, (2, prompt)),
+        prompt_mask=torch.ones(2, prompt, dtype=torch.int64),
+        completion_ids=torch.randint(1, 300, (2 * group_size, limit)),
+        loss_mask=torch.ones(2 * group_size, limit),
     )
+    if is_packed:
+        batch = pack_without_padding(groups_of(batch))
     try:
         backend.begin(1)
         loss = lambda answers: (answers.logprobs.sum(), [1.0])  # noqa: E731
         recorded = recorded_bytes(backend._model, lambda: backend.backward(0, batch, loss))
     finally:
         disconnect()
-    lengths = Lengths(mean_tokens=48, limit_tokens=48, prompt_tokens=16, group_size=8)
-    job = JobShape(lengths=lengths, num_groups=2, trainer_options=options, micro_batch_groups=2, on_gpu=False)
-    counted = MegatronPass(model=shape, job=job, cut=MegatronOptions(**options), num_rows=16)
+    lengths = Lengths(mean_tokens=limit, limit_tokens=limit, prompt_tokens=prompt, group_size=group_size)
+    budget = 2 * (prompt + group_size * limit) if is_packed else None
+    job = JobShape(
+        lengths=lengths,
+        num_groups=2,
+        trainer_options=options,
+        micro_batch_groups=2,
+        max_tokens_per_micro_batch=budget,
+        on_gpu=False,
+    )
+    counted = micro_batch_pass(shape, job, MegatronOptions(**options))
     dtype_bytes = 2 if dtype == "bfloat16" else 4
-    tokens, h = 16 * (16 + 48), shape.hidden_size
-    head = 16 * 48 * (shape.vocab_size + h) * dtype_bytes + tokens * h * (8 + dtype_bytes)
+    tokens, h = budget or 2 * group_size * (prompt + limit), shape.hidden_size
+    head = 2 * group_size * limit * (shape.vocab_size + h) * dtype_bytes + tokens * h * (8 + dtype_bytes)
     assert (counted.kept_bytes + head) / recorded == pytest.approx(1.0, abs=0.05)
 
 

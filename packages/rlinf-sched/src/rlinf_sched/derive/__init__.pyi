@@ -27,6 +27,7 @@ from .memory import (
     feed_forward_bytes as feed_forward_bytes,
     forward_memory as forward_memory,
     kv_bytes as kv_bytes,
+    packed_pass as packed_pass,
     sft_warm_up_bytes as sft_warm_up_bytes,
     update_bytes as update_bytes,
 )

@@ -16,6 +16,7 @@ from rlinf_sched.derive.memory.activations import (
     MAX_LOGITS_BYTES,
     feed_forward_bytes,
     kv_bytes,
+    packed_pass,
     sft_warm_up_bytes,
     update_bytes,
 )
@@ -40,4 +41,5 @@ __all__ = [
     "sft_warm_up_bytes",
     "feed_forward_bytes",
     "kv_bytes",
+    "packed_pass",
 ]

@@ -26,12 +26,15 @@ class CausalAttention(MegatronModule):
         """query [S, R, heads, D], key and value [S, R, groups, D] -> [S, R, heads * D]
 
         Args:
-            packed_seq_params: megatron-core's name; of a packed row, whose R is 1.
+            packed_seq_params: megatron-core's name; of a packed row, whose R is 1, and whose queries and keys are not
+                rotated yet.
         """
+        row = packed_seq_params
+        if row is not None:
+            query, key = row.rotated(query), row.rotated(key)
         q, k, v = (part.permute(1, 2, 0, 3) for part in (query, key, value))
-        if packed_seq_params is not None:
-            scale = q.shape[-1] ** -0.5
-            output = packed_seq_params.attention(q, k, v, scale=scale, window=None, softcap=None)  # [1, S, heads, D]
+        if row is not None:
+            output = row.attention(q, k, v, scale=q.shape[-1] ** -0.5, window=None, softcap=None)  # [1, S, heads, D]
             return output.transpose(0, 1).flatten(2)
         if q.is_cuda and q.dtype == torch.float32:  # here the kernels that support shared keys would keep all scores
             k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))

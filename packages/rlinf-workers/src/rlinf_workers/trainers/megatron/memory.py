@@ -1,6 +1,9 @@
 """Memory of a rank under megatron-core, computed without torch."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
 
 from rlinf_sched.derive import (
     CPU_CHUNK_BYTES,
@@ -11,6 +14,7 @@ from rlinf_sched.derive import (
     JobShape,
     ModelShape,
     RankMemory,
+    packed_pass,
 )
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 
@@ -32,9 +36,7 @@ def megatron_memory(model: ModelShape, job: JobShape, cut: MegatronOptions, num_
     computed, models = cut.compute_bytes, job.num_models
     is_here = cut.distributed_optimizer is False and computed == FLOAT_BYTES and not job.on_gpu
     copied = 0 if is_here else FLOAT_BYTES * (dense + experts)  # masters or one moment, before they are gathered
-    passes = [
-        MegatronPass(model=model, job=job, cut=cut, num_rows=rows) for rows in (_rows(job), job.sft_warm_up_sequences)
-    ]
+    passes = [micro_batch_pass(model, job, cut), _padded_pass(model, job, cut, job.sft_warm_up_sequences)]
     return RankMemory(
         weights=models * computed * (dense + experts),
         masters=0 if computed == FLOAT_BYTES else models * FLOAT_BYTES * share,
@@ -58,24 +60,53 @@ def parameters_of_rank(model: ModelShape, cut: MegatronOptions) -> tuple[int, in
     return dense, of_stage // (cut.expert_parallel * cut.expert_tensor_parallel)
 
 
-def _rows(job: JobShape) -> int:
-    """Sequences of a micro-batch."""
-    return job.micro_batch_groups * job.lengths.group_size
+def micro_batch_pass(model: ModelShape, job: JobShape, cut: MegatronOptions) -> MegatronPass:
+    """A rank's part of the largest micro-batch."""
+    packed = packed_pass(replace(job, sequence_ranks=cut.num_row_slices))
+    if packed is None:
+        return _padded_pass(model, job, cut, job.micro_batch_groups * job.lengths.group_size)
+    return MegatronPass(
+        model=model,
+        job=job,
+        cut=cut,
+        num_tokens=packed.all_tokens,
+        num_asked=packed.all_tokens,
+        num_packed_keys=packed.num_rows * (packed.num_before + packed.num_tokens),
+    )
+
+
+def _padded_pass(model: ModelShape, job: JobShape, cut: MegatronOptions, num_rows: int) -> MegatronPass:
+    """A rank's part of so many whole sequences."""
+    lengths, rows = job.lengths, -(-num_rows // cut.num_row_slices)
+    return MegatronPass(
+        model=model,
+        job=job,
+        cut=cut,
+        num_tokens=rows * (lengths.prompt_tokens + lengths.limit_tokens),
+        num_asked=rows * lengths.limit_tokens,
+    )
 
 
 def _num_micro_batches(job: JobShape, num_replicas: int) -> int:
     """Micro-batches of an update on a replica."""
-    return max(1, job.num_groups // (num_replicas * job.num_updates * job.micro_batch_groups))
+    num_groups = job.num_groups / (num_replicas * job.num_updates)
+    if job.max_tokens_per_micro_batch is not None:
+        return max(1, math.ceil(num_groups * job.lengths.packed_group_tokens / job.max_tokens_per_micro_batch))
+    return max(1, int(num_groups / job.micro_batch_groups))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MegatronPass:
-    """Forward and backward pass of whole sequences through megatron-core's local layers."""
+    """A rank's part of a forward and backward pass through megatron-core's local layers."""
 
     model: ModelShape
     job: JobShape
     cut: MegatronOptions
-    num_rows: int
+    num_tokens: int
+    num_asked: int
+    """Those of them after which the head is computed."""
+    num_packed_keys: int = 0
+    """Keys that attention gathers from a packed row for the queries of the rank; 0: rows are padded."""
 
     def peak_bytes(self, num_micro_batches: int) -> int:
         """What autograd keeps, plus the temporary memory of the backward pass.
@@ -95,17 +126,11 @@ class MegatronPass:
         num_layers = self.model.num_layers // self.cut.pipeline_parallel
         if not self.cut.recompute:
             return num_layers * self._layer_bytes()
-        return num_layers * self._num_tokens * self.model.hidden_size * self._d // self._num_shared  # inputs of layers
+        return num_layers * self.num_tokens * self.model.hidden_size * self._d // self._num_shared  # inputs of layers
 
     @property
     def _d(self) -> int:
         return self.cut.compute_bytes
-
-    @property
-    def _num_tokens(self) -> int:
-        """Tokens in the rows of this rank."""
-        lengths = self.job.lengths
-        return -(-self.num_rows // self.cut.num_row_slices) * (lengths.prompt_tokens + lengths.limit_tokens)
 
     @property
     def _num_shared(self) -> int:
@@ -120,9 +145,13 @@ class MegatronPass:
                               2 h 2 d           fused norm keeps its input alone
             norms of q and k  2 F q + F k       as above, the float32 keys a copy of their own where d is not F;
                               (2 q + 2 k) d     queries are copied out of the product, which all three came out of
+                              (q + 2 k) d       and which is kept for the keys, if packed attention keeps copies
             attention         (3 q + 3 k) d     queries and keys after rotation, the output, and that product, for the
                               + F heads         values; logarithmic sums of the scores
                               4 q d             on a GPU in float32: keys and values are repeated for every query head
+            packed attention  (3 q + 2 k') d    queries, keys and values as they are gathered for it, and the output in
+                              + F heads         the order of sequences and in that of the row; a GPU repeats keys and
+                                                values for every query head
             gated MLP         5 I d             gate and up in one, the activation, up once more, their product
             experts           n (h + 6 I) d     the MLP's with the product weighted, and the input of each
             router            2 F E             scores, as they come and sorted by expert
@@ -132,22 +161,38 @@ class MegatronPass:
         on_gpu = self.job.on_gpu
         norms = 2 * h * (2 * d if on_gpu else 2 * f + d) // self._num_shared
         repeats = on_gpu and d == f
-        attention = (4 * q if repeats else 3 * q + 3 * k) * d + f * model.num_heads
+        if self.num_packed_keys:
+            keys = self._packed_key_width * self.num_packed_keys // self.num_tokens
+            attention = (3 * q + 2 * keys) * d
+        else:
+            attention = (4 * q if repeats else 3 * q + 3 * k) * d
+        attention += f * model.num_heads
         if model.qk_norm and on_gpu:
-            attention += (2 * q + 2 * k if repeats else q) * d
+            attention += (2 * q + 2 * k if repeats or self.num_packed_keys else q) * d
         elif model.qk_norm:
             attention += 2 * f * q + (1 if d == f else 2) * f * k
+            attention += (q + 2 * k) * d if d == f and self.num_packed_keys else 0
         of_token = norms + attention // tp
         if not model.num_experts:
-            return self._num_tokens * (of_token + 5 * model.intermediate_size * d // tp)
+            return self.num_tokens * (of_token + 5 * model.intermediate_size * d // tp)
         of_token += 2 * f * model.num_experts // self._num_shared
         width = model.expert_intermediate_size // self.cut.expert_tensor_parallel
-        return self._num_tokens * of_token + round(self._num_expert_tokens * (h + 6 * width) * d)
+        return self.num_tokens * of_token + round(self._num_expert_tokens * (h + 6 * width) * d)
+
+    @property
+    def _packed_key_width(self) -> int:
+        """Width of the keys that a rank gathers for each of its tokens, those of the other tensor parallel ranks
+        included. Ranks that share a row need equally many heads of their own; beyond that, several gather the same."""
+        model, sharing = self.model, self.cut.num_row_slices
+        num_cuts = math.gcd(model.num_heads // self.cut.tensor_parallel, sharing)
+        num_kv_heads = model.num_heads if self.job.on_gpu else model.num_kv_heads
+        num_heads = math.lcm(num_kv_heads // self.cut.tensor_parallel, num_cuts)
+        return self.cut.tensor_parallel * num_heads * (sharing // num_cuts) * model.head_dim
 
     @property
     def _num_expert_tokens(self) -> float:
         """Tokens of this rank's experts, if all experts get equally many."""
-        return self._num_tokens * self.cut.num_row_slices * self.model.num_active_experts / self.cut.expert_parallel
+        return self.num_tokens * self.cut.num_row_slices * self.model.num_active_experts / self.cut.expert_parallel
 
     def _inside_of_layer(self) -> int:
         """Bytes that the backward pass of a layer adds: gradients of the feed-forward half's activations and of its
@@ -158,17 +203,16 @@ class MegatronPass:
             gradients = round(3 * self._num_expert_tokens * width * d)
         else:
             width = model.intermediate_size // self.cut.tensor_parallel
-            gradients = 3 * self._num_tokens * width * d
+            gradients = 3 * self.num_tokens * width * d
         again = self._layer_bytes() if self.cut.recompute else 0
         return again + gradients + 2 * width * model.hidden_size * d
 
     def _head_bytes(self) -> int:
         """The last norm, the query states, logits in the model's dtype, their gradient and float32 chunks; or, if
         larger, that gradient and the head's, which megatron-core adds to the sum when it is complete."""
-        model, d, tokens = self.model, self._d, self._num_tokens
+        model, d, tokens = self.model, self._d, self.num_tokens
         norm = tokens * model.hidden_size * (2 * d if self.job.on_gpu else 2 * FLOAT_BYTES + d)
-        lengths = self.job.lengths
-        num_asked = tokens * lengths.limit_tokens // (lengths.prompt_tokens + lengths.limit_tokens)
+        num_asked = self.num_asked
         words = model.vocab_size // self.cut.tensor_parallel
         logits = min(num_asked * words, MAX_LOGITS_BYTES // FLOAT_BYTES)
         chunk = min(FLOAT_BYTES * logits, GPU_CHUNK_BYTES if self.job.on_gpu else CPU_CHUNK_BYTES)

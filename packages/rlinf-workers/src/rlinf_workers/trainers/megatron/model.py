@@ -86,13 +86,17 @@ class AnsweringModel(GPTModel):
     num_words: int
     """Vocabulary size, without padding."""
 
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """As GPTModel's, which gives attention its `packed_seq_params`."""
+        if (row := named.get("packed_seq_params")) is not None:
+            named["packed_seq_params"] = row.at(named["position_ids"][0], self.rotary_pos_emb.inv_freq)
+        return super().forward(*arguments, **named)
+
     def _preprocess(self, *arguments: Any, **named: Any) -> Any:
-        """As GPTModel's, with the rotations of a packed row's own positions."""
+        """As GPTModel's, without rotations for a packed row, which has them already: megatron-core would keep each
+        layer's own."""
         decoder_input, rotations, *others = super()._preprocess(*arguments, **named)
-        if named.get("packed_seq_params") is not None:
-            angles = torch.outer(named["position_ids"][0].float(), self.rotary_pos_emb.inv_freq.float())
-            rotations = torch.cat([angles, angles], -1)[:, None, None]  # [S, 1, 1, D]
-        return (decoder_input, rotations, *others)
+        return decoder_input, rotations if named.get("packed_seq_params") is None else None, *others
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         """The head's outputs on the last stage; on other stages, the hidden states for the next stage."""

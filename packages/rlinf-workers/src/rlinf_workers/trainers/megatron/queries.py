@@ -159,12 +159,30 @@ class PackedRow:
     kernels of Transformer Engine; here a prompt is there once for all its completions."""
 
     attention: PackedAttention | ExchangedAttention
+    rotations: tuple[Tensor, Tensor] | None = None
+    """Cosines and sines [S, 1, D / 2] of the tokens' positions, which all layers share; set by the model."""
     qkv_format: str = "sbhd"
     """Layers treat the row as one long sequence."""
     max_seqlen_q: int = 1
     max_seqlen_kv: int = 1
-    """Positions whose rotations GPTModel makes itself: not needed, as the row has positions of its own."""
+    """Positions for which GPTModel computes rotations, which are not used."""
     cp_group: None = None
+
+    def at(self, position_ids: Tensor, frequencies: Tensor) -> PackedRow:
+        """The row with the rotations of these positions, [S].
+
+        Args:
+            frequencies: [D / 2]
+        """
+        angles = torch.outer(position_ids.float(), frequencies.to(position_ids.device, torch.float32))[:, None]
+        return replace(self, rotations=(angles.cos(), angles.sin()))
+
+    def rotated(self, states: Tensor) -> Tensor:
+        """Rotary embedding of queries or keys, [S, 1, heads, D]."""
+        assert self.rotations is not None, "`at` was called"
+        cos, sin = (part[:, None].to(states.dtype) for part in self.rotations)
+        left, right = states.chunk(2, -1)
+        return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
