@@ -44,12 +44,14 @@ def test_a_run_goes_on_from_fsdp2_to_megatron_to_replicated(tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"distributed_optimizer": "true"}],
-    ids=["TP2", "PP2", "DP2"],
+    [{"tensor_parallel": 2}, {"pipeline_parallel": 2}, {"distributed_optimizer": "true"}, {"context_parallel": 2}],
+    ids=["TP2", "PP2", "DP2", "CP2"],
 )
 def test_ppo_with_a_critic_goes_on_as_under_replicated(tmp_path, options):
     """From one checkpoint, and back."""
     short = SHORT_SORT | TWO | {"algorithm.name": "ppo", "run.evaluate_every": 100, "run.checkpoint_every": 1}
+    if "context_parallel" in options:
+        short["actor.max_tokens_per_micro_batch"] = 400
     first = train("sort-grpo", tmp_path / "stays", short | {"run.num_steps": 1})
     shutil.copytree(first, tmp_path / "moves", symlinks=True)
     backend_options = "{" + ", ".join(f"{key}: {value}" for key, value in options.items()) + "}"
@@ -97,7 +99,7 @@ def test_the_recipes_run_with_a_tiny_model_of_the_architecture(tmp_path, experts
         "actor.num_shards": 2,
     }
     if recipe.startswith("qwen3"):
-        short["actor.backend_options.expert_parallel"] = 2
+        short |= {"actor.backend_options.expert_parallel": 2, "actor.backend_options.context_parallel": 1}
     run = train(recipe, tmp_path / "run", short)
     assert len(rows(run)) == 2
     first, last = (tensors(folder) for folder in (experts, last_checkpoint(run) / "model"))

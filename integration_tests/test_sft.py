@@ -68,7 +68,7 @@ def test_a_resumed_run_ends_as_the_whole_one(inputs, tmp_path):
         {"cluster.num_devices": 2},
         {"actor.max_tokens_per_micro_batch": "null"},
         {"cluster.num_devices": 2, "actor.backend": "fsdp2"},
-        {"actor.max_tokens_per_micro_batch": "null", "actor.backend": "megatron", "cluster.num_devices": 2},
+        {"actor.backend": "megatron", "actor.backend_options": "{context_parallel: 2}", "cluster.num_devices": 2},
     ],
 )
 def test_ranks_packing_and_backends_change_no_number(inputs, tmp_path, changed):
@@ -115,6 +115,7 @@ def test_preferences_resume_with_the_first_reference(pair_inputs, tmp_path):
         {"actor.max_tokens_per_micro_batch": "null"},
         {"cluster.num_devices": 2, "actor.backend": "fsdp2", "dpo.loss": "ipo"},
         {"actor.max_tokens_per_micro_batch": "null", "actor.backend": "megatron", "cluster.num_devices": 2},
+        {"actor.backend": "megatron", "cluster.num_devices": 2},
         {"actor.lora.rank": 2},
     ],
 )

@@ -23,6 +23,7 @@ from workers_megatron_ranks import (
 from rlinf_algos import path_of
 from rlinf_comm.weights import Layout, execute, layouts, reshard_plan, specs_of
 from rlinf_comm.weights.layouts import TransformerShape
+from rlinf_sched.derive import JobShape, Lengths, ModelShape
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.in_memory import renamed
 from rlinf_workers.models.trainable import TokenModel
@@ -30,6 +31,8 @@ from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.testing.language_backends import LanguageSubject, ValueSubject
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.trainers.megatron.make import megatron
+from rlinf_workers.trainers.megatron.memory import micro_batch_pass
+from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.trainers.megatron.spec import SPEC
 from rlinf_workers.trainers.megatron.storages import Storages
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
@@ -190,6 +193,21 @@ def test_packed_rows_and_ranks_that_share_them_equal_padded_ones(case, ranks, mo
 )
 def test_packed_rows_of_a_critic_do_too(case, ranks, models, critics, references, tmp_path):
     check_case(case, NUM_STEPS, ranks, models, references, tmp_path, critics[case[0]], packs=True)
+
+
+@pytest.mark.parametrize("options", [ACROSS, {"context_parallel": 2}], ids=["TP2", "CP2"])
+def test_the_memory_of_ranks_that_share_a_packed_row_is_counted(options, ranks, models):
+    """The head is computed for each token of the rank, in two places: its states and its logits."""
+    sizes = {"num_prompts": 2, "size": 8, "widths": (8, 40)}
+    recorded = ranks.call("kept_bytes", models["qwen2"], 2, options, sizes)
+    lengths = Lengths(mean_tokens=40, limit_tokens=40, prompt_tokens=8, group_size=8)
+    budget, shape = 2 * (8 + 8 * 40), ModelShape.from_folder(models["qwen2"].folder)
+    job = JobShape(lengths=lengths, num_groups=2, max_tokens_per_micro_batch=budget, on_gpu=False)
+    counted = micro_batch_pass(shape, job, MegatronOptions(**options))
+    words = 16 // options.get("tensor_parallel", 1)
+    head = counted.num_tokens * (3 * shape.hidden_size + shape.hidden_size + words) * 4
+    for kept in recorded:
+        assert (counted.kept_bytes + head) / kept == pytest.approx(1.0, abs=0.08)
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def examples() -> ExampleBatch:
 
 def packed_of(batch: SequenceBatch) -> PackedBatch:
     """The same prompts and completions without padding."""
-    size = batch.repeats
+    size = len(batch.completion_ids) // len(batch.prompt_ids)
     groups = [
         SampleGroup(
             prompt=Prompt(index=row, token_ids=ids[mask != 0], reference_answer=""),
@@ -279,8 +279,37 @@ def sharing_put_aside(*arguments, **named):
     return backend
 
 
+def kept_bytes(run) -> int:
+    """What autograd saves while it runs, by storage, once; parameters, whose gradient is kept elsewhere, aside."""
+    saved: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, torch.nn.Parameter) and not isinstance(tensor._base, torch.nn.Parameter):
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        run()
+    return sum(saved.values())
+
+
 class Ranks(Worker):
     """Ranks that hold one model after the other, each cut otherwise."""
+
+    def kept_bytes(self, model: ModelSettings, per_replica: int, options: dict, sizes: dict) -> int:
+        """What a rank keeps of a packed micro-batch of equally long completions until its backward pass."""
+        from rlinf_workers.trainers.megatron import parallel
+        from rlinf_workers.trainers.megatron.make import megatron
+
+        backend = megatron(
+            TokenModel(model, 1.0), self.cut(per_replica), optimizer=ADAMW, num_shards=NUM_SHARDS, **options
+        )
+        batch = batch_of(1, sizes["num_prompts"], sizes["size"], sizes["widths"])
+        backend.begin(2)
+        packed = packed_of(dataclasses.replace(batch, loss_mask=torch.ones_like(batch.loss_mask)))
+        kept = kept_bytes(lambda: backend.backward(backend.shards[0], packed, loss_on(batch), entropies=True))
+        parallel.disconnect()
+        return kept
 
     def study(
         self,

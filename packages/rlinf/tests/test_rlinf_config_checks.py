@@ -22,6 +22,8 @@ from rlinf.errors import UserError
 from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.machine import InstalledGpu, Machine
 from rlinf.planning.plans import make_plans
+from rlinf_algos import path_of
+from rlinf_workers.trainers.spec import TrainerSpec
 
 
 def message(recipe: str, line: str) -> str:
@@ -103,8 +105,8 @@ def message(recipe: str, line: str) -> str:
             "25, and a sequence is not cut; use at least 25",
         ),
         (
-            "--actor.max_tokens_per_micro_batch=600 --actor.backend=megatron --mode=collocated",
-            "--actor.max_tokens_per_micro_batch=600 packs sequences, and actor.backend=megatron computes padded ones",
+            "--actor.backend=megatron --actor.backend_options.context_parallel=2 --mode=collocated",
+            "--actor.backend_options.context_parallel=2 ranks share packed micro-batches, and these are padded; set",
         ),
         (
             "--actor.balance_shards=true",
@@ -243,11 +245,6 @@ def test_embodied_values_that_do_not_go_together(line: str, expected: str):
         ),
         (
             "sft",
-            "--actor.backend=megatron",
-            "actor.max_tokens_per_micro_batch=4096 packs sequences, and actor.backend=megatron computes padded ones",
-        ),
-        (
-            "sft",
             "--task.prompt_format=plain --task.system_prompt=Answer.",
             "task.system_prompt is set, but task.prompt_format=plain is no chat; use prompt_format chat",
         ),
@@ -262,6 +259,22 @@ def test_embodied_values_that_do_not_go_together(line: str, expected: str):
 )
 def test_supervised_values_that_do_not_go_together(recipe: str, line: str, expected: str):
     assert expected in message(recipe, f"--task.train_files=[a] --model.path=m {line}")
+
+
+class Padding:
+    """A backend that computes padded micro-batches alone."""
+
+    spec = TrainerSpec(name="padding", packs_sequences=False)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "line"), [("sort-grpo", "--actor.max_tokens_per_micro_batch=600"), ("sft", "--task.max_tokens=600")]
+)
+def test_packed_micro_batches_need_a_backend_that_packs(recipe: str, line: str):
+    more = "" if recipe == "sort-grpo" else " --task.train_files=[a] --model.path=m"
+    text = message(recipe, f"{line} --actor.backend={path_of(Padding)}{more}")
+    assert f"packs sequences, and actor.backend={path_of(Padding)} computes padded ones alone" in text
+    assert "use replicated or fsdp2 or megatron" in text
 
 
 @pytest.mark.parametrize("template", ["{problem}", "{question} {other}", "no field", "{question}}", "{"])

@@ -160,7 +160,10 @@ def test_replicas_of_megatron_are_planned_with_all_their_devices(plan):
     [
         (["--actor.backend_options.tensor_parallel", "8"], "tensor_parallel=8 does not divide the model's 4 KV groups"),
         (["--actor.backend_options.pipeline_parallel", "5"], "does not divide the model's 48 layers; use one of 1, 2"),
-        (["--actor.backend_options.expert_parallel", "12"], "does not divide the model's 128 experts"),
+        (
+            ["--actor.backend_options.expert_parallel", "12", "--actor.backend_options.context_parallel", "3"],
+            "does not divide the model's 128 experts",
+        ),
         (["--actor.backend_options.sequence_parallel", "false"], "needs sequence_parallel: true"),
         (["--cluster.num_devices", "40"], "=40 is not a multiple of the 16 ranks that hold one copy of the model"),
     ],
@@ -171,7 +174,8 @@ def test_a_plan_promises_no_cut_that_cannot_be(plan, arguments, says):
 
 
 def test_a_refusal_of_megatron_tries_its_own_options(plan):
-    outcome = plan(*MEGATRON, "--actor.backend_options.recompute", "false", "--gpu", "H200")
+    more = ["--actor.max_tokens_per_micro_batch", "655360"]
+    outcome = plan(*MEGATRON, "--actor.backend_options.recompute", "false", *more, "--gpu", "H200")
     assert "--actor.backend_options.recompute true: " in outcome.err
 
 

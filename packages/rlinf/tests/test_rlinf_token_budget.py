@@ -41,8 +41,12 @@ def test_a_number_and_null_stay() -> None:
         assert config.actor.max_tokens_per_micro_batch == value
 
 
+class Padding(ReplicatedBackend):
+    spec = TrainerSpec(name="padding", packs_sequences=False)
+
+
 def test_a_backend_that_pads_gets_padded_micro_batches() -> None:
-    config, _ = settled(80 * GIB, "--actor.backend=megatron", "--mode=collocated")
+    config, _ = settled(80 * GIB, f"--actor.backend={path_of(Padding)}", "--mode=collocated")
     assert config.actor.max_tokens_per_micro_batch is None
 
 

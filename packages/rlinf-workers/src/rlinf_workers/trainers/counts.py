@@ -44,7 +44,9 @@ def train_profile(spec: TrainerSpec, model: ModelShape, gpu: Gpu, job: JobShape)
     expert_parallel, num_stages = spec.cut(job)
     copy = job.dtype_bytes * model.num_parameters
     pass_s = forward_s(model, gpu, computed, expert_parallel) / span + launch_s(model, job, num_stages)
-    item_s = spec.num_passes(job) * job.num_models * (pass_s + exchange_s(model, gpu, computed, sharing))
+    if job.max_tokens_per_micro_batch is not None:
+        pass_s += exchange_s(model, gpu, computed, sharing) / (span // sharing)  # of a rank's heads and layers
+    item_s = spec.num_passes(job) * job.num_models * pass_s
     instances = []
     for num_ranks in (count for count in range(1, job.num_shards + 1) if job.num_shards % count == 0):
         memory = spec.rank_memory(model, job, num_ranks * span)

@@ -34,6 +34,8 @@ class TrainerSpec(Spec):
     neither gradients nor optimizer state, served weights are merged, and `forward` can leave the adapter out."""
     packs_sequences: bool = True
     """Computes micro-batches without padding (actor.max_tokens_per_micro_batch)."""
+    sequence_option: str = "sequence_parallel"
+    """The option that counts ranks that share each packed micro-batch, and needs them."""
     exposes_logits: bool = True
     """Provides statistics of every probability of a token's distribution."""
     exposes_routers: bool = True
@@ -53,7 +55,7 @@ class TrainerSpec(Spec):
         return size if size > 1 else None
 
     def sequence_ranks(self, options: Mapping[str, Any]) -> int:
-        """Ranks that compute each packed micro-batch together; the option `sequence_parallel`, if it counts ranks."""
+        """Ranks that compute each packed micro-batch together, each an equal part of its tokens."""
         return 1
 
     def compute_dtype(self, options: Mapping[str, Any], model_dtype: str) -> str:

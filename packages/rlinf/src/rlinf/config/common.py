@@ -466,10 +466,13 @@ class JobConfig(Section):
             yield Conflict(keys=keys, text=f": actor.backend={actor.backend} {text}")
         if size is None:
             return
-        if actor.sequence_ranks > 1 and getattr(actor, "token_budget", None) is None:
+        option = actor.trainer_spec.sequence_option
+        sharing = actor.backend_options.get(option, 1)
+        is_padded = getattr(actor, "token_budget", None) is None
+        if isinstance(sharing, int) and sharing > 1 and is_padded:
             yield Conflict(
-                keys=("actor.backend_options.sequence_parallel", "actor.max_tokens_per_micro_batch"),
-                text=f"={size} ranks share packed micro-batches, and these are padded; set "
+                keys=(f"actor.backend_options.{option}", "actor.max_tokens_per_micro_batch"),
+                text=f"={sharing} ranks share packed micro-batches, and these are padded; set "
                 "actor.max_tokens_per_micro_batch",
             )
         for group in self.training_groups:

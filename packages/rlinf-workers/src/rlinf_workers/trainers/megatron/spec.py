@@ -1,4 +1,4 @@
-"""The training backend `megatron`: tensor, pipeline and expert parallelism on megatron-core."""
+"""The training backend `megatron`: tensor, pipeline, context and expert parallelism on megatron-core."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronSpec(TrainerSpec):
-    """Only language models, in padded micro-batches."""
+    """Only language models."""
 
     def ranks_per_replica(self, options: Mapping[str, Any]) -> int | None:
         return self.read(options).ranks_per_replica
+
+    def sequence_ranks(self, options: Mapping[str, Any]) -> int:
+        return self.read(options).num_row_slices
 
     def compute_dtype(self, options: Mapping[str, Any], model_dtype: str) -> str:
         return self.read(options).compute_dtype
@@ -102,7 +105,7 @@ SPEC = MegatronSpec(
         packages=("torch", "transformers", "megatron-core"),
     ),
     trains_policies=False,
-    packs_sequences=False,
+    sequence_option="context_parallel",
     exposes_logits=False,
     exposes_routers=False,
     computes_transformers=False,
