@@ -10,7 +10,10 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.jobs.reasoning.memory import BUSY_TOKENS, loads_alone, with_actor, with_token_budget
 from rlinf.machine import InstalledGpu, Machine
 from rlinf.planning.memory import at_once_place
+from rlinf_algos import path_of
 from rlinf_sched.derive import resolve_model
+from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers.spec import TrainerSpec
 
 GIB = 1 << 30
 FAST = ("--mode=collocated", "--cluster.num_devices=1")

@@ -195,8 +195,8 @@ class MegatronPass:
         return self.num_tokens * self.cut.num_row_slices * self.model.num_active_experts / self.cut.expert_parallel
 
     def _inside_of_layer(self) -> int:
-        """Bytes that the backward pass of a layer adds: gradients of the feed-forward half's activations and of its
-        widest matrix; with recomputation also the recomputed activations."""
+        """Bytes that the backward pass of a layer adds: gradients of the feed-forward half's activations, or of packed
+        attention's, and of its widest matrix; with recomputation also the recomputed activations."""
         model, d = self.model, self._d
         if model.num_experts:
             width = model.expert_intermediate_size // self.cut.expert_tensor_parallel
@@ -204,6 +204,10 @@ class MegatronPass:
         else:
             width = model.intermediate_size // self.cut.tensor_parallel
             gradients = 3 * self.num_tokens * width * d
+        if self.num_packed_keys:  # of gathered keys and values
+            gradients = max(
+                gradients, 2 * self._packed_key_width * self.num_packed_keys * d // self.cut.tensor_parallel
+            )
         again = self._layer_bytes() if self.cut.recompute else 0
         return again + gradients + 2 * width * model.hidden_size * d
 
