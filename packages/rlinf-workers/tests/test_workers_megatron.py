@@ -206,8 +206,8 @@ def test_the_memory_of_ranks_that_share_a_packed_row_is_counted(options, ranks, 
     counted = micro_batch_pass(shape, job, MegatronOptions(**options))
     words = 16 // options.get("tensor_parallel", 1)
     head = counted.num_tokens * (3 * shape.hidden_size + shape.hidden_size + words) * 4
-    for kept in recorded:
-        assert (counted.kept_bytes + head) / kept == pytest.approx(1.0, abs=0.08)
+    for num_bytes in recorded:
+        assert (counted.kept_bytes + head) / num_bytes == pytest.approx(1.0, abs=0.08)
 
 
 @pytest.mark.slow

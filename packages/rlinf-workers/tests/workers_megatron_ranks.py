@@ -307,9 +307,9 @@ class Ranks(Worker):
         batch = batch_of(1, sizes["num_prompts"], sizes["size"], sizes["widths"])
         backend.begin(2)
         packed = packed_of(dataclasses.replace(batch, loss_mask=torch.ones_like(batch.loss_mask)))
-        kept = kept_bytes(lambda: backend.backward(backend.shards[0], packed, loss_on(batch), entropies=True))
+        num_bytes = kept_bytes(lambda: backend.backward(backend.shards[0], packed, loss_on(batch), entropies=True))
         parallel.disconnect()
-        return kept
+        return num_bytes
 
     def study(
         self,

@@ -93,6 +93,6 @@ def _place(worker: Worker, options: MegatronOptions) -> ParallelRank:
 
 def _group(worker: Worker, groups: Sequence[range]) -> RankGroup:
     """That of disjoint groups which has this rank. Every rank takes part in creating every group, in the same order."""
-    made: list[Any] = [dist.new_group(members, timeout=TIMEOUT) for members in groups]
+    process_groups: list[Any] = [dist.new_group(members, timeout=TIMEOUT) for members in groups]
     own = next(number for number, members in enumerate(groups) if worker.rank in members)
-    return RankGroup(groups[own].index(worker.rank), len(groups[own]), made[own])
+    return RankGroup(groups[own].index(worker.rank), len(groups[own]), process_groups[own])
