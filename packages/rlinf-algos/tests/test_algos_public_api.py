@@ -160,6 +160,10 @@ def test_signatures_with_defaults():
         "path_of": "function",
         "policy_loss_takes": "name",
         "sequence_hash": "ids",
+        "kept_logprobs_and_entropy": "logits, token_ids, kept_ids, num_kept, temperature=1.0",
+        "kept_head_logprobs_and_entropy": (
+            "hidden, weight, token_ids, kept_ids, num_kept, temperature=1.0, *bias=None, *softcap=None"
+        ),
         "squashed_sample": "mean, log_std, noise",
         "soft_targets": "rewards, terminated, next_values, next_logprobs, *temperature, *gamma, *backup_entropy=True",
         "critic_loss": "values, targets",

@@ -66,17 +66,24 @@ def message(recipe: str, line: str) -> str:
         ),
         (
             "--rollout.top_p=0.9",
-            "--rollout.top_p=0.9: training needs samples of the full distribution, because the log-probabilities that "
-            "it learns from are of all tokens, and gradients would be wrong; leave it out, and use "
-            "rollout.temperature for less noise. evaluation.top_p may be set",
+            "--rollout.top_p=0.9: training needs the tokens that each was drawn from, which packed micro-batches "
+            "carry; set actor.max_tokens_per_micro_batch, for example to 100, or leave rollout.top_p out, and use "
+            "rollout.temperature for less noise (evaluation.top_p may be set)",
         ),
         (
-            "--rollout.top_k=20 --evaluation.top_k=20 --evaluation.temperature=1",
-            "--rollout.top_k=20: training needs samples of the full",
+            "--rollout.top_k=20 --rollout.engine=unknown.engines:Mine --actor.max_tokens_per_micro_batch=100",
+            "--rollout.top_k=20: training needs the tokens that each was drawn from, and with "
+            "rollout.engine=unknown.engines:Mine the engine does not say which these are (huggingface does); leave",
         ),
         (
-            "--rollout.min_p=0.05 --evaluation.min_p=0.05 --evaluation.temperature=1",
-            "--rollout.min_p=0.05: training needs samples of the full",
+            "--rollout.min_p=0.05 --actor.backend=megatron --mode=collocated",
+            "--rollout.min_p=0.05: training needs the tokens that each was drawn from, and actor.backend=megatron "
+            "computes log-probabilities over all tokens; use replicated or fsdp2, or leave",
+        ),
+        (
+            "--rollout.top_p=0.9 --actor.max_tokens_per_micro_batch=100 --algorithm.advantage=otb",
+            "--rollout.top_p=0.9: training needs the tokens that each was drawn from, and "
+            "algorithm.advantage=otb weighs all tokens; leave",
         ),
         (
             "--task.num_digits=20",

@@ -68,6 +68,10 @@ from .head import (
     head_logprobs as head_logprobs,
     head_logprobs_and_entropy as head_logprobs_and_entropy,
 )
+from .kept_tokens import (
+    kept_head_logprobs_and_entropy as kept_head_logprobs_and_entropy,
+    kept_logprobs_and_entropy as kept_logprobs_and_entropy,
+)
 from .kl import (
     adapted_kl_coef as adapted_kl_coef,
     kl_abs as kl_abs,

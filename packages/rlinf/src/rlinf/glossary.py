@@ -93,6 +93,8 @@ TRAINING = (
             loss but count in its mean.
         actor/groups_without_advantage | share | Groups whose rewards are all equal. Near 1 the prompts are too easy or
             too hard.
+        rollout/kept_tokens | tokens | Mean number of tokens that rollout.top_p, top_k and min_p left to draw each token
+            from.
         rollout/logprob_gap_mean | nats a token | Mean absolute difference between the log-probabilities of the engine
             that sampled and of the actor before its first update, over the trained tokens. For a model of 28
             layers rounding explains at most 6e-5 in float32 and 0.12 in bfloat16; docs/trust.md has the bounds.

@@ -23,6 +23,7 @@ from torch import Tensor
 from rlinf_comm import record
 from rlinf_comm.weights import Layout
 from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
+from rlinf_workers.roles.records.kept_tokens import KeptTokens
 from rlinf_workers.roles.records.language import Prompt, Segment
 from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
 
@@ -53,14 +54,16 @@ class Completions:
     loss_mask: Tensor
     """[N, T] float32; 1 on sampled tokens, the end token included, then 0."""
     logprobs: Tensor
-    """[N, T] float32, nats, of the full distribution at the sampling temperature (1 for greedy); 0 where loss_mask is
-    0."""
+    """[N, T] float32, nats, of the full distribution at the sampling temperature (1 for greedy), or among the
+    `kept_tokens`; 0 where loss_mask is 0."""
     truncated: Tensor
     """[N] bool; the completion reached max_new_tokens without ending."""
     prompt_experts: Tensor | None = None
     """As in `SampleGroup`; None unless `SamplingSettings.records_experts`."""
     experts: Tensor | None = None
     """[N, E, layers, k], as in `SampleGroup`."""
+    kept_tokens: KeptTokens | None = None
+    """Of the N rows; None unless `SamplingSettings.records_kept`."""
     policy_version: int
     """Version of the weights that sampled the first tokens, -1 before any were received. A property of completions, not
     of groups: if weights arrive while completions are in flight, those of one group may begin under different
@@ -85,6 +88,8 @@ class UnfinishedCompletion:
     """[T] float32, as in `Completions`."""
     segments: tuple[Segment, ...]
     """The versions that sampled these tokens."""
+    kept_tokens: KeptTokens | None = None
+    """As in `Completions`, of one row."""
     noise: NoiseKey
 
 

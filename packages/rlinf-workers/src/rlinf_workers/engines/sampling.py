@@ -43,6 +43,9 @@ class SamplingSettings:
 
     records_experts: bool = False
     """Returns the experts of each token (`Completions.experts`); needs a model with routers."""
+    records_kept: bool = False
+    """Returns the tokens that top_p, top_k and min_p left (`Completions.kept_tokens`), and log-probabilities
+    among them."""
 
     @property
     def draws_from_all(self) -> bool:
@@ -90,10 +93,32 @@ def sample_tokens(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -
     probabilities = logprobs.exp()
     if not settings.draws_from_all:
         probabilities = _keep_likeliest(probabilities, settings)
-    cumulative = probabilities.cumsum(-1)
-    target = (uniform * cumulative[:, -1])[:, None]
-    tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[-1] - 1)
+    tokens, _ = _inverted(probabilities, uniform)
     return tokens[:, 0], logprobs.gather(-1, tokens)[:, 0]
+
+
+def sample_kept(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor, Tensor]:
+    """Samples the same tokens as `sample_tokens`.
+
+    Args:
+        logits, uniform: as in `sample_tokens`.
+    Returns:
+        token ids [B] int64, their log-probabilities [B] float32 among the tokens that top_p, top_k and min_p left, and
+        which these are, [B, V] bool.
+    """
+    assert settings.temperature > 0, "greedy decoding keeps one token"
+    probabilities = _keep_likeliest((logits.float() / settings.temperature).softmax(-1), settings)
+    tokens, total = _inverted(probabilities, uniform)
+    return tokens[:, 0], (probabilities.gather(-1, tokens) / total)[:, 0].log(), probabilities > 0
+
+
+def _inverted(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """The token at each uniform number, [B, 1], and the total probability, [B, 1]."""
+    cumulative = probabilities.cumsum(-1)
+    total = cumulative[:, -1:]
+    target = uniform[:, None] * total
+    tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=probabilities.shape[-1] - 1)
+    return tokens, total
 
 
 BLOCK = 128

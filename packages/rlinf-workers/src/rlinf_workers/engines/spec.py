@@ -119,6 +119,11 @@ class EngineSpec(Spec):
         None: it can."""
         return "it does not record the experts of its tokens; use huggingface"
 
+    def kept_problem(self, options: Mapping[str, Any]) -> str | None:
+        """Why it cannot say which tokens top_p, top_k and min_p left (`SamplingSettings.records_kept`), as text after
+        the engine's name; None: it can."""
+        return "the engine does not say which these are (huggingface does)"
+
     def keeps_prefixes(self, options: Mapping[str, Any]) -> bool:
         """Whether a turn finds the keys and values of the conversation that it continues in the cache."""
         return False

@@ -12,8 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlinf_algos import head_logprobs, head_logprobs_and_entropy, logit_norms, token_logprobs
+from rlinf_algos import (
+    head_logprobs,
+    head_logprobs_and_entropy,
+    kept_head_logprobs_and_entropy,
+    logit_norms,
+    token_logprobs,
+)
 from rlinf_sched.derive import MAX_LOGITS_BYTES
+from rlinf_workers.models.packed import KeptIds
 from rlinf_workers.trainers.base import ModelOutputs
 
 PLAIN_HEADS = frozenset({"gemma", "gemma2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
@@ -51,6 +58,21 @@ def answers_of_states(
         return ModelOutputs(logprobs=head_logprobs(states, head.weight, ids, temperature, **settings))
     logprobs, entropy = head_logprobs_and_entropy(states, head.weight, ids, temperature, **settings)
     return ModelOutputs(logprobs=logprobs, entropies=entropy)
+
+
+def kept_statistics_of_states(
+    model: Any, states: Tensor, ids: Tensor, kept_tokens: KeptIds, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies, [M] each, among the tokens that sampling left.
+
+    Args:
+        states: [M, H], the model's last hidden states before each token.
+        ids: [M]
+    """
+    head, softcap = model.get_output_embeddings(), getattr(model.config, "final_logit_softcapping", None)
+    return kept_head_logprobs_and_entropy(
+        states, head.weight, ids, kept_tokens.ids, kept_tokens.counts, temperature, bias=head.bias, softcap=softcap
+    )
 
 
 def logit_norms_of_states(model: Any, states: Tensor, ids: Tensor, temperature: float) -> Tensor:

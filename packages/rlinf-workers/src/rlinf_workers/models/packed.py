@@ -30,6 +30,24 @@ Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KeptIds:
+    """The tokens that top_p, top_k and min_p left for each of M tokens."""
+
+    ids: Tensor
+    """[S] int32, those of the first token, then those of the second, and so on."""
+    counts: Tensor
+    """[M] int32"""
+
+    def of(self, is_chosen: Tensor) -> KeptIds:
+        """Those of some tokens, [M] bool."""
+        chosen = is_chosen.repeat_interleave(self.counts.long())
+        return KeptIds(ids=self.ids[chosen], counts=self.counts[is_chosen])
+
+    def to(self, device: torch.device) -> KeptIds:
+        return KeptIds(ids=self.ids.to(device), counts=self.counts.to(device))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBatch:
     """N tokens of groups; B completions or rows of at most T tokens, of which M in all have a loss.
 
@@ -50,6 +68,8 @@ class PackedBatch:
     """[B, T] float32, 1 on the M tokens."""
     experts: Tensor | None = None
     """[N, layers, k] uint8 or int16, the experts that the engine chose (router_replay.py); None: they are not known."""
+    kept_tokens: KeptIds | None = None
+    """What sampling left for the M tokens with a loss; None: all tokens."""
     share: RowShare | None = None
     """Where several ranks compute the row together; N and M then count this rank's tokens. None: the whole row."""
 
@@ -66,7 +86,7 @@ class PackedBatch:
 
     def to(self, device: torch.device) -> PackedBatch:
         names = ["token_ids", "position_ids", "attention", "answers_at", "completion_ids", "loss_mask"]
-        names += [] if self.experts is None else ["experts"]
+        names += [name for name in ("experts", "kept_tokens") if getattr(self, name) is not None]
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
@@ -101,6 +121,7 @@ def part_of_rank(batch: PackedBatch, ranks: RankGroup, multiple: int = 1) -> Pac
         answers_at=places[is_own],
         loss_mask=loss_mask.masked_scatter(batch.loss_mask != 0, is_own.to(loss_mask.dtype)),
         experts=None if batch.experts is None else share.own(batch.experts),
+        kept_tokens=None if batch.kept_tokens is None else batch.kept_tokens.of(is_own),
         share=share,
     )
 
@@ -166,7 +187,19 @@ def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
         completion_ids=completion_ids,
         loss_mask=loss_mask,
         experts=torch.cat(experts) if len(experts) == len(tokens) else None,
+        kept_tokens=_kept_of(groups),
     )
+
+
+def _kept_of(groups: Sequence[SampleGroup]) -> KeptIds | None:
+    """Raises: ValueError if some groups say what sampling left, and others do not."""
+    kept_tokens = [group.kept_tokens for group in groups if group.kept_tokens is not None]
+    if not kept_tokens:
+        return None
+    if len(kept_tokens) != len(groups):
+        raise ValueError("only some groups say which tokens sampling left, and their log-probabilities differ in kind")
+    counts = [one.counts[one.counts > 0] for one in kept_tokens]
+    return KeptIds(ids=torch.cat([one.ids for one in kept_tokens]), counts=torch.cat(counts))
 
 
 def _places(groups: Sequence[SampleGroup], starts: Tensor, begins: Tensor, width: int) -> Tensor:

@@ -57,7 +57,12 @@ PAD_ID = 0
 
 
 def pack_groups(groups: Sequence[SampleGroup]) -> SequenceBatch:
-    """Pads to the longest prompt and the longest completion among the groups."""
+    """Pads to the longest prompt and the longest completion among the groups.
+
+    Raises: ValueError for groups that say what sampling left, which padded batches do not carry.
+    """
+    if any(group.kept_tokens is not None for group in groups):
+        raise ValueError("tokens were not drawn from all (top_p, top_k, min_p); set actor.max_tokens_per_micro_batch")
     prompt_width = max(len(group.prompt.token_ids) for group in groups)
     completion_width = max(1, *(int(group.extents.max()) for group in groups))
     prompt_ids, prompt_mask = pad_left([group.prompt.token_ids for group in groups], prompt_width, PAD_ID)

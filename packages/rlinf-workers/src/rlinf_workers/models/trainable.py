@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlinf_algos import logit_norms, logprobs_and_entropy, token_logprobs
+from rlinf_algos import kept_logprobs_and_entropy, logit_norms, logprobs_and_entropy, token_logprobs
 from rlinf_workers.models.head import (
     answers_of_states,
     has_large_logits,
     has_plain_head,
+    kept_statistics_of_states,
     likeliest_of_states,
     logit_norms_of_states,
 )
@@ -25,7 +26,7 @@ from rlinf_workers.models.language_model import (
     load_tokenizer,
     outline_model,
 )
-from rlinf_workers.models.packed import PackedBatch, own_part, packed_logits, packed_states
+from rlinf_workers.models.packed import KeptIds, PackedBatch, own_part, packed_logits, packed_states
 from rlinf_workers.models.router_replay import agreement, replayed_experts
 from rlinf_workers.models.routers import balance_loss, recorded_routers
 from rlinf_workers.models.sequence_parallel import RowShare, ranks_of_rows
@@ -37,7 +38,7 @@ from rlinf_workers.models.weight_names import (
     under_file_names,
 )
 from rlinf_workers.roles.records.language import ExampleBatch
-from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs
+from rlinf_workers.trainers.base import NOT_ASKED, ModelAdapter, ModelOutputs
 
 CompletionBatch = SequenceBatch | PackedBatch
 """Completions with their prompts, padded or packed; both have `completion_ids` and `loss_mask`, [B, T]."""
@@ -138,11 +139,25 @@ class TokenModel(ModelAdapter):
 
     def _packed_answers(self, model: Any, batch: PackedBatch, entropies: bool) -> ModelOutputs:
         """For the completion tokens only, [M]."""
+        if batch.kept_tokens is not None:
+            return self._kept_answers(model, batch, batch.kept_tokens, entropies)
         ids = batch.ids
         if not has_large_logits(model, len(ids)):
             return self._answers_of_logits(packed_logits(model, batch), ids, entropies)
         states, mask = packed_states(model, batch), torch.ones_like(ids)
         return answers_of_states(model, states, ids, mask, self.temperature, entropies=entropies)
+
+    def _kept_answers(self, model: Any, batch: PackedBatch, kept_tokens: KeptIds, entropies: bool) -> ModelOutputs:
+        """As `_packed_answers`, among the tokens that sampling left."""
+        if has_plain_head(model):
+            states = packed_states(model, batch)
+            statistics = kept_statistics_of_states(model, states, batch.ids, kept_tokens, self.temperature)
+        else:
+            logits = packed_logits(model, batch)
+            statistics = kept_logprobs_and_entropy(
+                logits, batch.ids, kept_tokens.ids, kept_tokens.counts, self.temperature
+            )
+        return ModelOutputs(logprobs=statistics[0], entropies=statistics[1] if entropies else NOT_ASKED)
 
     def _answers_of_logits(self, logits: Tensor, ids: Tensor, entropies: bool) -> ModelOutputs:
         if not entropies:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TOP_K = "Sample from the k most likely tokens; 0 disables it. With top_p, from the tokens that pass both."
 TOP_P = "Sample from the most likely tokens whose probabilities add up to this much; 1: from all."
 MIN_P = "Sample from tokens at least this fraction as likely as the most likely one; 0: from all."
-FULL_DISTRIBUTION = " Training samples from all tokens and refuses any other value."
+KEPT_IN_TRAINING = " The loss is over the same tokens (docs/trust.md#truncated-sampling)."
 STOP = (
     "A completion ends, as with an end token, with the token that completes one of these strings. The string stays in "
     "the text."

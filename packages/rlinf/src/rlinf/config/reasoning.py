@@ -12,7 +12,7 @@ from rlinf.config.agents import AgentConfig, agent_by_name, trainer_of
 from rlinf.config.algorithm import CompletionsAlgorithm
 from rlinf.config.base import Conflict, ModelPath, Section, either, neighbours, not_multiple
 from rlinf.config.common import (
-    FULL_DISTRIBUTION,
+    KEPT_IN_TRAINING,
     MIN_P,
     NUM_SHARDS,
     STOP,
@@ -108,9 +108,9 @@ class RolloutConfig(EngineConfig):
     )
     max_new_tokens: int = Field(ge=1, description="Maximum completion length in tokens.")
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature in training.")
-    top_p: float = Field(default=1.0, gt=0, le=1, description=TOP_P + FULL_DISTRIBUTION)
-    top_k: int = Field(default=0, ge=0, description=TOP_K + FULL_DISTRIBUTION)
-    min_p: float = Field(default=0.0, ge=0, le=1, description=MIN_P + FULL_DISTRIBUTION)
+    top_p: float = Field(default=1.0, gt=0, le=1, description=TOP_P + KEPT_IN_TRAINING)
+    top_k: int = Field(default=0, ge=0, description=TOP_K + KEPT_IN_TRAINING)
+    min_p: float = Field(default=0.0, ge=0, le=1, description=MIN_P + KEPT_IN_TRAINING)
     stop: Strings = Field(default=(), description=STOP)
     max_prompt_tokens: int = Field(
         ge=1, description="Maximum prompt length in tokens; task.long_prompts decides how longer ones are treated."
@@ -148,9 +148,14 @@ class RolloutConfig(EngineConfig):
         "rounding explains (docs/trust.md); false: print a note and go on.",
     )
 
+    @property
+    def truncated_by(self) -> str | None:
+        """The first of top_p, top_k and min_p that excludes tokens from training samples; None: all can be drawn."""
+        limits = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_p": self.min_p > 0}
+        return next((name for name, excludes in limits.items() if excludes), None)
+
     def conflicts(self) -> Iterator[Conflict]:
         yield from super().conflicts()
-        yield from self._distribution_conflicts()
         if self.quantization is not None and self.quantization not in self.engine_spec.quantizations:
             yield Conflict(
                 keys=("rollout.quantization", "rollout.engine"),
@@ -228,18 +233,6 @@ class RolloutConfig(EngineConfig):
                     keys=(f"rollout.{other}", key),
                     text=f"={getattr(self, other)}: turns of a partner or a further policy ({key}={chosen}) end with "
                     f"their step; use {value}",
-                )
-
-    def _distribution_conflicts(self) -> Iterator[Conflict]:
-        """Ratios and gradients use log-probabilities of the full distribution, so samples must come from it: on a small
-        policy, gradients were off by 4 % with top_p 0.95 and by 22 % with 0.7."""
-        for name, value, all_tokens in (("top_p", self.top_p, 1), ("top_k", self.top_k, 0), ("min_p", self.min_p, 0)):
-            if value != all_tokens:
-                yield Conflict(
-                    keys=(f"rollout.{name}",),
-                    text=f"={value:g}: training needs samples of the full distribution, because the log-probabilities "
-                    "that it learns from are of all tokens, and gradients would be wrong; leave it out, and use "
-                    f"rollout.temperature for less noise. evaluation.{name} may be set",
                 )
 
 
@@ -512,6 +505,7 @@ class ReasoningConfig(JobConfig):
                 f"{either(TRAINERS, lambda spec: spec.exposes_routers)}",
             )
         yield from self._router_replay_conflicts()
+        yield from self._truncated_sampling_conflicts()
         yield from self._sampler_conflicts()
         yield from self._new_weights_conflicts()
         num_samples = self.rollout.num_prompts * algorithm.group_size
@@ -556,6 +550,44 @@ class ReasoningConfig(JobConfig):
                     text=f"=true: with rollout.{key}={value} the completions of a group may have several caches of its "
                     f"prompt, and the experts of one are recorded; use {required}",
                 )
+
+    def _truncated_sampling_conflicts(self) -> Iterator[Conflict]:
+        """With top_p, top_k or min_p the engine says which tokens it drew from, and the actor's packed passes compute
+        log-probabilities among these; over all tokens, gradients of a small policy were off by 4 % with top_p 0.95 and
+        by 22 % with 0.7."""
+        rollout, actor = self.rollout, self.actor
+        if (name := rollout.truncated_by) is None:
+            return
+        at = f"rollout.{name}"
+        text = f"={getattr(rollout, name):g}: training needs the tokens that each was drawn from"
+        instead = f"leave {at} out, and use rollout.temperature for less noise (evaluation.{name} may be set)"
+        if not actor.trainer_spec.exposes_logits:
+            yield Conflict(
+                keys=(at, "actor.backend"),
+                text=f"{text}, and actor.backend={actor.backend} computes log-probabilities over all tokens; use "
+                f"{either(TRAINERS, lambda spec: spec.exposes_logits)}, or {instead}",
+            )
+        elif actor.token_budget is None:
+            yield Conflict(
+                keys=(at, "actor.max_tokens_per_micro_batch"),
+                text=f"{text}, which packed micro-batches carry; set actor.max_tokens_per_micro_batch, for example to "
+                f"{4 * rollout.max_sequence_tokens}, or {instead}",
+            )
+        if rollout.agent is not None:
+            yield Conflict(
+                keys=(at, "rollout.agent"),
+                text=f"{text}, which episodes with several turns do not record; {instead}",
+            )
+        elif (problem := rollout.engine_spec.kept_problem(rollout.engine_options)) is not None:
+            yield Conflict(
+                keys=(at, "rollout.engine"),
+                text=f"{text}, and with rollout.engine={rollout.engine} {problem}; {instead}",
+            )
+        if self.algorithm.reads_logit_norms:
+            yield Conflict(
+                keys=(at, "algorithm.advantage"),
+                text=f"{text}, and algorithm.advantage={self.algorithm.advantage} weighs all tokens; {instead}",
+            )
 
     def _sampler_conflicts(self) -> Iterator[Conflict]:
         """Groups that outlive a step need steps of staleness and an engine that suspends completions."""

@@ -22,12 +22,13 @@ from torch import Tensor
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.engines.base import Completions, OnNewWeights, UnfinishedCompletion
 from rlinf_workers.engines.huggingface.masks import whole_masks
-from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings, prompt_noise, sample_tokens
+from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings, prompt_noise, sample_kept, sample_tokens
 from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.language_model import LoadedModel, ModelSettings, load_model
 from rlinf_workers.models.router_replay import experts_of_groups, recorded_experts
 from rlinf_workers.models.sequences import pad_left
+from rlinf_workers.roles.records.kept_tokens import KeptTokens, split_by_row
 from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.serving import ServedModule
 
@@ -54,7 +55,8 @@ class HuggingFaceEngine(ServedModule):
             prompts. None: all prompts have one length; no mask is needed, and attention takes its fast path.
         max_batch_sequences: maximum number of concurrent completions; None: `MAX_BATCH_SEQUENCES`, and with `refill` as
             many as fit in the cache.
-        cuda_graphs: on a GPU, decode with CUDA graphs if the model allows it; not where experts are recorded.
+        cuda_graphs: on a GPU, decode with CUDA graphs if the model allows it; not where experts or kept tokens are
+            recorded.
         refill: continuous batching: reuse the cache row of an ended completion while others run; without CUDA graphs.
         cache_share: with `refill`, fraction of the memory free on the device at the first prompts that the cache may
             take; None: 0.8 of a GPU's, 0.25 of a host's.
@@ -187,9 +189,10 @@ class HuggingFaceEngine(ServedModule):
         keys = [NoiseKey(seed=seed, step=step, index=prompt.index) for prompt in prompts]
         noise = prompt_noise(keys, sampling).to(self._device)
         stops = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
+        kept_tokens: list[list[Tensor]] | None = [[] for _ in noise] if sampling.records_kept else None
         with recorded_experts(self._model) if sampling.records_experts else nullcontext() as choices:
-            if self._decoder is None or choices is not None:  # graphs would record their first pass alone
-                tensors = self._generate_batch(prompts, sampling, noise, stops)
+            if self._decoder is None or choices is not None or kept_tokens is not None:  # graphs record nothing
+                tensors = self._generate_batch(prompts, sampling, noise, stops, kept_tokens)
             else:
                 tensors = self._decoder.generate(*self._pad(prompts, len(prompts)), noise, sampling, stops)
         tokens, logprobs, mask, truncated = (tensor.cpu().split(sampling.group_size) for tensor in tensors)
@@ -198,7 +201,8 @@ class HuggingFaceEngine(ServedModule):
             lengths = [len(prompt.token_ids) for prompt in prompts]
             assert self._width is not None, "set by the first prompts"
             experts = [*experts_of_groups(choices, lengths, self._width, mask)]
-        members = tuple(range(sampling.group_size))
+        size = sampling.group_size
+        members = tuple(range(size))
         return [
             Completions(
                 index=prompt.index,
@@ -209,6 +213,7 @@ class HuggingFaceEngine(ServedModule):
                 truncated=truncated[i],
                 prompt_experts=experts[i][0],
                 experts=experts[i][1],
+                kept_tokens=None if kept_tokens is None else KeptTokens.of_rows(kept_tokens[i * size : (i + 1) * size]),
                 policy_version=self._version,
             )
             for i, prompt in enumerate(prompts)
@@ -250,9 +255,18 @@ class HuggingFaceEngine(ServedModule):
             self._slots.offload()
 
     def _generate_batch(
-        self, prompts: Sequence[Prompt], settings: SamplingSettings, noise: Tensor, stops: StopStrings | None
+        self,
+        prompts: Sequence[Prompt],
+        settings: SamplingSettings,
+        noise: Tensor,
+        stops: StopStrings | None,
+        kept_tokens: list[list[Tensor]] | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Token ids, log-probabilities and mask, each [P * G, T], and which completions were truncated, [P * G]."""
+        """Token ids, log-probabilities and mask, each [P * G, T], and which completions were truncated, [P * G].
+
+        Args:
+            kept: [P * G], to which the tokens that sampling left are appended, token by token; None: not recorded.
+        """
         from transformers import DynamicCache
 
         num_prompts, group_size, num_tokens = len(prompts), settings.group_size, settings.max_new_tokens
@@ -269,7 +283,12 @@ class HuggingFaceEngine(ServedModule):
         loss_mask = torch.zeros(len(logits), num_tokens, device=self._device)
         running = torch.ones(len(logits), dtype=torch.bool, device=self._device)
         for t in range(num_tokens):
-            tokens, token_logprobs = sample_tokens(logits, noise[:, t], settings)
+            if kept_tokens is None:
+                tokens, token_logprobs = sample_tokens(logits, noise[:, t], settings)
+            else:
+                tokens, token_logprobs, is_kept = sample_kept(logits, noise[:, t], settings)
+                for row, ids, is_running in zip(kept_tokens, split_by_row(is_kept), running.tolist(), strict=False):
+                    row += [ids] if is_running else []
             token_ids[:, t] = torch.where(running, tokens, self._pad_id)
             logprobs[:, t] = torch.where(running, token_logprobs, 0.0)
             loss_mask[:, t] = running

@@ -39,7 +39,14 @@ from rlinf_workers.engines.huggingface.graphs import PREFILL_TOKENS, one_query
 from rlinf_workers.engines.huggingface.kept import KeptTurns
 from rlinf_workers.engines.huggingface.masks import StepPlaces, step_masks, whole_masks
 from rlinf_workers.engines.huggingface.rows import CACHE_SHARE, cache_rows, row_tokens
-from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings, prompt_noise, sample_by_blocks, sample_tokens
+from rlinf_workers.engines.sampling import (
+    NoiseKey,
+    SamplingSettings,
+    prompt_noise,
+    sample_by_blocks,
+    sample_kept,
+    sample_tokens,
+)
 from rlinf_workers.engines.segments import Segments, extended
 from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import WorkersError
@@ -47,6 +54,7 @@ from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.placement import HOST
 from rlinf_workers.models.router_replay import recorded_experts
 from rlinf_workers.models.sequences import pad_left
+from rlinf_workers.roles.records.kept_tokens import KeptTokens, split_by_row
 from rlinf_workers.roles.records.language import Prompt
 
 ATTENTION = "rlinf_slots"
@@ -68,6 +76,8 @@ class _Row:
     """Samples the tokens after these."""
     prompt_experts: Tensor | None
     """As in `Completions`."""
+    kept_tokens: list[Tensor]
+    """The kept ids of each token so far, if they are recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +89,8 @@ class _Begun:
     logprobs: Tensor
     """[t] float32 on the CPU"""
     segments: Segments
+    kept_tokens: tuple[Tensor, ...]
+    """As in `_Row`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -100,7 +112,7 @@ class _Waiting:
         return ids if self.begun is None else torch.cat([ids, self.begun.token_ids])
 
     def unfinished(self) -> list[UnfinishedCompletion]:
-        none = _Begun(token_ids=torch.zeros(0, dtype=torch.int64), logprobs=torch.zeros(0), segments=())
+        none = _Begun(token_ids=torch.zeros(0, dtype=torch.int64), logprobs=torch.zeros(0), segments=(), kept_tokens=())
         begun = self.begun or none
         return [
             UnfinishedCompletion(
@@ -109,6 +121,7 @@ class _Waiting:
                 token_ids=begun.token_ids,
                 logprobs=begun.logprobs,
                 segments=begun.segments,
+                kept_tokens=KeptTokens.of_rows([begun.kept_tokens]) if begun.kept_tokens else None,
                 noise=self.key,
             )
             for member in self.members
@@ -276,7 +289,10 @@ class Slots:
             waiting = _Waiting(prompt=one.prompt, key=key, noise=noise_of[key], members=deque([one.member]))
             if len(one.token_ids):
                 waiting.noise = waiting.noise[one.member, None]
-                waiting.begun = _Begun(token_ids=one.token_ids, logprobs=one.logprobs, segments=one.segments)
+                kept_tokens = () if one.kept_tokens is None else one.kept_tokens.by_token(0)
+                waiting.begun = _Begun(
+                    token_ids=one.token_ids, logprobs=one.logprobs, segments=one.segments, kept_tokens=kept_tokens
+                )
             else:
                 fresh[key] = waiting
             self._waiting.append(waiting)
@@ -372,6 +388,7 @@ class Slots:
                 token_ids=token_ids[i, : counts[i]].clone(),
                 logprobs=logprobs[i, : counts[i]].clone(),
                 segments=extended(row.segments, counts[i], row.policy_version),
+                kept_tokens=tuple(row.kept_tokens),
             )
             noise, members = cache.noise[i, None].clone(), deque([row.member])
             self._waiting.appendleft(
@@ -535,6 +552,7 @@ class Slots:
                     segments=segments,
                     policy_version=self._version,
                     prompt_experts=experts,
+                    kept_tokens=[] if one.begun is None else [*one.begun.kept_tokens],
                 )
                 for member in members
             ]
@@ -640,7 +658,12 @@ class Slots:
         rows = slice(first, first + len(logits))
         counts = cache.counts[rows]
         uniform = cache.noise[rows].gather(1, counts[:, None])[:, 0]
-        tokens, logprobs = self._draws(logits, uniform, sampling)
+        if sampling.records_kept:
+            tokens, logprobs, is_kept = sample_kept(logits, uniform, sampling)
+            for row, ids in zip(cache.rows[rows], split_by_row(is_kept), strict=True):
+                row.kept_tokens.append(ids)
+        else:
+            tokens, logprobs = self._draws(logits, uniform, sampling)
         cache.tokens[rows] = tokens
         cache.token_ids[rows].scatter_(1, counts[:, None], tokens[:, None])
         cache.logprobs[rows].scatter_(1, counts[:, None], logprobs[:, None])
@@ -675,6 +698,7 @@ class Slots:
                     truncated=torch.tensor([not ended[i]]),
                     prompt_experts=held.prompt_experts,
                     experts=None if experts is None else experts[i : i + 1, : count - 1],
+                    kept_tokens=KeptTokens.of_rows([held.kept_tokens]) if held.kept_tokens else None,
                     policy_version=segments[0].policy_version,
                     segments=(segments,) if len(segments) > 1 else (),
                 )

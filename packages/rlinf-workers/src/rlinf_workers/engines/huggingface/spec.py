@@ -94,6 +94,9 @@ class HuggingFaceSpec(EngineSpec):
             return None
         return "it does not keep the experts of the turns that it keeps; leave engine_options.keep_turns out"
 
+    def kept_problem(self, options: Mapping[str, Any]) -> str | None:
+        return None
+
     def keeps_prefixes(self, options: Mapping[str, Any]) -> bool:
         return options.get("keep_turns") is True
 

@@ -34,6 +34,7 @@ from rlinf_workers.models.sequences import fit_width
 from rlinf_workers.plugins import ENGINES
 from rlinf_workers.roles.language.late_groups import Departures, LateGroup, late_from_start
 from rlinf_workers.roles.language.new_weights import WeightTakes
+from rlinf_workers.roles.records.kept_tokens import KeptTokens
 from rlinf_workers.roles.records.language import Prompt, SampleGroup, Segment
 from rlinf_workers.serving import ServingWorker, layout_of_group
 from rlinf_workers.spans import now_ns
@@ -328,6 +329,9 @@ class Rollout(ServingWorker):
         if not size:
             return
         self.record(f"{prefix}rollout/completion_tokens", tokens / size)
+        if group.kept_tokens is not None:
+            num_kept = int(group.kept_tokens.counts.sum())
+            self.record(f"{prefix}rollout/kept_tokens", num_kept / max(tokens, 1.0), weight=tokens)
         self.record(f"{prefix}rollout/entropy", -float(group.rollout_logprobs.sum()) / max(tokens, 1.0), weight=tokens)
         if group.truncated is not None:
             num_truncated = float((group.by_episode(group.truncated.int()) > 0).sum())
@@ -442,7 +446,13 @@ def _group(prompt: Prompt, parts: Sequence[Completions], group_size: int) -> Sam
         segments=_segments(parts, group_size),
         prompt_experts=parts[0].prompt_experts,
         experts=_experts(parts)[order] if has_experts else None,
+        kept_tokens=_kept_tokens(parts, order),
     )
+
+
+def _kept_tokens(parts: Sequence[Completions], order: Tensor) -> KeptTokens | None:
+    kept_tokens = [part.kept_tokens for part in parts if part.kept_tokens is not None]
+    return KeptTokens.joined(kept_tokens, order) if len(kept_tokens) == len(parts) else None
 
 
 def _experts(parts: Sequence[Completions]) -> Tensor:
@@ -478,6 +488,7 @@ def _completions(group: SampleGroup) -> Completions:
         segments=group.segments,
         prompt_experts=group.prompt_experts,
         experts=group.experts,
+        kept_tokens=group.kept_tokens,
     )
 
 

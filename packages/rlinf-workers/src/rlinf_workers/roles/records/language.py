@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlinf_comm import record
 from rlinf_workers.agents.records import NOT_OF_POLICY, Author, Cause
+from rlinf_workers.roles.records.kept_tokens import KeptTokens
 from rlinf_workers.worker import DIGEST_LENGTH
 
 
@@ -73,7 +74,8 @@ class SampleGroup:
     loss_mask: Tensor
     """[R, T] float32; 1 on sampled tokens, the end token included. Each sampled token has a 1 in one row at most."""
     rollout_logprobs: Tensor
-    """[R, T] float32, nats, by the engine that sampled, at its temperature; 0 where loss_mask is 0."""
+    """[R, T] float32, nats, by the engine that sampled, at its temperature, among the `kept_tokens`; 0 where
+    loss_mask is 0."""
     ref_logprobs: Tensor | None = None
     """[R, T] float32, by the frozen reference; set by the reference stage if the flow has one."""
     policy_version: int
@@ -91,6 +93,9 @@ class SampleGroup:
     experts: Tensor | None = None
     """[R, E, layers, k], as `prompt_experts`, for the first E tokens of each row, E at most T. The engine computes no
     experts for the last token of a completion; from there on they are 0."""
+    kept_tokens: KeptTokens | None = None
+    """The tokens that top_p, top_k and min_p left, of the R rows; log-probabilities are among these. None: each token
+    was drawn from all."""
     lengths: Tensor | None = None
     """[R] int64, tokens of each row, those of other authors included; None: the policy sampled all of them, and
     loss_mask is 1 up to the end."""
@@ -197,9 +202,9 @@ class SampleGroup:
         return dict(zip(versions.tolist(), counts.tolist(), strict=True))
 
     def digest(self) -> str:
-        """Hexadecimal digest of the prompt, the sampled tokens, their log-probabilities, the versions that sampled them
-        and their experts, if these were recorded; if other authors have written some, of all tokens, and of the rewards
-        and causes."""
+        """Hexadecimal digest of the prompt, the sampled tokens, their log-probabilities, the versions that sampled
+        them, and their experts and what sampling left, if these were recorded; if other authors have written some, of
+        all tokens, and of the rewards and causes."""
         mask, sha = self.loss_mask.bool(), hashlib.sha256(str(self.index).encode())
         parts = [self.prompt.token_ids, mask.sum(-1)]
         if self.lengths is not None:
@@ -210,6 +215,8 @@ class SampleGroup:
         parts += [one[mask] for one in (self.completion_ids, self.rollout_logprobs, self.token_versions())]
         if self.prompt_experts is not None and self.experts is not None:
             parts += [self.prompt_experts, self.experts[mask[:, : self.experts.shape[1]]]]
+        if self.kept_tokens is not None:
+            parts += [self.kept_tokens.ids, self.kept_tokens.counts]
         for part in parts:
             sha.update(part.contiguous().numpy().tobytes())
         for name, group in self.of_policies.items():
@@ -234,6 +241,7 @@ class SampleGroup:
         )
         taken = {name: getattr(self, name) for name in names}
         taken = {name: None if value is None else value[rows] for name, value in taken.items()}
+        taken["kept_tokens"] = None if self.kept_tokens is None else self.kept_tokens.rows(rows)
         if self.shared is not None and self.shared_with is not None:
             first, shared_with = rows.start or 0, self.shared_with[rows]
             is_inside = shared_with >= first

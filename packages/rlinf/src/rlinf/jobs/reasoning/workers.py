@@ -76,6 +76,7 @@ class WorkerSettings:
             train=replace(
                 sampling_settings(rollout, group_size=size, max_new_tokens=num_tokens, stop=rollout.stop),
                 records_experts=self.config.actor.router_replay,
+                records_kept=rollout.truncated_by is not None,
             ),
             evaluate=sampling_settings(
                 evaluation, group_size=evaluation.num_samples, max_new_tokens=num_tokens, stop=stop
