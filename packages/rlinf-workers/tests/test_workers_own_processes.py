@@ -1,8 +1,10 @@
 """Weights go straight into the processes of an engine, and whatever these serve that was not published is named."""
 
 import ctypes
+import json
 import random
 import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,7 +12,9 @@ import torch
 from workers_own_processes import TP, TwoProcesses
 
 from rlinf_comm import LayoutError, WeightMismatchError
-from rlinf_comm.weights import Layout, reshard_plan, specs_of
+from rlinf_comm.weights import Layout, execute, reshard_plan, specs_of
+from rlinf_comm.weights.fp8 import BlockQuantizer, quantize
+from rlinf_comm.weights.layouts import TransformerShape, merged_layout, quantized_layout, quantized_names
 from rlinf_workers.engines import processes as engine_processes
 from rlinf_workers.engines.inside import HeldWeights
 from rlinf_workers.engines.serving_layout import serving_layout
@@ -182,6 +186,47 @@ def test_a_padded_or_unknown_parameter_is_refused_by_name(model):
     with pytest.raises(LayoutError, match=re.escape(f"{name} is float32 [32, 64] and not float32 [32, 32]")) as raised:
         serving_layout(model, held)
     assert "engine process 1" in str(raised.value) and f"{other} [32, 32] is unexpected" in str(raised.value)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
+def test_merged_fp8_parameters_are_filled_with_quantized_weights(family, tmp_path):
+    """As SGLang has them on two devices, from a trainer that stacks experts as transformers does."""
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128}
+    sizes |= {"intermediate_size": 512, "moe_intermediate_size": 256}
+    settings = tiny_architecture(family, tmp_path, **sizes)
+    config = json.loads((tmp_path / "config.json").read_text())
+    shape = replace(TransformerShape.from_config(config, "float32"), fp8_scales=(128, 128))
+    parallelism = {"tp": TP, "expert_tp": TP}
+    held = [HeldWeights(buffers=dict(rank.buffers), sizes=parallelism) for rank in merged_layout(shape, tp=TP).ranks]
+    with pytest.raises(LayoutError, match=r"float8_e4m3fn .* and not float32|unexpected"):
+        serving_layout(settings, held)
+    served = serving_layout(replace(settings, quantization="fp8"), held)
+
+    weights = {name: one.detach() for name, one in build_model(settings, torch.device("cpu")).named_parameters()}
+    trained = Layout.replicated(specs_of(weights), 1)
+    names = quantized_names(trained.specs, served.specs)
+    assert ("model.layers.1.mlp.experts.gate_up_proj" in names) == (family == "qwen3_moe")
+    filled = [
+        {name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for name, spec in rank.buffers.items()}
+        for rank in served.ranks
+    ]
+    published = BlockQuantizer(trained, 0, names).quantized(weights)
+    execute(reshard_plan(quantized_layout(trained, names), served), [published], filled)
+
+    at = "model.layers.1.self_attn."
+    parts = [(weights[f"{at}{part}_proj.weight"], rows) for part, rows in (("q", 256), ("k", 128), ("v", 128))]
+    for rank in range(TP):
+        own = [quantize(weight[rank * rows : (rank + 1) * rows]) for weight, rows in parts]
+        for number, suffix in enumerate(("", "_scale_inv")):
+            expected = torch.cat([one[number].to(torch.float32) for one in own])
+            assert torch.equal(filled[rank][f"{at}qkv_proj.weight{suffix}"].to(torch.float32), expected)
+    if family == "qwen3_moe":
+        stack = weights["model.layers.1.mlp.experts.gate_up_proj"]  # [experts, gate and up, hidden]
+        for rank in range(TP):
+            gate_up = torch.cat([stack[:, first : first + 128] for first in (128 * rank, 256 + 128 * rank)], 1)
+            for number, name in enumerate(("w13_weight", "w13_weight_scale_inv")):
+                tensor = filled[rank][f"model.layers.1.mlp.experts.{name}"]
+                assert torch.equal(tensor.to(torch.float32), quantize(gate_up)[number].to(torch.float32))
 
 
 def test_a_process_that_died_is_named(model, started):

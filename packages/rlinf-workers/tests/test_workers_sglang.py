@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_sched.derive import ModelShape
 from rlinf_workers.engines.base import UnfinishedCompletion, not_begun
 from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
 from rlinf_workers.engines.sglang.arguments import (
@@ -29,6 +30,7 @@ from rlinf_workers.engines.sglang.requests import (
     sampling_seed,
 )
 from rlinf_workers.engines.sglang.server import _library_path, cuda_libraries, with_hint
+from rlinf_workers.engines.sglang.spec import SPEC
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.roles.records.language import Prompt
@@ -37,9 +39,9 @@ KNOWN = ("model_path", "tp_size", "mem_fraction_static", "schedule_policy", "max
 SAMPLING = SamplingSettings(group_size=3, max_new_tokens=40)
 
 
-def arguments(tmp_path, device="cpu", static_fraction=None, **engine_options):
+def arguments(tmp_path, device="cpu", static_fraction=None, quantization=None, has_weights=False, **engine_options):
     (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
-    model = ModelSettings(folder=str(tmp_path), has_weights=False, dtype="bfloat16")
+    model = ModelSettings(folder=str(tmp_path), has_weights=has_weights, dtype="bfloat16", quantization=quantization)
     return server_arguments(
         model,
         torch.device(device),
@@ -323,3 +325,38 @@ def test_an_environment_without_sglang_is_named_before_anything_starts(tmp_path)
     model = ModelSettings(folder=str(tmp_path), has_weights=True)
     with pytest.raises(WorkersError, match="not installed in the venv of the rollout"):
         SGLangEngine(model, torch.device("cpu"), max_prompt_tokens=8)
+
+
+def test_fp8_blocks_are_configured_and_the_files_are_not_read(tmp_path):
+    """SGLang takes the model for an FP8 checkpoint, whose weights the first sync brings."""
+    plain, quantized = (
+        arguments(tmp_path, "cuda", quantization=quantization, has_weights=True) for quantization in (None, "fp8")
+    )
+    config = json.loads(quantized.pop("json_model_override_args"))
+    assert config.pop("quantization_config") == {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "weight_block_size": [128, 128],
+    }
+    assert config == json.loads(plain.pop("json_model_override_args"))
+    assert (plain.pop("load_format"), quantized.pop("load_format")) == ("auto", "dummy")
+    assert quantized == plain
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel", "on_gpu", "problem"),
+    [
+        (1, True, None),
+        (2, True, None),
+        (4, True, "256 rows of key heads over rollout.tensor_parallel_size=4"),
+        (1, False, "SGLang serves FP8 on GPUs alone"),
+    ],
+)
+def test_models_whose_shards_cut_through_blocks_are_refused_and_so_are_cpu_slots(tensor_parallel, on_gpu, problem):
+    shape = ModelShape(
+        name="small", num_layers=2, hidden_size=512, intermediate_size=1024, num_heads=8, num_kv_heads=2, head_dim=128,
+        vocab_size=64,
+    )  # fmt: skip
+    text = SPEC.quantization_problem(shape, tensor_parallel, on_gpu=on_gpu)
+    assert text is None if problem is None else problem in str(text)

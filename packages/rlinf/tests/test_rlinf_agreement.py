@@ -188,3 +188,20 @@ def test_bounds_grow_with_layers_and_roundoff_alone():
     assert replace(small, temperature=0.5).kl_bound == pytest.approx(4 * small.kl_bound)
     assert replace(small, temperature=2.0).kl_bound == small.kl_bound
     assert replace(small, served_dtype="float32").kl_bound == pytest.approx(small.kl_bound / 2, rel=1e-3)
+
+
+def test_fp8_weights_and_activations_add_their_rounding_to_the_bound():
+    """2.65 % of each product, over the seven matrices of a layer; half the square is the KL."""
+    both = arithmetic("qwen2")
+    weights = replace(both, quantization="fp8")
+    error = 2.3 * 0.02653 * (7 * LAYERS) ** 0.5
+    assert weights.kl_bound == pytest.approx(error**2 / 2, rel=1e-3)
+    assert replace(weights, quantizes_activations=True).kl_bound == pytest.approx(error**2, rel=1e-3)
+    assert replace(both, quantizes_activations=True).kl_bound == pytest.approx(weights.kl_bound)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fp8_weights_are_no_mismatch(model, family):
+    gap = mismatch_between(replace(model(family), quantization="fp8"), model(family))
+    assert not verdict(gap, arithmetic(family)).agrees
+    assert verdict(gap, replace(arithmetic(family), quantization="fp8")).agrees

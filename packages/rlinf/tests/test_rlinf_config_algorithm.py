@@ -272,9 +272,3 @@ def test_quantized_weights_are_corrected_unless_the_recipe_says_otherwise():
     assert algorithm(quantized + "--algorithm.correction null").correction is None
     assert algorithm(quantized + "--algorithm.correction icepop").correction == "icepop"
     assert algorithm(quantized + "--algorithm.proximal_policy rollout").correction is None
-
-
-def test_an_engine_without_fp8_refuses_it():
-    assert "rollout.engine=sglang does not serve quantized weights; leave it out, or use huggingface" in message(
-        "--rollout.quantization fp8 --rollout.engine sglang"
-    )

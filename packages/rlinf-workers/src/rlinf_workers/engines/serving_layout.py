@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rlinf_comm import LayoutError
@@ -26,6 +27,8 @@ def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
     """
     config = json.loads(Path(model.folder, "config.json").read_text())
     shape = TransformerShape.from_config(config, model.dtype)
+    if model.quantization is not None:
+        shape = replace(shape, fp8_scales=(128, 128))
     sizes = held[0].sizes
     expected = merged_layout(
         shape, tp=sizes["tp"], ep=sizes.get("ep", 1), expert_tp=sizes.get("expert_tp"), num_ranks=len(held)

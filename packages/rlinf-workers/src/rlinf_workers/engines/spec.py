@@ -36,6 +36,8 @@ class EngineSpec(Spec):
     """Can load a folder with an adapter beside its base model."""
     quantizations: tuple[str, ...] = ()
     """Values of `rollout.quantization` that it supports."""
+    quantizes_activations: bool = False
+    """With them, it also rounds what weights are multiplied with."""
     process_bytes: int = 0
     """Host bytes of each of its own processes on a CPU slot besides the model; one process per device."""
 
@@ -61,6 +63,14 @@ class EngineSpec(Spec):
                     f"={tensor_parallel_size} does not divide the model's {number} {what}; "
                     f"use {' or '.join(map(str, sizes[:MAX_SHOWN_SIZES]))}"
                 )
+        return None
+
+    def quantization_problem(self, model: ModelShape | None, tensor_parallel_size: int, *, on_gpu: bool) -> str | None:
+        """Why it cannot serve a model with its `quantizations`, and what to do about it; None: it can.
+
+        Args:
+            model: None: its parts cannot be counted.
+        """
         return None
 
     def memory(self, model: ModelShape, job: JobShape) -> RankMemory:

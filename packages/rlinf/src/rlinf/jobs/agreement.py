@@ -72,6 +72,9 @@ class Arithmetic:
     quantization: str | None = None
     """Of the served weights; None: they are those of the trainer, or it scores with weights that are quantized, too."""
 
+    quantizes_activations: bool = False
+    """The engine rounds what its FP8 weights are multiplied with to FP8, too."""
+
     @property
     def unit_roundoff(self) -> float:
         """Of both sides together."""
@@ -101,8 +104,9 @@ class Arithmetic:
 
     @property
     def _quantization_error(self) -> float:
-        """Relative, of what the last layer computes, by the rounding of the served weights."""
-        return 0.0 if self.quantization is None else FP8_ERROR * math.sqrt(FP8_MATRICES * self.num_layers)
+        """Relative, of what the last layer computes, by the rounding to FP8."""
+        num_rounded = (self.quantization is not None) + self.quantizes_activations
+        return FP8_ERROR * math.sqrt(num_rounded * FP8_MATRICES * self.num_layers)
 
     def __str__(self) -> str:
         experts = " with experts" if self.has_experts else ""
@@ -184,10 +188,12 @@ def arithmetic_of(
     served_dtype: str,
     temperature: float,
     quantization: str | None = None,
+    quantizes_activations: bool = False,
 ) -> Arithmetic:
     """Args:
     model: its config.json.
     quantization: of the served weights.
+    quantizes_activations: whether the engine then quantizes activations, too.
     """
     experts = ("num_experts", "num_local_experts", "n_routed_experts")
     return Arithmetic(
@@ -198,4 +204,5 @@ def arithmetic_of(
         has_experts=any((model.get(name) or 0) > 1 for name in experts),
         temperature=temperature,
         quantization=quantization,
+        quantizes_activations=quantization is not None and quantizes_activations,
     )

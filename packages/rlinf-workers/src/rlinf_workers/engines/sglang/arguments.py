@@ -48,6 +48,14 @@ LOADING_BYTES = 1 << 29
 """Further memory that loading leaves beside weights and KV pool, whose size SGLang takes from what is then free."""
 MAX_FRACTION = 0.95
 
+FP8_BLOCKS: Mapping[str, Argument] = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "weight_block_size": [128, 128],
+}
+"""As in the config of DeepSeek-V3. SGLang quantizes activations, too, in groups of 128."""
+
 
 def server_arguments(
     model: ModelSettings,
@@ -72,6 +80,8 @@ def server_arguments(
     arguments: dict[str, Any] = dict(ON_CPU if device.type == "cpu" else ON_GPU)
     if (window := config.get("max_position_embeddings")) is not None:
         arguments["context_length"] = window + SPARE_TOKENS
+    # The model's files are not quantized, so SGLang cannot load them; the first sync fills its weights.
+    quantized = {"quantization_config": FP8_BLOCKS} if model.quantization == "fp8" else {}
     if static_fraction is not None:
         arguments["mem_fraction_static"] = static_fraction
     arguments |= {
@@ -80,8 +90,8 @@ def server_arguments(
         **engine_options,
         "model_path": folder,
         "dtype": model.dtype,
-        "json_model_override_args": json.dumps({"eos_token_id": list(stop_token_ids)}),
-        "load_format": "auto" if model.has_weights else "dummy",
+        "json_model_override_args": json.dumps({"eos_token_id": list(stop_token_ids), **quantized}),
+        "load_format": "auto" if model.has_weights and not quantized else "dummy",
         "device": device.type,
         "tp_size": num_devices,
         "skip_tokenizer_init": True,

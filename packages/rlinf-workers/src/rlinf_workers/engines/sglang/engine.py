@@ -116,7 +116,7 @@ class SGLangEngine:
         """Groups whose requests have not all come back; in the engine's loop."""
         self._is_suspending = False
         self._is_lost_known = self._is_closed = False
-        self._version, self._has_weights = -1, model.has_weights
+        self._version, self._has_weights = -1, model.has_weights and model.quantization is None
         self._gives_memory_back = device.type != "cpu"
         self._is_away = self._waits = False
         """Whether its state is offloaded, and whether requests are paused meanwhile."""

@@ -41,7 +41,8 @@ OWNED: Mapping[str, str] = {
     **dict.fromkeys(("skip_tokenizer_init", "tokenizer_mode", "is_embedding", "stream_interval"), _REQUESTS),
     **dict.fromkeys(("incremental_streaming_output", "allow_auto_truncate", "preferred_sampling_params"), _REQUESTS),
     **dict.fromkeys(("load_format", "custom_weight_loader", "weight_version", "weight_cache_mode"), _WEIGHTS),
-    **dict.fromkeys(("enable_lora", "lora_paths", "startup_weight_load_mode", "quantization"), _WEIGHTS),
+    **dict.fromkeys(("enable_lora", "lora_paths", "startup_weight_load_mode"), _WEIGHTS),
+    "quantization": "rollout.quantization says it",
     "trust_remote_code": "code that a model's folder brings along is never run",
     "custom_sigquit_handler": "the worker watches the engine's processes",
 }

@@ -20,6 +20,8 @@ OTHER_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
 """Suggested GPU memory fractions; the nearest few are tried."""
 KEEPS_CACHE = ("disable_radix_cache", "disable_overlap_schedule")
 """Server arguments without which completions cannot keep their KV cache when new weights arrive."""
+FP8_ROWS = 128
+"""Rows of a block with a scale; a projection that SGLang merges with others, or shards, has whole blocks."""
 MAX_SHARES = 4
 MAX_HALVINGS = 5
 
@@ -39,6 +41,28 @@ class SGLangSpec(EngineSpec):
 
     def devices_per_rank(self, tensor_parallel_size: int) -> int:
         return tensor_parallel_size
+
+    def quantization_problem(self, model: ModelShape | None, tensor_parallel_size: int, *, on_gpu: bool) -> str | None:
+        if not on_gpu:
+            return (
+                "SGLang serves FP8 on GPUs alone, as on a CPU it repacks the weights for AMX, and no digest could be "
+                "checked; use rollout.engine=huggingface"
+            )
+        if model is None:
+            return None
+        sizes = {
+            "query heads": model.num_heads * model.head_dim,
+            "key heads": model.num_kv_heads * model.head_dim,
+            "an expert" if model.num_experts else "the MLP": model.expert_intermediate_size or model.intermediate_size,
+        }
+        for part, rows in sizes.items():
+            if rows % (FP8_ROWS * tensor_parallel_size):
+                return (
+                    f"SGLang needs whole blocks of {FP8_ROWS} rows, and {rows} rows of {part} over rollout."
+                    f"tensor_parallel_size={tensor_parallel_size} are not; use a smaller size, or "
+                    "rollout.engine=huggingface"
+                )
+        return None
 
     def memory(self, model: ModelShape, job: JobShape) -> RankMemory:
         from rlinf_workers.engines.sglang.memory import sglang_memory
@@ -126,6 +150,8 @@ SPEC = SGLangSpec(
         cpu_variables={"SGLANG_USE_CPU_ENGINE": "1"},
         cpu_stand_ins=("sglang-kernel", "torchvision"),
     ),
+    quantizations=("fp8",),
+    quantizes_activations=True,
     package="sglang",
     known_versions=("0.5.23",),
     process_bytes=800 << 20,  # no engine in benchmarks/results/sglang-memory.json takes more

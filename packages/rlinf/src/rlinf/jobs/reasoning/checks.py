@@ -25,7 +25,7 @@ from rlinf.jobs.models import (
     trainer_ways,
 )
 from rlinf.jobs.named_agents import check_partners
-from rlinf.jobs.reasoning.memory import cut_refusal, with_actor, with_token_budget
+from rlinf.jobs.reasoning.memory import cut_refusal, quantization_refusal, with_actor, with_token_budget
 from rlinf.jobs.rewards import check_reward
 from rlinf.jobs.training import backend_settings
 from rlinf.run_folder.checkpoints import refuse_damaged_model
@@ -47,6 +47,9 @@ def model_files(job: ReasoningJob) -> None:
 
 def engine(job: ReasoningJob) -> None:
     check_engine(job.config.rollout, "rollout.engine")
+    on_gpu = device_kind(job.config.cluster, job.machine) == "cuda"
+    if refusal := quantization_refusal(job.config, None, on_gpu=on_gpu):
+        raise refusal
 
 
 def reward(job: ReasoningJob) -> Sequence[str]:

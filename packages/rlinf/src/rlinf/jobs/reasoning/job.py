@@ -149,6 +149,7 @@ class ReasoningJob(Job):
                 served_dtype=config.served_dtype,
                 temperature=config.rollout.temperature,
                 quantization=config.rollout.quantization,
+                quantizes_activations=config.rollout.engine_spec.quantizes_activations,
             )
             for policy, path in config.policies.items()
         }

@@ -507,6 +507,8 @@ def cut_refusal(config: ReasoningConfig, shape: ModelShape, num_devices: int | N
     """
     if text := config.rollout.engine_spec.cut_problem(shape, config.rollout.tensor_parallel_size):
         return UserError(f"rollout.tensor_parallel_size{text}")
+    if refusal := quantization_refusal(config, shape, on_gpu=True):
+        return refusal
     if num_devices is None:
         return None
     options, size = config.actor.backend_options, config.actor.ranks_per_replica or 1
@@ -519,6 +521,15 @@ def cut_refusal(config: ReasoningConfig, shape: ModelShape, num_devices: int | N
             hint="change one of them",
         )
     return None
+
+
+def quantization_refusal(config: ReasoningConfig, shape: ModelShape | None, *, on_gpu: bool) -> UserError | None:
+    """Returns why engines cannot serve the model with quantized weights."""
+    rollout = config.rollout
+    if rollout.quantization is None:
+        return None
+    text = rollout.engine_spec.quantization_problem(shape, rollout.tensor_parallel_size, on_gpu=on_gpu)
+    return UserError(f"rollout.quantization={rollout.quantization}: {text}") if text else None
 
 
 def _axes(
