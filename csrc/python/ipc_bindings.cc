@@ -64,6 +64,7 @@ int receive_descriptor(const SegmentAddress& address) {
 void bind_memory(py::class_<Driver, std::shared_ptr<Driver>>& driver) {
   driver.def("allocate", &Driver::allocate, NoGil())
       .def("free", &Driver::free, NoGil())
+      .def("allocation_of", &Driver::allocation_of, NoGil())
       .def("export_legacy",
            [](Driver& self, int device, uint64_t pointer) { return bytes_of(self.export_legacy(device, pointer)); })
       .def("open_legacy", [](Driver& self, int device,

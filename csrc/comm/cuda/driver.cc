@@ -29,6 +29,7 @@ struct Driver::Functions {
   int (*CtxPopCurrent_v2)(void**);
   int (*MemAlloc_v2)(DevicePointer*, size_t);
   int (*MemFree_v2)(DevicePointer);
+  int (*MemGetAddressRange_v2)(DevicePointer*, size_t*, DevicePointer);
   int (*IpcGetMemHandle)(OpaqueHandle*, DevicePointer);
   int (*IpcOpenMemHandle_v2)(DevicePointer*, OpaqueHandle, unsigned int);
   int (*IpcCloseMemHandle)(DevicePointer);
@@ -64,6 +65,7 @@ std::shared_ptr<Driver> Driver::load(const std::string& path) {
   RLINF_FIND(CtxPopCurrent_v2);
   RLINF_FIND(MemAlloc_v2);
   RLINF_FIND(MemFree_v2);
+  RLINF_FIND(MemGetAddressRange_v2);
   RLINF_FIND(IpcGetMemHandle);
   RLINF_FIND(IpcOpenMemHandle_v2);
   RLINF_FIND(IpcCloseMemHandle);
@@ -137,6 +139,14 @@ DevicePointer Driver::allocate(int device, uint64_t num_bytes) {
 void Driver::free(int device, DevicePointer pointer) {
   const Current current(this, device);
   RLINF_CU(MemFree_v2(pointer));
+}
+
+std::pair<DevicePointer, uint64_t> Driver::allocation_of(int device, DevicePointer pointer) {
+  const Current current(this, device);
+  DevicePointer base = 0;
+  size_t num_bytes = 0;
+  RLINF_CU(MemGetAddressRange_v2(&base, &num_bytes, pointer));
+  return {base, num_bytes};
 }
 
 OpaqueHandle Driver::export_legacy(int device, DevicePointer pointer) {

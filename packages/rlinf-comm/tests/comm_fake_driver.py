@@ -1,10 +1,11 @@
-"""A CUDA driver without a device (rlinf_comm.ipc.driver): it notes what is called. Its descriptors are real, so two
-processes can share the memory that it gives."""
+"""A CUDA driver without a device (rlinf_comm.ipc.driver): it notes what is called. Its descriptors are real, and so are
+its legacy handles where pointers are, so two processes can share the memory that it gives."""
 
 import ctypes
 import errno
 import mmap
 import os
+import struct
 
 
 class FakeDriver:
@@ -13,6 +14,8 @@ class FakeDriver:
         self.calls = []
         self.live = {}
         self.maps = {}
+        self.fds = {}
+        """Of what `allocate` gave."""
         self.next = 0x10000
         self.real_addresses = real_addresses
         """Whether pointers of mappings are addresses of this process."""
@@ -29,26 +32,53 @@ class FakeDriver:
 
     def allocate(self, device, num_bytes):
         self._call("allocate", device, num_bytes)
-        return self._address(num_bytes)
+        if not self.real_addresses:
+            return self._address(num_bytes)
+        fd, pointer, _ = self._mapped_file(num_bytes)
+        self.fds[pointer] = fd
+        return pointer
 
     def free(self, device, pointer):
         self._call("free", device, pointer)
         del self.live[pointer]
+        if pointer in self.fds:
+            self.maps.pop(pointer).close()
+            os.close(self.fds.pop(pointer))
+
+    def allocation_of(self, device, pointer):
+        self._call("allocation_of", device, pointer)
+        for base in self.fds:
+            if base <= pointer < base + self.live[base]:
+                return base, self.live[base]
+        raise OSError(errno.EIO, "cuMemGetAddressRange_v2: CUDA error 1 (CUDA_ERROR_INVALID_VALUE)")
 
     def export_legacy(self, device, pointer):
         self._call("export_legacy", device, pointer)
+        if pointer in self.fds:
+            return struct.pack("<3q40x", os.getpid(), self.fds[pointer], self.live[pointer])
         return pointer.to_bytes(64, "little")
 
     def open_legacy(self, device, handle):
         self._call("open_legacy", device, handle)
-        return self._address(0)
+        if not self.real_addresses:
+            return self._address(0)
+        pid, fd, num_bytes = struct.unpack("<3q40x", handle)
+        own_fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+        pointer = self._map(own_fd, num_bytes)[1]
+        os.close(own_fd)
+        return pointer
 
     def close_legacy(self, device, pointer):
         self._call("close_legacy", device, pointer)
         del self.live[pointer]
+        if pointer in self.maps:
+            self.maps.pop(pointer).close()
 
     def create_mapping(self, device, num_bytes):
         self._call("create_mapping", device, num_bytes)
+        return self._mapped_file(num_bytes)
+
+    def _mapped_file(self, num_bytes):
         num_bytes = -(-num_bytes // 4096) * 4096
         fd = os.memfd_create("fake device")
         os.ftruncate(fd, num_bytes)

@@ -25,16 +25,33 @@ class HostDevice:
     Args:
         type: of the torch tensors that count as its own; with "cuda", all tensors are elsewhere.
         refuses: functions of the driver that fail.
+        lends: whether others can map what `lasting` returns, as they can with torch's memory of a GPU.
     """
 
     ordinal = 0
 
-    def __init__(self, type: str = "cpu", *, refuses: tuple[str, ...] = ()) -> None:
+    def __init__(self, type: str = "cpu", *, refuses: tuple[str, ...] = (), lends: bool = False) -> None:
         self.type = type
-        self.driver, self.arenas = _driver(refuses)
+        self.driver, self.arenas = _driver(refuses if lends else ("allocate", *refuses))
 
     def new_arena(self, num_bytes: int) -> IpcArena:
         return IpcArena.create(self.ordinal, num_bytes, driver=self.driver)
+
+    def wait(self) -> None:
+        pass
+
+    def lasting(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copies of tensors, in one allocation of the driver's."""
+        places, num_bytes = {}, 0
+        for name, tensor in tensors.items():
+            places[name] = num_bytes
+            num_bytes += -(-tensor.nbytes // 512) * 512
+        pointer = self.driver.allocate(self.ordinal, max(num_bytes, 1))
+        lasting = {}
+        for name, tensor in tensors.items():
+            memory = self.bytes_at(pointer + places[name], max(tensor.nbytes, 1))[: tensor.nbytes]
+            lasting[name] = memory.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return lasting
 
     def bytes_at(self, pointer: int, num_bytes: int) -> torch.Tensor:
         import torch
@@ -51,7 +68,7 @@ class HostDevice:
 @functools.cache
 def _driver(refuses: tuple[str, ...]) -> tuple[Driver, OpenedArenas]:
     """The one of this process."""
-    driver = FakeDriver(refuses=["allocate", *refuses], real_addresses=True)  # such handles cross
+    driver = FakeDriver(refuses=refuses, real_addresses=True)
     return driver, OpenedArenas(driver)
 
 

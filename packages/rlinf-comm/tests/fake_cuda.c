@@ -39,6 +39,7 @@ int cuCtxPushCurrent_v2(void *context) { (void)context; ++depth; return 0; }
 int cuCtxPopCurrent_v2(void **context) { *context = 0; --depth; return 0; }
 int cuMemAlloc_v2(u64 *pointer, size_t n) { *pointer = 0x5000; return say("alloc", " %zu", n); }
 int cuMemFree_v2(u64 pointer) { return say("free", " %llx", pointer); }
+int cuMemGetAddressRange_v2(u64 *base, size_t *n, u64 pointer) { *base = 0x5000; *n = 100; return say("range", " %llx", pointer); }
 int cuIpcGetMemHandle(Handle *handle, u64 pointer) { memset(handle, 0x41, 64); return say("export", " %llx", pointer); }
 int cuIpcOpenMemHandle_v2(u64 *pointer, Handle handle, unsigned flags) {
   *pointer = 0x6000;

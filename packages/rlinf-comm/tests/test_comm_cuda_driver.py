@@ -63,8 +63,9 @@ def test_legacy_handles(driver, fake):
     assert (pointer, handle) == (0x5000, b"A" * 64)
     assert driver.open_legacy(1, b"x" + bytes(62) + b"y") == 0x6000
     driver.close_legacy(1, 0x6000)
+    assert driver.allocation_of(0, 0x5010) == (0x5000, 100)
     driver.free(0, pointer)
-    assert log(fake) == ["alloc 100", "export 5000", "open xy flags=1", "close 6000", "free 5000"]
+    assert log(fake) == ["alloc 100", "export 5000", "open xy flags=1", "close 6000", "range 5010", "free 5000"]
     with pytest.raises(ValueError, match="64 bytes, not 3"):
         driver.open_legacy(0, b"abc")
 

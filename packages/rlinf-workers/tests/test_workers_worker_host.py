@@ -59,6 +59,28 @@ def test_discarded_weights_are_received_again_whatever_version_comes():
     assert worker.calls == ["offload", "discard"]
 
 
+class LendingSender:
+    """A sender whose receivers have the tensors' memory mapped."""
+
+    def __init__(self, calls):
+        self._calls = calls
+
+    def publish(self, tensors, policy_version):
+        return None
+
+    def withdraw(self):
+        self._calls.append("withdraw")
+
+
+def test_memory_that_receivers_have_mapped_is_withdrawn_before_the_state_leaves():
+    tried, worker = host()
+    tried._senders["noting -> served"] = LendingSender(worker.calls)
+    tried.unload()
+    assert worker.calls == ["withdraw", "offload"]
+    tried.unload()  # it is gone already
+    assert worker.calls == ["withdraw", "offload", "offload"]
+
+
 class ReferencingSender:
     """A sender whose tensors are read where they lie."""
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 namespace rlinf::comm::cuda {
 
@@ -58,7 +59,9 @@ class Driver {
 
   DevicePointer allocate(int device, uint64_t num_bytes);
   void free(int device, DevicePointer pointer);
-  OpaqueHandle export_legacy(int device, DevicePointer pointer);
+  // (first address, bytes) of the allocation that a pointer lies in.
+  std::pair<DevicePointer, uint64_t> allocation_of(int device, DevicePointer pointer);
+  OpaqueHandle export_legacy(int device, DevicePointer pointer);  // of the pointer's whole allocation
   DevicePointer open_legacy(int device, const OpaqueHandle& handle);
   void close_legacy(int device, DevicePointer pointer);
 

@@ -95,6 +95,16 @@ class IpcArena:
         self._release()
 
 
+def export_allocation(driver: Driver, device: int, pointer: int) -> ArenaHandle:
+    """What another process needs to open memory that a library of this process has allocated, such as torch, which must
+    not free it meanwhile. Raises OSError if the driver does not export it, for example mapped memory."""
+    base, num_bytes = driver.allocation_of(device, pointer)
+    token = driver.export_legacy(device, base)
+    handle = ArenaHandle(LEGACY, token, None, _C.current_process(), base, num_bytes, os.urandom(8))
+    mark_as_own(handle.nonce)
+    return handle
+
+
 _opened: dict[int, OpenedArenas] = {}
 _opened_lock = threading.Lock()
 

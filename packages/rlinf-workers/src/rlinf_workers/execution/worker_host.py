@@ -40,7 +40,14 @@ from rlinf_workers.launchers.base import Identity, RequestSender, StageProgress,
 from rlinf_workers.metrics import MetricTable
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.spans import CHANNEL, LEASE, SYNC_SPAN, Processes, Span, WaitTable, now_ns
-from rlinf_workers.weight_sync.base import FinishReads, WeightPort, WeightReceiver, WeightSender, WeightTarget
+from rlinf_workers.weight_sync.base import (
+    FinishReads,
+    LendsDeviceMemory,
+    WeightPort,
+    WeightReceiver,
+    WeightSender,
+    WeightTarget,
+)
 from rlinf_workers.worker import DIGEST_LENGTH, Decision, ShownRow, StepContext, Worker
 
 W = TypeVar("W", bound=Worker)
@@ -385,6 +392,9 @@ class WorkerHost:
             start_ns = now_ns()
             if self.is_loaded:
                 self._onloaded_bytes = self._device_bytes()
+                for sender in self._senders.values():
+                    if isinstance(sender, LendsDeviceMemory):
+                        sender.withdraw()
             if self.may_discard:
                 self.served_versions.clear()
                 self.worker.discard()

@@ -52,9 +52,12 @@ class HostPlaces:
         """Moves the tensor to its host place.
 
         Args:
-            copies: False: leave the old content there, for a tensor that will be overwritten before it is read.
+            copies: False for a tensor that will be overwritten before it is read: what is there stays, and where it has
+                no place yet, it gets none, but the shape without memory of its own.
         """
         place = self._places.get(name)
+        if not copies and place is None:
+            return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
         if place is None or (place.shape, place.dtype) != (tensor.shape, tensor.dtype):
             pinned = tensor.device.type == "cuda"
             place = self._places[name] = torch.empty_like(tensor, device="cpu", pin_memory=pinned)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -89,6 +89,14 @@ class WeightSender(Protocol):
             possibly more than once: it ensures that later receivers still find this version, and may wait for receivers
             that are copying, but for no others. Host tensors may be dropped without calling it.
         """
+
+
+@runtime_checkable
+class LendsDeviceMemory(Protocol):
+    """Optional for a `WeightSender`: receivers may have memory of the trainer's device mapped."""
+
+    def withdraw(self) -> None:
+        """Called before the tensors leave their device: returns when no receiver reads them or has them mapped."""
 
 
 class WeightReceiver(Protocol):

@@ -54,6 +54,10 @@ class TransferDevice(Protocol):
         """Memory that other processes can open. Raises IpcError."""
         ...
 
+    def wait(self) -> None:
+        """Returns when all work that was begun on the device has been done."""
+        ...
+
     def bytes_at(self, pointer: int, num_bytes: int) -> torch.Tensor:
         """uint8[num_bytes], at least one, of the device's memory, which somebody else keeps alive."""
         ...
@@ -94,6 +98,11 @@ class CudaDevice:
         except IpcError:
             torch.cuda.empty_cache()  # freed blocks that torch keeps may be what is missing
             return IpcArena.create(self.ordinal, num_bytes, driver=self.driver)
+
+    def wait(self) -> None:
+        import torch
+
+        torch.cuda.synchronize(self.ordinal)
 
     def bytes_at(self, pointer: int, num_bytes: int) -> torch.Tensor:
         import torch

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from rlinf_comm import _C
+from rlinf_comm.ipc.arena import ArenaHandle, export_allocation
+from rlinf_comm.weights.device.device import TransferDevice
 from rlinf_comm.weights.device.memory import Export, ExportWords, write_export
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.store.memory import ControlWords, WeightStore
+
+if TYPE_CHECKING:
+    import torch
 
 _LOOK_S = 1.0
 """A wait for receivers looks this often for those that died."""
@@ -93,6 +99,27 @@ class Exports:
                 break
             self._words.wait(seen, _LOOK_S)
         free()
+
+
+def export_of(device: TransferDevice, tensors: Iterable[torch.Tensor]) -> Export:
+    """Tensors of this process, each allocation of which is exported once.
+
+    Raises: OSError if the driver does not let others map one.
+    """
+    numbers: dict[int, int] = {}
+    handles: list[ArenaHandle] = []
+    buffers: list[tuple[int, int]] = []
+    for tensor in tensors:
+        if not tensor.numel():
+            buffers.append((-1, 0))
+            continue
+        pointer = tensor.data_ptr()
+        base, _ = device.driver.allocation_of(device.ordinal, pointer)
+        if base not in numbers:
+            numbers[base] = len(handles)
+            handles.append(export_allocation(device.driver, device.ordinal, pointer))
+        buffers.append((numbers[base], pointer - base))
+    return Export(handles=tuple(handles), buffers=tuple(buffers))
 
 
 def wait_for(waiter: threading.Thread | None, timeout_s: float) -> float | None:

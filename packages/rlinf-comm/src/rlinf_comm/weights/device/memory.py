@@ -51,6 +51,7 @@ class ExportWords:
     def __init__(self, plan: ReshardPlan, num_slots: int) -> None:
         self.num_places = num_slots + 1
         """One for each version that may wait for receivers, and then the sender's own tensors."""
+        self.own_place = num_slots
         self._num_slots, self._num_senders = num_slots, plan.num_src_ranks
         self._first = ControlWords(plan, len(plan.pieces), num_slots).num_words
         self._receivers = self._first + (self.num_places + num_slots) * plan.num_src_ranks

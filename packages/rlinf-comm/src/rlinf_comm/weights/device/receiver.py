@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,17 +16,18 @@ from rlinf_comm.weights.device.device import Digests, TransferDevice
 from rlinf_comm.weights.device.mappings import KeptMappings, Opened
 from rlinf_comm.weights.device.memory import ECHO_BYTES, ExportWords, Mailbox, echo_of, read_export
 from rlinf_comm.weights.device.side import DeviceSide
+from rlinf_comm.weights.layout import TensorSpec
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import NO_VERSION, WeightStore
 from rlinf_comm.weights.store.receiver import StoreReceiver
-from rlinf_comm.weights.transfer import TransferPrograms
 
 if TYPE_CHECKING:
     import torch
 
 
 _NUM_READ_BACK = 8
+DIGEST_MODULUS = 1 << 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +91,69 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
     def _read(self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], policy_version: int) -> None:
         with self._kept.open() as opened:
             places = [self._packed_at(opened, rank, slots[rank], policy_version) for rank in self._src_ranks]
-            own = addresses_of(tensors.values())
+            program = self._transfer(tensors).receive
             if self._are_on_host(tensors):
-                sizes = self._store_bytes()
-                packed = [self._device.bytes_at(*one).cpu() for one in zip(places, sizes, strict=True)]
-                self._transfer(tensors).receive.run(addresses_of(packed), own)
+                self._copy_through_host(program, places, self._store_bytes(), tensors)
             else:
-                self._copied = self._copy_on_device(tensors, np.array(places, np.int64), own)
+                self._copied = self._copy_on_device(tensors, [(program, np.array(places, np.int64))])
         for src_rank in self._src_ranks:
             self._check_alive(src_rank, policy_version)
 
-    def _copy_on_device(self, tensors: dict[str, torch.Tensor], sources: Int64s, own: Int64s) -> _Copied | None:
-        """Returns None if nobody asks for digests."""
-        programs = self._on_device(tensors)
+    def _read_referenced(
+        self, tensors: dict[str, torch.Tensor], slots: Mapping[int, int], referenced_ranks: list[int]
+    ) -> None:
+        transfer, on_host = self._transfer(tensors), self._are_on_host(tensors)
+        policy_version = self._words.load(self._control.requested(self._rank))
+        with self._kept.open() as opened:
+            reads = []
+            for number, src_rank in enumerate(self._src_ranks):
+                if src_rank in referenced_ranks:
+                    program = transfer.by_reference(number, self._plan.src_buffers[src_rank])
+                    sources = self._lent_at(opened, src_rank, slots[src_rank], policy_version)
+                    sizes = self._buffer_bytes(src_rank)
+                else:
+                    program = transfer.stored(number)
+                    sources = [0] * len(self._src_ranks)
+                    sources[number] = self._packed_at(opened, src_rank, slots[src_rank], policy_version)
+                    sizes = self._store_bytes()
+                reads.append((program, sources, sizes))
+            if on_host:
+                for program, sources, sizes in reads:
+                    self._copy_through_host(program, sources, sizes, tensors)
+            else:
+                copies = [(program, np.array(sources, np.int64)) for program, sources, _ in reads]
+                self._copied = self._copy_on_device(tensors, copies)
+        for src_rank in self._src_ranks:
+            self._check_alive(src_rank, policy_version)
+
+    def _copy_through_host(
+        self, program: CopyProgram, sources: Sequence[int], sizes: Sequence[int], tensors: dict[str, torch.Tensor]
+    ) -> None:
+        """Tensors that have not come to their device yet."""
+        import torch
+
+        blank = torch.empty(1, dtype=torch.uint8)
+        read = [
+            self._device.bytes_at(source, size).cpu() if source and size else blank
+            for source, size in zip(sources, sizes, strict=True)
+        ]
+        program.run(addresses_of(read), addresses_of(tensors.values()))
+
+    def _copy_on_device(
+        self, tensors: dict[str, torch.Tensor], copies: Sequence[tuple[CopyProgram, Int64s]]
+    ) -> _Copied | None:
+        """Runs programs from their sources. Returns None if nobody asks for digests."""
+        programs, own = self._on_device(tensors), addresses_of(tensors.values())
         if not self._attests:
-            programs.copies.run(sources, own)
+            for program, sources in copies:
+                programs.of(program).run(sources, own)
             return None
-        digests = programs.copies.run_with_digests(sources, own)
-        return _Copied(sources.tobytes() + own.tobytes(), digests, programs.held)
+        sums = [0] * len(self._own)
+        for program, sources in copies:
+            digests = programs.of(program).run_with_digests(sources, own)
+            sums = [(one + other) % DIGEST_MODULUS for one, other in zip(sums, digests, strict=True)]
+        addresses = b"|".join([own.tobytes(), *(sources.tobytes() for _, sources in copies)])
+        return _Copied(addresses, sums, programs.held)
 
     def _digests(self, tensors: dict[str, torch.Tensor]) -> list[int]:
         """The digests of what the copy wrote, once another program has found tensors at these addresses to have them;
@@ -123,17 +170,30 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
         return read
 
     def _packed_at(self, opened: Opened, src_rank: int, slot: int, policy_version: int) -> int:
-        """The address of what a sender has in a slot."""
+        """The address of what a sender has packed for a slot."""
+        with self._naming(src_rank, policy_version):
+            (address,) = opened.addresses_of(src_rank, self._place_of(src_rank, slot))
+        return address
+
+    def _lent_at(self, opened: Opened, src_rank: int, slot: int, policy_version: int) -> list[int]:
+        """The addresses of a sender's own buffers."""
+        with self._naming(src_rank, policy_version):
+            return opened.buffers_of(src_rank, self._place_of(src_rank, slot))
+
+    def _place_of(self, src_rank: int, slot: int) -> int:
+        return self._words.load(self._places.slot_place(src_rank, slot))
+
+    @contextmanager
+    def _naming(self, src_rank: int, policy_version: int) -> Iterator[None]:
+        """Raises: PeerLost or IpcError, with what could not be mapped."""
         self._check_alive(src_rank, policy_version)
-        place = self._words.load(self._places.slot_place(src_rank, slot))
         try:
-            (address,) = opened.addresses_of(src_rank, place)
+            yield
         except IpcError as error:
             self._check_alive(src_rank, policy_version)
             raise IpcError(
                 f"weight store {self._store.name!r}: version {policy_version} of sender {src_rank}: {error}"
             ) from error
-        return address
 
     def _check_alive(self, src_rank: int, policy_version: int) -> None:
         if self._is_lost(self._control.sender(src_rank)):
@@ -172,8 +232,9 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
         num_maps, num_unmaps = (now - then for now, then in zip(self._counted, before, strict=True))
         return {"num_maps": num_maps, "num_unmaps": num_unmaps}
 
-    def _copy_program(self, transfer: TransferPrograms) -> CopyProgram:
-        return transfer.receive
+    def _buffer_bytes(self, src_rank: int) -> list[int]:
+        buffers = self._plan.src_buffers[src_rank].values()
+        return [spec.num_elements * TensorSpec((), spec.dtype).element_bytes for spec in buffers]
 
     def _store_bytes(self) -> list[int]:
         return [max(self._mailbox.num_bytes[src_rank], 1) for src_rank in self._src_ranks]

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlinf_comm.copies import CopyProgram, addresses_of
+from rlinf_comm.copies import addresses_of
+from rlinf_comm.errors import WeightTimeout
 from rlinf_comm.ipc.arena import IpcArena
 from rlinf_comm.weights.device.device import TransferDevice
-from rlinf_comm.weights.device.exports import Exports
-from rlinf_comm.weights.device.memory import ECHO_BYTES, Export, Mailbox, echo_of
+from rlinf_comm.weights.device.exports import Exports, export_of, wait_for
+from rlinf_comm.weights.device.memory import ECHO_BYTES, Export, ExportWords, Mailbox, echo_of
 from rlinf_comm.weights.device.side import DeviceSide
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import NO_VERSION, WeightStore
 from rlinf_comm.weights.store.sender import StoreSender
-from rlinf_comm.weights.transfer import TransferPrograms
+from rlinf_comm.weights.store.shared_tensors import LastingStorages
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +41,13 @@ class DeviceWeightSender(DeviceSide, StoreSender):
         self._packed: dict[int, int] = {}
         """Place -> the version that its arena holds."""
         self._num_allocations = 0
+        self._lasting = LastingStorages()
+        self._lent: tuple[list[int], Export] | None = None
+        """What is exported of the tensors themselves, and their addresses."""
+        self._num_lent = 0
+        """Versions in a row that were lent and not packed."""
+        self._is_cast = any(self._buffers[one.place.buffer].dtype != one.piece.dtype for one in self._own)
+        self._own_place = ExportWords(plan, self._num_slots).own_place
         self._exports = Exports(store, plan, src_rank)
         weakref.finalize(self, self._exports.withdraw_all).atexit = False  # receivers notice that the process ended
         self._export_echo()
@@ -54,6 +63,31 @@ class DeviceWeightSender(DeviceSide, StoreSender):
         """
         return super().publish(tensors, policy_version, timeout_s)
 
+    def publish_by_reference(
+        self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0
+    ) -> SyncReport:
+        """As StoreSender.publish_by_reference: receivers copy from the tensors themselves, whose memory they map once.
+
+        That takes contiguous tensors on the device, in the dtype that is served, whose memory was that of the last
+        version and that the driver lets others map; any others are published as `publish` does. Call `withdraw` before
+        the memory is given back.
+        """
+        return super().publish_by_reference(tensors, policy_version, timeout_s)
+
+    def withdraw(self, timeout_s: float = 60.0) -> None:
+        """Call it before tensors that were lent give back their memory: does what `finish_reads` does, and returns when
+        no receiver has them mapped. Costs nothing where none were.
+
+        Raises: WeightTimeout: a receiver still has them mapped.
+        """
+        self.finish_reads()
+        self._lent = None
+        if wait_for(self._exports.withdraw(self._own_place), timeout_s) is None:
+            raise WeightTimeout(
+                f"weight store {self._store.name!r}: a receiver still has the tensors of sender {self._rank} mapped "
+                f"after {timeout_s} s; their memory must not be freed"
+            )
+
     def num_held_bytes(self) -> int:
         """Device memory for published versions."""
         return sum(arena.handle.num_bytes for arena in list(self._arenas.values()))
@@ -66,10 +100,60 @@ class DeviceWeightSender(DeviceSide, StoreSender):
         if self._are_on_host(tensors):
             digests = self._write_from_host(tensors, own, arena.handle.pointer, num_bytes)
         else:
-            digests = self._on_device(tensors).copies.run_with_digests(own, target)
-        self._packed[place] = policy_version
+            digests = self._on_device(tensors).of(self._transfer(tensors).publish).run_with_digests(own, target)
+        self._packed[place], self._num_lent = policy_version, 0
         self._exports.put(slot, place)
         return digests
+
+    def _shared(self, tensors: dict[str, torch.Tensor]) -> Callable[[int], None] | None:
+        export = None
+        if not self._are_on_host(tensors) and not self._is_cast and self._lasting.are_known(list(tensors.values())):
+            export = self._export_of(list(tensors.values()))
+        if export is None:
+            self.finish_reads()  # of those that were lent, which may be gone soon
+            self._lent = None
+            self._exports.withdraw(self._own_place)
+            return None
+        self._device.wait()
+
+        def put(slot: int) -> None:
+            if self._lent is None or self._lent[1] is not export:
+                self._exports.withdraw(self._own_place)
+                self._exports.export(self._own_place, export, _free_nothing)
+                self._lent = [tensor.data_ptr() for tensor in tensors.values()], export
+            self._exports.put(slot, self._own_place)
+            self._give_back_unneeded()
+
+        return put
+
+    def _export_of(self, tensors: Sequence[torch.Tensor]) -> Export | None:
+        """None: the driver does not let others map all of them."""
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if self._lent is not None and self._lent[0] == addresses:
+            return self._lent[1]
+        if not all(tensor.is_contiguous() for tensor in tensors):
+            return None
+        try:
+            return export_of(self._device, tensors)
+        except OSError as error:
+            warnings.warn(
+                f"weights are copied before they are sent, and not read from the trainer's memory: {error.args[-1]}",
+                stacklevel=2,
+            )
+            return None
+
+    def _digests_of(self, tensors: dict[str, torch.Tensor]) -> list[int]:
+        return self._on_device(tensors).held.run(addresses_of(tensors.values()))
+
+    def _give_back_unneeded(self) -> None:
+        """Gives back the arenas when two versions in a row were taken from the tensors themselves."""
+        self._num_lent += 1
+        if self._num_lent <= 2:
+            return
+        for place in list(self._arenas):
+            if not self._receivers_before(self._packed.get(place, NO_VERSION)):
+                del self._arenas[place]
+                self._exports.withdraw(place)
 
     def _free_place(self) -> int:
         """The first place whose arena holds nothing that a receiver needs; there is one for each slot."""
@@ -105,8 +189,9 @@ class DeviceWeightSender(DeviceSide, StoreSender):
         num_allocations, self._num_allocations = self._num_allocations, 0
         return {"num_allocations": num_allocations}
 
-    def _copy_program(self, transfer: TransferPrograms) -> CopyProgram:
-        return transfer.publish
-
     def _store_bytes(self) -> list[int]:
         return [max(self._mailbox.num_bytes[self._rank], 1)]
+
+
+def _free_nothing() -> None:
+    """The tensors' memory is not this package's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,19 +18,23 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass
 class DevicePrograms:
-    """What a rank's device does in a sync."""
+    """What a rank's device does in a sync of tensors with certain strides."""
 
-    transfer: TransferPrograms
-    device: TransferDevice
-    copies: Copies
-    """What its end copies."""
+    def __init__(self, transfer: TransferPrograms, device: TransferDevice) -> None:
+        self.transfer, self._device = transfer, device
+        self._copies: dict[int, Copies] = {}
+
+    def of(self, program: CopyProgram) -> Copies:
+        """One of the transfer's own programs, prepared once."""
+        if id(program) not in self._copies:
+            self._copies[id(program)] = self._device.copies(program)
+        return self._copies[id(program)]
 
     @cached_property
     def held(self) -> Digests:
-        """The digests of what its tensors hold; they are in the dtype that is served."""
-        return self.device.digests(self.transfer.held)
+        """The digests of what the tensors hold; they are in the dtype that is served."""
+        return self._device.digests(self.transfer.held)
 
 
 class DeviceSide(StoreSide):
@@ -57,9 +61,5 @@ class DeviceSide(StoreSide):
         """The programs for these tensors on the device; made again when their strides change."""
         transfer = self._transfer(tensors)
         if self._programs is None or self._programs.transfer is not transfer:
-            self._programs = DevicePrograms(transfer, self._device, self._device.copies(self._copy_program(transfer)))
+            self._programs = DevicePrograms(transfer, self._device)
         return self._programs
-
-    def _copy_program(self, transfer: TransferPrograms) -> CopyProgram:
-        """What this end copies."""
-        raise NotImplementedError

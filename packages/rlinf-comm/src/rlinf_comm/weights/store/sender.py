@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -84,17 +84,29 @@ class StoreSender(StoreSide):
         for them (/dev/shm) or this process may not open that many files.
         """
         tensors = self._checked(tensors)
-        places = self._shared_tensors.places_of(list(tensors.values()))
-        if places is None:
+        store_places = self._shared(tensors)
+        if store_places is None:
             return self.publish(tensors, policy_version, timeout_s)
         slot, wait_s = self._free_slot(policy_version, timeout_s)
-        for number, place in enumerate(places):
-            for word, value in enumerate((place.fd, place.inode, place.offset_bytes)):
-                self._words.store(self._control.referenced_buffer(self._rank, number) + word, value)
+        store_places(slot)
         self._referenced = referenced = _Referenced(tensors, policy_version, slot)
         self._announce(slot, policy_version, Where.REFERENCED)
         threading.Thread(target=self._digest_when_asked, args=(referenced,), name="weight digests", daemon=True).start()
         return self._report(policy_version, wait_s=wait_s, copy_s=0.0, digest_s=0.0)
+
+    def _shared(self, tensors: dict[str, torch.Tensor]) -> Callable[[int], None] | None:
+        """Makes the tensors readable for receivers. Returns a function that records where they are, for a slot, once
+        nobody reads what was lent before; None: they cannot be lent."""
+        places = self._shared_tensors.places_of(list(tensors.values()))
+        if places is None:
+            return None
+
+        def store_places(slot: int) -> None:
+            for number, place in enumerate(places):
+                for word, value in enumerate((place.fd, place.inode, place.offset_bytes)):
+                    self._words.store(self._control.referenced_buffer(self._rank, number) + word, value)
+
+        return store_places
 
     def finish_reads(self) -> None:
         """Returns when nobody reads what was lent last; before the tensors change.
@@ -147,9 +159,13 @@ class StoreSender(StoreSide):
             words.wait(seen, _WAKE_S)
         with self._lock:
             if self._referenced is referenced:
-                digests = self._transfer(referenced.tensors).attest.run(addresses_of(referenced.tensors.values()))
+                digests = self._digests_of(referenced.tensors)
                 self._store_digests(digests, referenced.slot, referenced.policy_version)
                 words.notify_all()
+
+    def _digests_of(self, tensors: dict[str, torch.Tensor]) -> list[int]:
+        """The digests of the pieces, as they are served, in tensors that are lent."""
+        return self._transfer(tensors).attest.run(addresses_of(tensors.values()))
 
     # -- slots -----------------------------------------------------------------------------------------------------
 

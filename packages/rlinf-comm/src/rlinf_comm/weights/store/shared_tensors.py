@@ -38,12 +38,32 @@ class SharedPlace:
     offset_bytes: int
 
 
-class SharedTensors:
-    """Tensors that are lent again and again: what is made anew each time would be moved each time."""
+class LastingStorages:
+    """Recognizes tensors whose memory is that of the last time: what is made anew each time would be shared each
+    time."""
 
     def __init__(self) -> None:
         self._storages: list[int] = []
         self._references: list[StorageWeakRef] = []
+
+    def are_known(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the storages are those of the last call, and have been there since."""
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        identities = [storage._cdata for storage in storages]
+        # Where one has gone, another may have its identity.
+        if identities == self._storages and not any(reference.expired() for reference in self._references):
+            return True
+        self._storages, self._references = identities, [StorageWeakRef(storage) for storage in storages]
+        return False
+
+
+class SharedTensors:
+    """Host tensors that are lent again and again."""
+
+    def __init__(self) -> None:
+        self._lasting = LastingStorages()
         self._pointers: list[int] = []
         self._places: list[SharedPlace] | None = None
         """Where the tensors with those pointers are."""
@@ -56,7 +76,7 @@ class SharedTensors:
             not contiguous or pinned for a GPU, half of the descriptors that this process may open are taken, or
             /dev/shm has no room.
         """
-        are_known = self._are_known(tensors)
+        are_known = self._lasting.are_known(tensors)
         pointers = [tensor.data_ptr() for tensor in tensors]
         if not are_known:
             self._places = None
@@ -65,18 +85,6 @@ class SharedTensors:
             pointers = [tensor.data_ptr() for tensor in tensors]
         self._pointers = pointers
         return self._places
-
-    def _are_known(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the storages are those of the last time, and have been there since."""
-        from torch.multiprocessing.reductions import StorageWeakRef
-
-        storages = [tensor.untyped_storage() for tensor in tensors]
-        identities = [storage._cdata for storage in storages]
-        # Where one has gone, another may have its identity.
-        if identities == self._storages and not any(reference.expired() for reference in self._references):
-            return True
-        self._storages, self._references = identities, [StorageWeakRef(storage) for storage in storages]
-        return False
 
 
 def _share(tensors: Sequence[torch.Tensor]) -> list[SharedPlace] | None:

@@ -1,12 +1,14 @@
 """Weights through device memory: between GPUs of one machine that can read each other's memory, and on one GPU.
 
-A trainer's rank keeps a version in memory of its device until all servers have received it. rlinf_comm.weights.device
-implements the copies and digests.
+Servers copy from the trainer's own tensors while those stay as they are, on the device and unchanged; otherwise a
+trainer's rank keeps a version in other memory of its device until all servers have received it. Both are mapped once,
+and stay so. rlinf_comm.weights.device implements the copies and digests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -20,7 +22,7 @@ from rlinf_comm.weights.device import (
     create_device_store,
 )
 from rlinf_workers.errors import WeightSyncRefused
-from rlinf_workers.weight_sync.base import Check, WeightPort
+from rlinf_workers.weight_sync.base import Check, FinishReads, WeightPort
 
 
 class DeviceWeightSync:
@@ -68,13 +70,30 @@ class DeviceSender:
 
     def __init__(self, edge: str, sender: DeviceWeightSender) -> None:
         self._edge, self._sender = edge, sender
+        self._version = -1
+        """The last published one."""
 
-    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> None:
+    def publish(self, tensors: Mapping[str, Tensor], policy_version: int) -> FinishReads:
+        self._version, tensors = policy_version, {name: tensor.detach() for name, tensor in tensors.items()}
+        with self._naming():
+            self._sender.publish_by_reference(tensors, policy_version)
+        return self._finish_reads
+
+    def withdraw(self) -> None:
+        with self._naming():
+            self._sender.withdraw()
+
+    def _finish_reads(self) -> None:
+        with self._naming():  # it may copy
+            self._sender.finish_reads()
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
         try:
-            self._sender.publish({name: tensor.detach() for name, tensor in tensors.items()}, policy_version)
+            yield
         except IpcError as error:
             raise IpcError(
-                f"weights {self._edge}, version {policy_version}: {error}; free memory on the device, or use "
+                f"weights {self._edge}, version {self._version}: {error}; free memory on the device, or use "
                 "weight sync `shared`, which keeps versions in host memory"
             ) from error
 
