@@ -32,7 +32,7 @@ from rlinf.planning import memory as memory_of_plans
 from rlinf.planning.memory import Load, at_once_place, device_place
 from rlinf_algos import token_logprobs
 from rlinf_sched import Cluster, Plan, StagePlan, plan_for_mode
-from rlinf_sched.derive import Adapter, JobShape, Lengths, ModelShape, RankMemory, forward_memory
+from rlinf_sched.derive import Adapter, JobShape, Lengths, ModelShape, RankMemory, find_model, forward_memory
 from rlinf_sched.derive.memory.activations import layers_bytes, packed_pass, passes_of_micro_batch
 from rlinf_workers.models.packed import pack_without_padding, packed_logits
 from rlinf_workers.models.sequences import SequenceBatch, completion_logits
@@ -447,6 +447,22 @@ def test_weights_in_fp8_take_a_byte_and_so_do_their_syncs() -> None:
     assert after["actor"] == before["actor"]
     versions = kept_weights(quantized, shape, 1, on_gpu=False).host_bytes
     assert versions == 2 * expected, "a version, and the copy that is quantized"
+
+
+def test_planned_syncs_move_the_quantized_bytes() -> None:
+    def synced_bytes(*overrides: str) -> int:
+        lines = ["--model.path=Qwen/Qwen2.5-1.5B", "--model.architecture=null", "--sft_warm_up=null"]
+        lines += ["--cluster.num_devices=2", "--model.dtype=bfloat16", *overrides]
+        config = load_config("sort-grpo", parse_overrides(lines))
+        assert isinstance(config, ReasoningConfig)
+        problem = reasoning_problem(config, 2, gpu="H100", env_step_s=None)
+        return problem.synced_bytes(problem.flow.weight_edges[0])
+
+    shape = find_model("Qwen2.5-1.5B")
+    linear = shape.num_linear_parameters
+    expected = 2 * (shape.num_parameters - linear) + linear + 4 * -(-linear // 128**2)
+    assert synced_bytes("--rollout.quantization=fp8") == expected
+    assert synced_bytes() == 2 * shape.num_parameters
 
 
 def test_a_checkpoints_copy_is_shared_out_and_counted_with_the_process() -> None:

@@ -127,7 +127,10 @@ def recipe_profiles(flow: FlowGraph, config: ReasoningConfig, model: ModelShape,
         if not stage.needs_device:
             return rule_profile(job.lengths.group_size, job.num_groups)
         if stage.trains:
-            return trainer.train_profile(trained[stage.worker] or model, gpu, job)
+            own = trained[stage.worker] or model
+            profile = trainer.train_profile(own, gpu, job)
+            # It sends what it has quantized.
+            return replace(profile, weights_bytes=job.served_weights_bytes(own)) if job.serves_fp8 else profile
         if stage.role == "rollout":
             derived = with_others(engine.profile(model, gpu, job), config, model, job)
             # Where late groups fill the places of those that have ended, a step costs what its mean group costs.
