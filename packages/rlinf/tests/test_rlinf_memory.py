@@ -491,7 +491,7 @@ def test_ranks_that_share_a_model_out_have_parts_of_all_but_the_work() -> None:
         assert (memory["actor"].weights, memory["actor"].gradients, memory["actor"].optimizer) == (part, part, 2 * part)
         assert memory["rollout"].state == memory["reference"].state == copy
     with pytest.raises(
-        UserError, match=r"backend_options.dtype: fsdp2 has no option of that name; known: compute_dtype, recompute"
+        UserError, match=r"backend_options.dtype: fsdp2 has no option of that name; known: compile, compute_dtype"
     ):
         jobs.prepare(
             config_of(*flags, "--actor.backend_options={dtype: float32}"), Machine(num_cpus=2, memory_bytes=16 << 30)

@@ -28,7 +28,10 @@ from .algorithm import (
     filled as filled,
     preset as preset,
 )
-from .checks import check_finite as check_finite
+from .checks import (
+    DeferredChecks as DeferredChecks,
+    check_finite as check_finite,
+)
 from .corrections import (
     Correction as Correction,
     icepop as icepop,

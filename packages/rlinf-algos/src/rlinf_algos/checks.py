@@ -5,13 +5,71 @@ wrong numbers. Both raise here, with the tensor's name and the place.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
 from rlinf_algos.errors import AlgosError, NonFiniteError, ShapeError
 from rlinf_algos.ranges import check_range as check_range  # beside the checks of tensors, for those who need both
+
+
+class DeferredChecks:
+    """Checks that are read later, all at once.
+
+    Each check reads a number from its tensor's device, and on a GPU a number can only be read once everything before it
+    is computed. Inside `collecting` checks of values leave a flag on the device instead, so that what follows is
+    launched without waiting; `raise_if_failed` reads all flags. An error then names the tensor, and not the place in
+    it. Shapes and dtypes are still checked immediately.
+
+    Example:
+        checks = DeferredChecks()
+        with checks.collecting():
+            loss = ppo_clip_loss(...).loss_terms.sum()
+        loss.backward()
+        checks.raise_if_failed()
+    """
+
+    def __init__(self) -> None:
+        self._failures: list[tuple[str, Tensor]] = []
+
+    @contextmanager
+    def collecting(self) -> Generator[None]:
+        """Defers the checks of this thread inside the block."""
+        token = _DEFERRED.set(self)
+        try:
+            yield
+        finally:
+            _DEFERRED.reset(token)
+
+    def add(self, failure: str, is_good: Tensor) -> None:
+        """Adds a check.
+
+        Args:
+            failure: the message if it fails, a sentence without a full stop.
+            is_good: scalar bool, on any device.
+        """
+        self._failures.append((failure, is_good.detach()))
+
+    def raise_if_failed(self) -> None:
+        """Reads the checks since the last call. Raises: NonFiniteError with the first one that failed."""
+        failures, self._failures = self._failures, []
+        if not failures:
+            return
+        are_good = torch.stack([is_good for _, is_good in failures]).tolist()
+        for (failure, _), is_good in zip(failures, are_good, strict=True):
+            if not is_good:
+                raise NonFiniteError(f"{failure} (the place is not known: checks on this device are read together)")
+
+
+_DEFERRED: ContextVar[DeferredChecks | None] = ContextVar("checks that are read later", default=None)
+
+
+def deferred_checks() -> DeferredChecks | None:
+    """The checks of the surrounding `DeferredChecks.collecting`; None: checks are read immediately."""
+    return _DEFERRED.get()
 
 
 def check_finite(name: str, tensor: Tensor, mask: Tensor | None = None) -> None:
@@ -28,7 +86,11 @@ def check_finite(name: str, tensor: Tensor, mask: Tensor | None = None) -> None:
     if not tensor.is_floating_point():
         return
     tensor = tensor.detach()
-    if _is_sum_finite(tensor if mask is None else tensor.masked_fill(~mask, 0.0)):
+    inside = tensor if mask is None else tensor.masked_fill(~mask, 0.0)
+    if (deferred := deferred_checks()) is not None:
+        deferred.add(f"{name} is not finite", torch.isfinite(inside).all())
+        return
+    if _is_sum_finite(inside):
         return
     bad = ~torch.isfinite(tensor)
     if mask is not None:
@@ -64,7 +126,9 @@ def as_mask(name: str, mask: Tensor | None, like: str, tensor: Tensor) -> Tensor
     if mask.dtype == torch.bool:
         return mask
     inside = mask != 0
-    if not torch.equal(inside.to(mask.dtype), mask):
+    if (deferred := deferred_checks()) is not None:
+        deferred.add(f"{name} has something other than 0 and 1", (inside.to(mask.dtype) == mask).all())
+    elif not torch.equal(inside.to(mask.dtype), mask):
         index = tuple(((mask != 0) & (mask != 1)).nonzero()[0].tolist())
         raise AlgosError(f"{name}[{', '.join(map(str, index))}]={mask[index].item()}; a mask holds 0 and 1 only")
     return inside
@@ -76,7 +140,7 @@ def masked(name: str, tensor: Tensor, mask: Tensor) -> Tensor:
     What lies outside the mask, NaN included, reaches neither the value nor the gradient.
     """
     filled = at_least_float32(tensor).masked_fill(~mask, 0.0)
-    if not _is_sum_finite(filled.detach()):
+    if deferred_checks() is not None or not _is_sum_finite(filled.detach()):
         check_finite(name, tensor, mask)
     return filled
 

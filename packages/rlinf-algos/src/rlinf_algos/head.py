@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rlinf_algos.checks import deferred_checks
 from rlinf_algos.errors import AlgosError, ShapeError
 from rlinf_algos.logprobs import LEAST_LOGPROB, check_rows, checked_ids, checked_mask, compute_dtype
 
@@ -99,11 +100,18 @@ def _statistics(
     like = weight.detach()[:1, :1].expand(*hidden.shape[:-1], len(weight))  # has the shape of logits, and no memory
     mask = checked_mask(like, temperature, loss_mask)
     ids = checked_ids(like, token_ids, mask)
-    is_whole = bool(mask.all())
+    is_whole = loss_mask is None or bool(mask.all())
     rows = hidden.reshape(-1, hidden.shape[-1]) if is_whole else hidden[mask]
     budget = kept_bytes if torch.is_grad_enabled() else 0
     flat_statistics = _HeadStatistics.apply(
-        rows.contiguous(), weight, bias, ids[mask], float(temperature), softcap, wants_entropy, budget
+        rows.contiguous(),
+        weight,
+        bias,
+        ids.flatten() if is_whole else ids[mask],
+        float(temperature),
+        softcap,
+        wants_entropy,
+        budget,
     )
     if is_whole:
         results = tuple(flat.view(mask.shape) for flat in flat_statistics)
@@ -161,6 +169,8 @@ class _HeadStatistics(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias, ids, largest + log_total, entropies, *products)
         ctx.temperature, ctx.softcap = temperature, softcap
+        ctx.may_read = deferred_checks() is None
+        """Whether the backward pass may wait for the device, to leave out tokens without gradient."""
         return (logprobs,) if entropies is None else (logprobs, entropies)
 
     @staticmethod
@@ -171,9 +181,10 @@ class _HeadStatistics(torch.autograd.Function):
         slope, of_entropies = (
             torch.zeros_like(logsumexp) if grad is None else grad / ctx.temperature for grad in (*grads, None)[:2]
         )
-        has_entropies = bool((of_entropies != 0).any())
+        may_read = ctx.may_read
+        has_entropies = bool((of_entropies != 0).any()) if may_read else entropies is not None
         offset = slope if entropies is None else slope + of_entropies * entropies
-        active = ((slope != 0) | (of_entropies != 0)).nonzero().squeeze(1)
+        active = ((slope != 0) | (of_entropies != 0)).nonzero().squeeze(1) if may_read else slope
         is_whole = len(active) == num_tokens
         if not is_whole:  # a token without gradient costs nothing
             hidden, ids, logsumexp, slope, of_entropies, offset = (

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlinf_algos.checks import as_mask
+from rlinf_algos.checks import as_mask, deferred_checks
 from rlinf_algos.errors import AlgosError, NonFiniteError, ShapeError
 
 LEAST_LOGPROB = -1e4
@@ -48,7 +48,9 @@ def token_logprobs(
     """
     mask = checked_mask(logits, temperature, loss_mask)
     ids = checked_ids(logits, token_ids, mask)
-    (result,) = _TokenStatistics.apply(logits, ids.reshape(-1), mask.reshape(-1), float(temperature), False)
+    (result,) = _TokenStatistics.apply(
+        logits, ids.reshape(-1), mask.reshape(-1), float(temperature), False, loss_mask is None
+    )
     result = result.view(mask.shape)
     check_rows(result, mask, ids, lambda index: logits.detach()[index])
     return result
@@ -67,7 +69,7 @@ def entropy_of_logits(logits: Tensor, temperature: float = 1.0, *, loss_mask: Te
         ShapeError, NonFiniteError, AlgosError: as for `token_logprobs`.
     """
     mask = checked_mask(logits, temperature, loss_mask)
-    (result,) = _TokenStatistics.apply(logits, None, mask.reshape(-1), float(temperature), True)
+    (result,) = _TokenStatistics.apply(logits, None, mask.reshape(-1), float(temperature), True, loss_mask is None)
     result = result.view(mask.shape)
     check_rows(result, mask, None, lambda index: logits.detach()[index])
     return result
@@ -86,7 +88,9 @@ def logprobs_and_entropy(
     """
     mask = checked_mask(logits, temperature, loss_mask)
     ids = checked_ids(logits, token_ids, mask)
-    both = _TokenStatistics.apply(logits, ids.reshape(-1), mask.reshape(-1), float(temperature), True)
+    both = _TokenStatistics.apply(
+        logits, ids.reshape(-1), mask.reshape(-1), float(temperature), True, loss_mask is None
+    )
     logprobs, entropies = (flat.view(mask.shape) for flat in both)
     check_rows(logprobs, mask, ids, lambda index: logits.detach()[index])
     return logprobs, entropies
@@ -123,7 +127,13 @@ class _TokenStatistics(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, ids: Tensor | None, mask: Tensor, temperature: float, wants_entropy: bool
+        ctx: Any,
+        logits: Tensor,
+        ids: Tensor | None,
+        mask: Tensor,
+        temperature: float,
+        wants_entropy: bool,
+        is_whole: bool,
     ) -> tuple[Tensor, ...]:
         logsumexp = torch.empty(len(mask), dtype=compute_dtype(logits), device=logits.device)
         logprobs = entropies = None
@@ -148,6 +158,8 @@ class _TokenStatistics(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(logits, ids, mask, logsumexp, entropies)
         ctx.temperature = temperature
+        ctx.is_whole = is_whole or (None if deferred_checks() is None else False)
+        """Whether the mask has all rows; None: it is read."""
         return tuple(out.masked_fill_(~mask, 0.0) for out in (logprobs, entropies) if out is not None)
 
     @staticmethod
@@ -157,14 +169,15 @@ class _TokenStatistics(torch.autograd.Function):
         of_logprobs = grads[0] if ids is not None else None
         of_entropies = grads[-1] if entropies is not None else None
         if of_logprobs is None and of_entropies is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         zeros = torch.zeros_like(logsumexp)
         slope = zeros if of_logprobs is None else of_logprobs / ctx.temperature
         weight = zeros if of_entropies is None else of_entropies / ctx.temperature
         offset = slope if entropies is None else slope + weight * entropies
         grad_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
         flat = grad_logits.view(-1, logits.shape[-1])
-        is_whole, is_exact = bool(mask.all()), flat.dtype == logsumexp.dtype
+        is_whole, is_exact = ctx.is_whole, flat.dtype == logsumexp.dtype
+        is_whole = bool(mask.all()) if is_whole is None else is_whole
         for rows, chunk, buffers in _chunks(logits, num_buffers=1 if is_exact else 2):
             shifted = _shifted(chunk, logsumexp[rows], ctx.temperature, out=buffers[0])
             probs = torch.exp(shifted, out=flat[rows] if is_exact else buffers[1])
@@ -176,10 +189,10 @@ class _TokenStatistics(torch.autograd.Function):
                 at_token = probs.gather(1, ids[rows, None]) + slope[rows, None]
                 probs.scatter_(1, ids[rows, None], at_token)  # one target a row: no atomic additions as in scatter_add_
             if not is_whole:
-                probs[~mask[rows]] = 0.0
+                probs.masked_fill_(~mask[rows, None], 0.0)
             if not is_exact:
                 flat[rows] = probs
-        return grad_logits, None, None, None, None
+        return grad_logits, None, None, None, None, None
 
 
 def _shifted(chunk: Tensor, shift: Tensor, temperature: float, out: Tensor) -> Tensor:
@@ -246,7 +259,11 @@ def checked_ids(logits: Tensor, token_ids: Tensor, mask: Tensor) -> Tensor:
     if token_ids.is_floating_point() or token_ids.dtype == torch.bool:
         raise AlgosError(f"token_ids has dtype {token_ids.dtype}; expected integers")
     ids = token_ids.masked_fill(~mask, 0).long()
-    outside = ((ids < 0) | (ids >= logits.shape[-1])).nonzero()
+    is_outside = (ids < 0) | (ids >= logits.shape[-1])
+    if (deferred := deferred_checks()) is not None:
+        deferred.add(f"token_ids has ids outside of the vocabulary 0 ... {logits.shape[-1] - 1}", ~is_outside.any())
+        return ids
+    outside = is_outside.nonzero()
     if len(outside):
         index = tuple(outside[0].tolist())
         raise AlgosError(
@@ -264,7 +281,11 @@ def check_rows(
     Args:
         logits_at: the logits [V] at an index into `result`.
     """
-    bad = (~torch.isfinite(result.detach()) & mask).nonzero()
+    is_bad = ~torch.isfinite(result.detach()) & mask
+    if (deferred := deferred_checks()) is not None:
+        deferred.add("logits has rows that are not finite, or give the chosen token probability 0", ~is_bad.any())
+        return
+    bad = is_bad.nonzero()
     if not len(bad):
         return
     index = tuple(bad[0].tolist())

@@ -81,10 +81,10 @@ class PolicyTerms:
 
     terms: Tensor
     """[B, T], unreduced, with gradient, 0 outside the mask."""
-    kl: float
-    """Nats, k3 of KL(proximal || policy), summed over tokens."""
-    statistics: dict[str, float]
-    """Sums over tokens, in the order of `PolicyLossPart.statistics`."""
+    kl: Tensor
+    """Scalar float64, nats, k3 of KL(proximal || policy), summed over tokens."""
+    statistics: dict[str, Tensor]
+    """Scalars float64, sums over tokens, in the order of `PolicyLossPart.statistics`."""
 
 
 class PolicyLossPart:
@@ -136,9 +136,9 @@ class PolicyLossPart:
                 f"policy loss {self._algorithm.policy_loss!r} returned a {type(loss).__name__}; return a PolicyLoss, "
                 "as rlinf_algos.measured_loss(terms, inputs) does"
             )
-        terms, num_tokens = self._terms(loss, mask), float(mask.sum())
-        statistics = dict.fromkeys(self.statistics, 0.0)
-        statistics["actor/clip_fraction"] = float(loss.clip_fraction) * num_tokens
+        terms, num_tokens = self._terms(loss, mask), mask.sum().double()
+        statistics = dict.fromkeys(self.statistics, torch.zeros_like(num_tokens))
+        statistics["actor/clip_fraction"] = _scalar(loss.clip_fraction, mask) * num_tokens
         actor_logprobs = proximal_logprobs
         if self._algorithm.proximal_policy == "rollout":  # the proximal log-probabilities are the engine's
             actor_logprobs = policy_logprobs.detach()
@@ -146,19 +146,19 @@ class PolicyLossPart:
             correction = self._correction(actor_logprobs, rollout_logprobs, mask)
             terms = terms * correction.weights
             share = correction.truncated_fraction + correction.rejected_fraction
-            statistics["actor/corrected_fraction"] = float(share) * num_tokens
+            statistics["actor/corrected_fraction"] = _scalar(share, mask) * num_tokens
         if self._algorithm.rejection is not None:
             rejection = self._rejection(actor_logprobs, rollout_logprobs, mask)
             terms = terms * rejection.weights
-            statistics["actor/rejected_fraction"] = float(rejection.rejected_fraction) * num_tokens
+            statistics["actor/rejected_fraction"] = _scalar(rejection.rejected_fraction, mask) * num_tokens
         threshold = self._algorithm.off_policy_threshold
         if threshold is not None:
             weights = off_policy_sequence_mask(policy_logprobs, rollout_logprobs, advantages, mask, threshold=threshold)
             terms = terms * weights
-            statistics["actor/off_policy_fraction"] = float(mask.sum() - weights.sum())
+            statistics["actor/off_policy_fraction"] = (mask.sum() - weights.sum()).double()
         if choice is not None and choice.uncertain is not None:
             terms = terms * choice.uncertain
-        return PolicyTerms(terms=terms, kl=float(loss.approx_kl) * num_tokens, statistics=statistics)
+        return PolicyTerms(terms=terms, kl=_scalar(loss.approx_kl, mask) * num_tokens, statistics=statistics)
 
     def _terms(self, loss: PolicyLoss, mask: Tensor) -> Tensor:
         """[B, T], 0 outside the mask, whatever a custom loss has there."""
@@ -189,6 +189,11 @@ class PolicyLossPart:
         statistic, limit = self._algorithm.rejection, self._algorithm.rejection_limit
         assert statistic is not None and limit is not None, "an algorithm with a rejection has its limit"
         return reject_by_divergence(actor_logprobs, rollout_logprobs, mask, statistic=statistic, limit=limit)
+
+
+def _scalar(value: float | Tensor, like: Tensor) -> Tensor:
+    """Float64, on the device of `like`, without gradient; a custom loss may have returned a number."""
+    return torch.as_tensor(value, device=like.device).detach().double()
 
 
 class EntropyBonus:

@@ -38,14 +38,14 @@ def has_plain_head(model: Any) -> bool:
 
 
 def answers_of_states(
-    model: Any, states: Tensor, ids: Tensor, loss_mask: Tensor, temperature: float, *, entropies: bool
+    model: Any, states: Tensor, ids: Tensor, loss_mask: Tensor | None, temperature: float, *, entropies: bool
 ) -> ModelOutputs:
     """Model outputs for tokens, 0.0 outside the mask.
 
     Args:
         states: [B, T, H], the model's last hidden states before each token.
         ids: [B, T]
-        loss_mask: [B, T]
+        loss_mask: [B, T]; None: all.
     """
     head = model.get_output_embeddings()
     settings: Any = {

@@ -62,6 +62,8 @@ class PackedBatch:
     attention: PackedAttention | ExchangedAttention
     answers_at: Tensor
     """[M] int64, the row position whose state predicts each token with a loss."""
+    ids: Tensor
+    """[M] int64, the tokens with a loss."""
     completion_ids: Tensor
     """[B, T] int64"""
     loss_mask: Tensor
@@ -73,11 +75,6 @@ class PackedBatch:
     share: RowShare | None = None
     """Where several ranks compute the row together; N and M then count this rank's tokens. None: the whole row."""
 
-    @property
-    def ids(self) -> Tensor:
-        """[M], the tokens with a loss."""
-        return self.completion_ids[self.loss_mask != 0]
-
     def spread(self, values: Tensor) -> Tensor:
         """[M] -> [B, T], 0 outside the mask; with the values of all ranks."""
         zeros = values.new_zeros(self.loss_mask.shape)
@@ -85,7 +82,7 @@ class PackedBatch:
         return spread if self.share is None else self.share.joined(spread)
 
     def to(self, device: torch.device) -> PackedBatch:
-        names = ["token_ids", "position_ids", "attention", "answers_at", "completion_ids", "loss_mask"]
+        names = ["token_ids", "position_ids", "attention", "answers_at", "ids", "completion_ids", "loss_mask"]
         names += [name for name in ("experts", "kept_tokens") if getattr(self, name) is not None]
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
@@ -119,6 +116,7 @@ def part_of_rank(batch: PackedBatch, ranks: RankGroup, multiple: int = 1) -> Pac
         position_ids=share.own(batch.position_ids),
         attention=share.attention(batch.attention),
         answers_at=places[is_own],
+        ids=batch.ids[is_own],
         loss_mask=loss_mask.masked_scatter(batch.loss_mask != 0, is_own.to(loss_mask.dtype)),
         experts=None if batch.experts is None else share.own(batch.experts),
         kept_tokens=None if batch.kept_tokens is None else batch.kept_tokens.of(is_own),
@@ -184,6 +182,7 @@ def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
         position_ids=positions,
         attention=attention_of(prompt_lengths, prompt_starts, lengths, starts, prompts, shared),
         answers_at=before[loss_mask != 0],
+        ids=completion_ids[loss_mask != 0],
         completion_ids=completion_ids,
         loss_mask=loss_mask,
         experts=torch.cat(experts) if len(experts) == len(tokens) else None,
@@ -222,14 +221,14 @@ def pack_examples(examples: Sequence[Example]) -> PackedBatch:
     lengths = torch.tensor([len(example.token_ids) - 1 for example in examples])
     starts = lengths.cumsum(0) - lengths
     learned = [example.loss_mask[1:] != 0 for example in examples]
+    ids = [example.token_ids[1:][mask] for example, mask in zip(examples, learned, strict=True)]
     return PackedBatch(
         token_ids=torch.cat([example.token_ids[:-1] for example in examples]),
         position_ids=torch.arange(int(lengths.sum())) - starts.repeat_interleave(lengths),
         attention=attention_of_sequences(lengths, starts),
         answers_at=torch.cat(learned).nonzero()[:, 0],
-        completion_ids=pad_sequence(
-            [example.token_ids[1:][mask] for example, mask in zip(examples, learned, strict=True)], batch_first=True
-        ),
+        ids=torch.cat(ids),
+        completion_ids=pad_sequence(ids, batch_first=True),
         loss_mask=pad_sequence([torch.ones(int(mask.sum())) for mask in learned], batch_first=True),
     )
 

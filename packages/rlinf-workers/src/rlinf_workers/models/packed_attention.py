@@ -270,6 +270,7 @@ def packed(model: Any) -> Iterator[None]:
         model.config._attn_implementation = before
 
 
+@torch.compiler.disable
 def _attention(
     module: Any,
     query: Tensor,
@@ -283,5 +284,5 @@ def _attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers calls it."""
+    """As transformers calls it; it is no part of a compiled layer."""
     return attend(query, key, value, scale=scaling, window=sliding_window, softcap=softcap), None

@@ -85,6 +85,16 @@ def move_moments(optimizer: torch.optim.Optimizer, elsewhere: Callable[[str, Ten
         state.update({k: elsewhere(f"{k} {number}", moment) for k, moment in state.items() if k != "step"})
 
 
+def place_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Moves step counts that were read from a checkpoint to their parameters' device, where a fused optimizer needs
+    them."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group.get("fused") else ():
+            state = optimizer.state.get(parameter, {})
+            if "step" in state and state["step"].device != parameter.device:
+                state["step"] = state["step"].to(parameter.device)
+
+
 class MovedModel:
     """A model that is offloaded and onloaded, with all parameters and buffers."""
 

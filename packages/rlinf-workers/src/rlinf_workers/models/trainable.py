@@ -144,8 +144,8 @@ class TokenModel(ModelAdapter):
         ids = batch.ids
         if not has_large_logits(model, len(ids)):
             return self._answers_of_logits(packed_logits(model, batch), ids, entropies)
-        states, mask = packed_states(model, batch), torch.ones_like(ids)
-        return answers_of_states(model, states, ids, mask, self.temperature, entropies=entropies)
+        states = packed_states(model, batch)
+        return answers_of_states(model, states, ids, None, self.temperature, entropies=entropies)
 
     def _kept_answers(self, model: Any, batch: PackedBatch, kept_tokens: KeptIds, entropies: bool) -> ModelOutputs:
         """As `_packed_answers`, among the tokens that sampling left."""

@@ -34,6 +34,7 @@ from rlinf_workers.models.weight_names import StoredWeights, plain_weights
 from rlinf_workers.plugins import TRAINERS
 from rlinf_workers.trainers.checkpoint import MODEL
 from rlinf_workers.trainers.served import Served
+from rlinf_workers.trainers.statistics import Statistics
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
@@ -237,8 +238,14 @@ class ModelAdapter(ABC):
         stored.files.fill(stored.layout, 0, tensors_of(model))
 
 
-LossOf = Callable[[ModelOutputs], tuple[Tensor, Sequence[float]]]
+LossOf = Callable[[ModelOutputs], tuple[Tensor, Statistics]]
 """Model outputs of a micro-batch -> its summed loss, and its statistics, which are sums too."""
+
+
+def defers_checks(device: torch.device) -> bool:
+    """Whether a backend reads checks of values and statistics of an update at its end (rlinf_algos.DeferredChecks): on
+    GPUs, where reading each would leave the device without work."""
+    return device.type == "cuda"
 
 
 class TrainingBackend(Protocol):
@@ -280,7 +287,7 @@ class TrainingBackend(Protocol):
         """Adds the gradient of a micro-batch's loss, and its statistics, to one shard of this replica. A backend may
         postpone the pass to `finish_backward`."""
 
-    def count(self, shard: int, statistics: Sequence[float]) -> None:
+    def count(self, shard: int, statistics: Statistics) -> None:
         """Adds the statistics of a micro-batch without gradient."""
 
     def finish_backward(self) -> list[float]:

@@ -32,7 +32,7 @@ def whole_copy_memory(model: ModelShape, job: JobShape, num_ranks: int) -> RankM
         gradients=-(-job.num_shards // max(1, num_ranks // job.sequence_ranks)) * copy,
         optimizer=NUM_MOMENTS * copy,
         activations=max(update_bytes(model, job), sft_warm_up_bytes(model, job)),
-        step=copy // job.num_models if job.on_gpu else 2 * largest_tensor_bytes(model, job),
+        step=2 * largest_tensor_bytes(model, job),
         host_copy=-(-(1 + NUM_MOMENTS) * copy // num_ranks),
     )
 

@@ -93,8 +93,8 @@ class TrainerConfig(OptimizerConfig):
     )
     backend_options: dict[str, bool | int | float | str] = Field(
         default={},
-        description="Options of the backend: compute_dtype, recompute and sequence_parallel of fsdp2, tensor_parallel "
-        "and more of megatron (docs/backends.md), or those of a custom backend.",
+        description="Options of the backend: compute_dtype, recompute, compile and sequence_parallel of fsdp2, "
+        "tensor_parallel and more of megatron (docs/backends.md), or those of a custom backend.",
     )
 
     @property

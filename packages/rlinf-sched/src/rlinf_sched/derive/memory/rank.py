@@ -46,7 +46,7 @@ class RankMemory:
     kv_cache_of_item: int = 0
     """Keys and values for each item that is worked on at once."""
     step: int = 0
-    """Temporary memory of the optimizer's step: the norm of the gradient, the denominators of AdamW."""
+    """Temporary memory of the optimizer's step: the norm of the gradient, AdamW."""
     sync: int = 0
     """What a weight sync adds at its peak."""
     host_start: int = 0

@@ -11,10 +11,18 @@ from torch import Tensor
 from rlinf_algos import Algorithm, BatchTokens, aggregated_sum, ratio_weighted_kl, sequence_hash
 from rlinf_workers.algorithm_parts import EntropyBonus, PolicyLossPart
 from rlinf_workers.roles.language.advantages import kl_estimate
-from rlinf_workers.roles.language.logprob_mismatch import NUM_SUMS, WorstToken, k3, mismatch_sums, worst_token
+from rlinf_workers.roles.language.logprob_mismatch import (
+    NUM_SUMS,
+    WorstCandidate,
+    WorstToken,
+    k3,
+    mismatch_sums,
+    worst_of,
+)
 from rlinf_workers.roles.language.micro_batches import MicroBatch, Tokens
 from rlinf_workers.token_choice import TokenChooser, TokenValues
 from rlinf_workers.trainers.base import ModelOutputs, TrainingBackend
+from rlinf_workers.trainers.statistics import totals_of
 
 TOTALS = ("divisor", "loss", "tokens", "trained tokens")
 """Sums over an update that every algorithm reports."""
@@ -45,14 +53,14 @@ class ActorLoss:
         self.statistics = (*self._policy_loss.statistics, *(name for name, is_there in has.items() if is_there))
         """Names of the further statistics, means over the trained tokens."""
         self.num_totals = len(TOTALS) + len(self.statistics) + NUM_SUMS
-        self._worst: WorstToken | None = None
+        self._candidates: list[WorstCandidate] = []
 
     def take_worst(self) -> WorstToken | None:
         """Returns the token with the largest log-prob mismatch on this rank since the last call, and resets it."""
-        worst, self._worst = self._worst, None
-        return worst
+        candidates, self._candidates = self._candidates, []
+        return worst_of(candidates)
 
-    def of(self, micro_batch: MicroBatch, answers: ModelOutputs) -> tuple[Tensor, list[float]]:
+    def of(self, micro_batch: MicroBatch, answers: ModelOutputs) -> tuple[Tensor, Tensor]:
         """Summed policy loss of the micro-batch, and the totals of the update: those of `TOTALS`, then `statistics`,
         then `mismatch_sums`."""
         batch = micro_batch.for_policy
@@ -61,32 +69,33 @@ class ActorLoss:
         anchor = before = policy_logprobs.detach() if batch.proximal_logprobs is None else batch.proximal_logprobs
         if self._anchors_at_rollout:
             anchor = batch.rollout_logprobs
-        rollout_logprobs, num_tokens = batch.rollout_logprobs, float(mask.sum())
+        rollout_logprobs, num_tokens = batch.rollout_logprobs, mask.sum().double()
         surrogate = self._policy_loss(policy_logprobs, anchor, rollout_logprobs, batch.advantages, mask, batch.choice)
-        terms, sums = surrogate.terms, dict.fromkeys(self.statistics, 0.0) | surrogate.statistics
+        terms, sums = surrogate.terms, dict.fromkeys(self.statistics, torch.zeros_like(num_tokens))
+        sums |= surrogate.statistics
         if self._kl is not None:
             kl = self._kl(policy_logprobs, batch.ref_logprobs) * mask
             if self._algorithm.kl_bias_correction:
                 kl = ratio_weighted_kl(kl, policy_logprobs, anchor, mask)
             terms = terms + self._algorithm.kl_coef * kl
-            sums["actor/ref_kl"] = float(kl.detach().sum())
+            sums["actor/ref_kl"] = kl.detach().sum()
         if self.knows_entropy:
             entropy = entropies.masked_fill(mask == 0, 0.0)
             if self.entropy_bonus.weight:
                 terms = terms - self.entropy_bonus.weight * entropy
-            sums["actor/entropy"] = float(entropy.detach().sum())
+            sums["actor/entropy"] = entropy.detach().sum()
         drift = ((policy_logprobs.detach() - rollout_logprobs) * mask).double()
-        sums["actor/rollout_kl"] = float(k3(drift).sum())
+        sums["actor/rollout_kl"] = k3(drift).sum()
         if batch.shares is not None and self._algorithm.aggregation == "sequence_mean_token_mean":
             terms = terms * batch.shares[:, None]  # the mean over the tokens of all rows of an episode
         total = aggregated_sum(self._algorithm.aggregation, terms, mask)
         if self._algorithm.router_aux_coef:  # a mean over the micro-batch, weighted by its share of the update
             total = total + self._algorithm.router_aux_coef * micro_batch.divisor * answers.router_loss
-            sums["actor/router_loss"] = float(answers.router_loss.detach()) * num_tokens
+            sums["actor/router_loss"] = answers.router_loss.detach().double() * num_tokens
         if self._replays_routers:
-            sums["actor/router_agreement"] = float(answers.router_agreement) * num_tokens
-        counted = [micro_batch.divisor, float(total.detach()), micro_batch.num_tokens, num_tokens]
-        return total, [*counted, *sums.values(), *self._gap(batch, before)]
+            sums["actor/router_agreement"] = answers.router_agreement.double() * num_tokens
+        counted = totals_of((micro_batch.divisor, total, micro_batch.num_tokens, num_tokens, *sums.values()), mask)
+        return total, torch.cat([counted, self._gap(batch, before)])
 
     def chosen(self, micro_batches: Sequence[MicroBatch], backend: TrainingBackend) -> Iterator[MicroBatch]:
         """Chooses tokens over a whole update with one pass over its micro-batches; yields them with the choices."""
@@ -124,13 +133,12 @@ class ActorLoss:
         return TokenValues(tokens=tokens, entropies=answers.entropies[mask] if self.knows_entropy else torch.zeros(0))
 
     @torch.no_grad()
-    def _gap(self, batch: Tokens, anchor: Tensor) -> list[float]:
-        if not self.compares_engine:
-            return [0.0] * NUM_SUMS
+    def _gap(self, batch: Tokens, anchor: Tensor) -> Tensor:
         mask, token_ids = batch.sequences.loss_mask, batch.sequences.completion_ids
-        worst = worst_token(anchor, batch.rollout_logprobs, token_ids, mask, batch.prompts)
-        if worst is not None and (self._worst is None or worst.order < self._worst.order):
-            self._worst = worst
+        if not self.compares_engine:
+            return torch.zeros(NUM_SUMS, dtype=torch.float64, device=mask.device)
+        if mask.numel():
+            self._candidates.append(WorstCandidate.of(anchor, batch.rollout_logprobs, token_ids, mask, batch.prompts))
         return mismatch_sums((anchor - batch.rollout_logprobs).double(), mask)
 
     def without_gradient(self, micro_batch: MicroBatch) -> list[float]:

@@ -13,6 +13,7 @@ from rlinf_workers.algorithm_parts import value_loss
 from rlinf_workers.models.trainable import CompletionBatch
 from rlinf_workers.roles.language.micro_batches import Tokens
 from rlinf_workers.trainers.base import ModelOutputs, TrainingBackend
+from rlinf_workers.trainers.statistics import totals_of
 
 NUM_STATISTICS = 5
 
@@ -45,15 +46,14 @@ class Critic:
         """Adds the gradient of a micro-batch."""
         self.backend.backward(shard, batch.sequences, lambda answers: self._loss(answers, batch))
 
-    def _loss(self, answers: ModelOutputs, batch: Tokens) -> tuple[Tensor, list[float]]:
+    def _loss(self, answers: ModelOutputs, batch: Tokens) -> tuple[Tensor, Tensor]:
         values, old, returns, mask = answers.values, batch.values, batch.returns, batch.sequences.loss_mask
         assert old is not None and returns is not None, "with a critic, groups have values and returns"
         loss = value_loss(self._algorithm, values, old, returns, mask)
-        total, num_tokens = loss.loss_terms.sum(), float(mask.sum())
-        squared_errors = float(((returns - old) * mask).double().square().sum())
-        targets = (returns * mask).double()
-        squared_targets = float(targets.square().sum())
-        return total, [num_tokens, float(total.detach()), squared_errors, float(targets.sum()), squared_targets]
+        total, targets = loss.loss_terms.sum(), (returns * mask).double()
+        squared_errors = ((returns - old) * mask).double().square().sum()
+        sums = (mask.sum(), total, squared_errors, targets.sum(), targets.square().sum())
+        return total, totals_of(sums, mask)
 
     def step(self) -> dict[str, float]:
         """Takes one optimizer step on the mean over tokens; returns its metrics."""

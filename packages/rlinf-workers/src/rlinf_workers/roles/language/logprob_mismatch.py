@@ -25,18 +25,20 @@ NUM_BEFORE, NUM_AFTER = 16, 4
 """Tokens shown before and after the worst one."""
 
 
-def mismatch_sums(drift: Tensor, mask: Tensor) -> list[float]:
-    """The sums of a micro-batch: number of tokens, sum of |drift|, sum of k3, then the number in each bin; `NUM_SUMS`.
+def mismatch_sums(drift: Tensor, mask: Tensor) -> Tensor:
+    """The sums of a micro-batch: number of tokens, sum of |drift|, sum of k3, then the number in each bin; [NUM_SUMS]
+    float64. Nothing is read from the device.
 
     Args:
         drift: [B, T] float64, nats, actor minus engine.
         mask: [B, T], 0 on padding.
     """
-    inside = drift[mask != 0]
+    is_inside = (mask != 0).flatten()
+    inside = drift.flatten().where(is_inside, 0.0)
     gap = inside.abs().nan_to_num(nan=math.inf, posinf=math.inf)
     bins = ((gap.log2() - LEAST) * BINS_PER_OCTAVE).clamp(-1, NUM_BINS - 2).floor().long() + 1
-    counts = torch.bincount(bins, minlength=NUM_BINS)
-    return [float(len(inside)), float(gap.sum()), float(k3(inside).sum()), *map(float, counts.tolist())]
+    counts = gap.new_zeros(NUM_BINS).index_add_(0, bins, is_inside.to(gap.dtype))
+    return torch.cat([torch.stack([is_inside.sum().to(gap.dtype), gap.sum(), k3(inside).sum()]), counts])
 
 
 def k3(drift: Tensor) -> Tensor:
@@ -57,9 +59,10 @@ class LogprobMismatch:
     """Tokens in each bin, ascending."""
 
     @staticmethod
-    def of(parts: Sequence[Sequence[float]]) -> LogprobMismatch | None:
+    def of(parts: Sequence[Sequence[float] | Tensor]) -> LogprobMismatch | None:
         """Adds up the sums of `mismatch_sums`; None if there are no tokens."""
-        num_tokens, total, kl, *counts = [math.fsum(column) for column in zip(*parts, strict=True)] or [0.0] * 3
+        rows = [part.tolist() if isinstance(part, Tensor) else part for part in parts]
+        num_tokens, total, kl, *counts = [math.fsum(column) for column in zip(*rows, strict=True)] or [0.0] * 3
         if not num_tokens:
             return None
         return LogprobMismatch(num_tokens=num_tokens, mean=total / num_tokens, kl=kl / num_tokens, counts=tuple(counts))
@@ -103,33 +106,71 @@ class WorstToken:
         return -self.gap, self.prompt, self.position
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorstCandidate:
+    """The worst token of a micro-batch, on its device."""
+
+    numbers: Tensor
+    """[4] float64: its gap in nats, -1 if the batch has no tokens; place in the flattened batch; log-probabilities by
+    actor and engine."""
+    token_ids: Tensor
+    """[B, T]"""
+    mask: Tensor
+    """[B, T]"""
+    prompts: Sequence[int]
+    """[B], index of each row's prompt."""
+
+    @staticmethod
+    def of(
+        actor_logprobs: Tensor, rollout_logprobs: Tensor, token_ids: Tensor, mask: Tensor, prompts: Sequence[int]
+    ) -> WorstCandidate:
+        """NaN counts as worst. Nothing is read from the device.
+
+        Args:
+            actor_logprobs, rollout_logprobs, token_ids, mask: [B, T], with at least one place.
+            prompts: [B]
+        """
+        gaps = (actor_logprobs.double() - rollout_logprobs.double()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+        gaps = gaps.masked_fill(mask == 0, -1.0).flatten()
+        place = gaps.argmax()[None]
+        logprobs = [one.flatten().index_select(0, place).double() for one in (actor_logprobs, rollout_logprobs)]
+        numbers = torch.cat([gaps.index_select(0, place), place.double(), *logprobs])
+        return WorstCandidate(numbers=numbers, token_ids=token_ids, mask=mask, prompts=prompts)
+
+    def token(self, numbers: Sequence[float]) -> WorstToken | None:
+        """The token; `numbers` are those of the candidate. None: the batch has no tokens."""
+        gap, place, actor_logprob, rollout_logprob = numbers
+        if gap < 0:
+            return None
+        row, position = divmod(int(place), self.mask.shape[1])
+        length = int(self.mask[row].nonzero()[-1]) + 1
+        ids = self.token_ids[row, :length].tolist()
+        return WorstToken(
+            gap=gap,
+            prompt=self.prompts[row],
+            position=position,
+            actor_logprob=actor_logprob,
+            rollout_logprob=rollout_logprob,
+            before=tuple(ids[max(0, position - NUM_BEFORE) : position]),
+            token=ids[position],
+            after=tuple(ids[position + 1 : position + 1 + NUM_AFTER]),
+        )
+
+
+def worst_of(candidates: Sequence[WorstCandidate]) -> WorstToken | None:
+    """The worst token of all; None if no batch has tokens."""
+    if not candidates:
+        return None
+    numbers = torch.stack([one.numbers for one in candidates]).tolist()
+    largest = max(gap for gap, *_ in numbers)
+    tokens = [one.token(own) for one, own in zip(candidates, numbers, strict=True) if own[0] == largest]
+    return min((token for token in tokens if token is not None), key=lambda token: token.order, default=None)
+
+
 def worst_token(
     actor_logprobs: Tensor, rollout_logprobs: Tensor, token_ids: Tensor, mask: Tensor, prompts: Sequence[int]
 ) -> WorstToken | None:
-    """The worst token of a micro-batch; None if it has no tokens. NaN counts as worst.
-
-    Args:
-        actor_logprobs, rollout_logprobs, token_ids, mask: [B, T]
-        prompts: [B], index of each row's prompt.
-    """
-    gaps = (actor_logprobs.double() - rollout_logprobs.double()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-    gaps = gaps.masked_fill(mask == 0, -1.0)
-    if not gaps.numel():
+    """The worst token of a micro-batch; None if it has no tokens. Arguments as `WorstCandidate.of`."""
+    if not mask.numel():
         return None
-    place = int(gaps.argmax())
-    row, position = divmod(place, gaps.shape[1])
-    gap = float(gaps[row, position])
-    if gap < 0:
-        return None
-    length = int(mask[row].nonzero()[-1]) + 1
-    ids = token_ids[row, :length].tolist()
-    return WorstToken(
-        gap=gap,
-        prompt=prompts[row],
-        position=position,
-        actor_logprob=float(actor_logprobs[row, position]),
-        rollout_logprob=float(rollout_logprobs[row, position]),
-        before=tuple(ids[max(0, position - NUM_BEFORE) : position]),
-        token=ids[position],
-        after=tuple(ids[position + 1 : position + 1 + NUM_AFTER]),
-    )
+    return worst_of([WorstCandidate.of(actor_logprobs, rollout_logprobs, token_ids, mask, prompts)])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, Literal, TypeVar, cast
@@ -21,10 +22,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
+from rlinf_algos import DeferredChecks
 from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts import fsdp2_layout as fsdp2_layout, shard_boxes
 from rlinf_workers.collectives import connect_alone
-from rlinf_workers.models.placement import HOST, HostPlaces, copy_alike, move_moments, tensors_of
+from rlinf_workers.models.compiled_layers import Compiles, compile_layers
+from rlinf_workers.models.placement import HOST, HostPlaces, copy_alike, move_moments, place_steps, tensors_of
 from rlinf_workers.models.sequence_parallel import shared_rows
 from rlinf_workers.models.sharded_init import ShardedInit
 from rlinf_workers.models.weight_files import WeightFiles
@@ -35,6 +38,7 @@ from rlinf_workers.trainers.base import (
     ModelOutputs,
     OptimizerSettings,
     TrainingBackend,
+    defers_checks,
     sequence_ranks,
     shards_of,
 )
@@ -56,6 +60,7 @@ from rlinf_workers.trainers.fsdp2.sharding import (
 )
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 from rlinf_workers.trainers.served import LowRank, Served
+from rlinf_workers.trainers.statistics import Statistics, StatisticSums
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
@@ -70,6 +75,7 @@ def fsdp2(
     compute_dtype: Literal["float32", "bfloat16"] = "float32",
     recompute: bool = False,
     sequence_parallel: int = 1,
+    compile: Compiles = "auto",  # the option's name
 ) -> TrainingBackend:
     """A sharded model; a frozen one is whole on every rank, because its ranks are called at different times.
 
@@ -77,12 +83,14 @@ def fsdp2(
         compute_dtype: "bfloat16" computes in bfloat16; weights, reductions and moments keep the model's dtype.
         recompute: the backward pass recomputes the feed-forward half of each layer.
         sequence_parallel: ranks of a replica, which compute each micro-batch together.
+        compile: compile the decoder layers for packed rows.
 
     Raises: ValueError naming the key of the recipe.
     """
     lower = torch.bfloat16 if compute_dtype == "bfloat16" else None
     if optimizer is None:
-        return ReplicatedBackend(_InDtype(model, lower) if lower else model, worker, optimizer=None, num_shards=1)
+        kind = _InDtype(model, lower) if lower else model
+        return ReplicatedBackend(kind, worker, optimizer=None, num_shards=1, compile=compile)
     return FSDP2Backend(
         model,
         worker,
@@ -91,6 +99,7 @@ def fsdp2(
         lower=lower,
         recompute=recompute,
         sequence_parallel=sequence_parallel,
+        compiles=compile,
     )
 
 
@@ -128,6 +137,7 @@ class FSDP2Backend:
         lower: torch.dtype | None,
         recompute: bool,
         sequence_parallel: int = 1,
+        compiles: Compiles = "auto",
     ) -> None:
         if sequence_parallel == 1 < worker.identity.num_ranks_per_replica:
             raise ValueError(
@@ -148,6 +158,7 @@ class FSDP2Backend:
         self._bare = skeleton(self._model)
         if recompute:
             recompute_feed_forward(self._model)
+        compile_layers(self._model, compiles, worker.device, worker.note)
         if not dist.is_initialized():  # a single rank, but the mesh needs a process group
             connect_alone(worker.identity)
         mesh = init_device_mesh(worker.device.type, (worker.num_ranks,))
@@ -160,7 +171,7 @@ class FSDP2Backend:
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._waiting: list[tuple[Pass, int, Any, LossOf, bool]] = []
         """Micro-batches whose passes `finish_backward` runs: pass, shard, batch, loss, whether with entropies."""
-        self._statistics: dict[int, Tensor] = {}
+        self._statistics, self._checks = StatisticSums(), DeferredChecks()
         self.restart(optimizer)
 
     @property
@@ -195,13 +206,14 @@ class FSDP2Backend:
         self._waiting.clear()
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._statistics = {number: torch.zeros(num_statistics, dtype=torch.float64) for number in self.shards}
+        self._statistics = StatisticSums(self.shards, num_statistics)
+        self._checks = DeferredChecks()
 
     def backward(self, shard: int, batch: Any, loss_of: LossOf, *, entropies: bool = False) -> None:
         self._waiting.append((self._pass(batch, True), shard, batch, loss_of, entropies))
 
-    def count(self, shard: int, statistics: Sequence[float]) -> None:
-        self._statistics[shard] += torch.tensor(statistics, dtype=torch.float64)
+    def count(self, shard: int, statistics: Statistics) -> None:
+        self._statistics.add(shard, statistics)
 
     def finish_backward(self) -> list[float]:
         # Sorted, so that passes of one kind run at the same time on all ranks.
@@ -212,7 +224,9 @@ class FSDP2Backend:
         for parameter in self._parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        return self._worker.replicas.sum_(torch.stack(list(self._statistics.values())).sum(0)).tolist()
+        statistics = torch.stack(self._statistics.of_shards()).sum(0)
+        self._checks.raise_if_failed()
+        return self._worker.replicas.sum_(statistics).tolist()
 
     def _backward(self, shard: int, batch: Any, loss_of: LossOf, entropies: bool) -> None:
         def loss() -> Tensor:
@@ -223,7 +237,8 @@ class FSDP2Backend:
         self._backpropagate(loss)
 
     def _backpropagate(self, loss: Callable[[], Tensor]) -> None:
-        with shared_rows(self._row_ranks):
+        checks = self._checks.collecting() if defers_checks(self._worker.device) else nullcontext()
+        with shared_rows(self._row_ranks), checks:
             total = self._root(loss)
         total.backward()
 
@@ -244,14 +259,19 @@ class FSDP2Backend:
     @torch.no_grad()
     def step(self, divisor: float) -> float:
         gradients = [local(p.grad) for p in self._parameters.values() if p.grad is not None]
-        squares = torch.zeros(1, dtype=torch.float64, device=self._worker.device)
-        for gradient in gradients:
-            gradient *= 1.0 / divisor
-            squares += gradient.double().square().sum()
+        if self._is_fused:
+            torch._foreach_mul_(gradients, 1.0 / divisor)
+            squares = nn.utils.get_total_norm(gradients).double().square()[None]
+        else:
+            squares = torch.zeros(1, dtype=torch.float64, device=self._worker.device)
+            for gradient in gradients:
+                gradient *= 1.0 / divisor
+                squares += gradient.double().square().sum()
         grad_norm = math.sqrt(self._worker.ranks.sum_(squares.cpu()).item())
         self._settings.begin_step(self._optimizer, self.num_steps, grad_norm, self._worker)
-        for gradient in gradients:
-            gradient *= self._settings.clip_factor(grad_norm)
+        if (factor := self._settings.clip_factor(grad_norm)) < 1.0:
+            torch._foreach_mul_(gradients, factor)
+        place_steps(self._optimizer)
         self._optimizer.step()
         for parameter in self._parameters.values():
             parameter.grad = None  # the gradient is not needed any more, so it must not be offloaded
@@ -264,7 +284,7 @@ class FSDP2Backend:
 
     def restart(self, optimizer: OptimizerSettings) -> None:
         self._settings = optimizer
-        self._optimizer = optimizer.adamw(self._parameters.items())
+        self._optimizer = optimizer.adamw(self._parameters.items(), fused=self._is_fused or None)
         self.num_steps = 0
 
     # -- weights ---------------------------------------------------------------------------------------------------
@@ -300,6 +320,11 @@ class FSDP2Backend:
     def offload(self) -> None:
         if self._device != HOST:
             self._move(self._places.take)
+
+    @property
+    def _is_fused(self) -> bool:
+        """Whether the optimizer's step is one pass over the memory: on GPUs."""
+        return self._worker.device.type == "cuda"
 
     @property
     def _device(self) -> torch.device:

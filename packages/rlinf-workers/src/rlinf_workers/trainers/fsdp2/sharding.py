@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from rlinf_comm.weights.layouts import shard_boxes
+from rlinf_workers.models.compiled_layers import layers_of
 from rlinf_workers.models.router_replay import recomputed_with_experts
 from rlinf_workers.trainers.checkpoint import host_copy
 
@@ -35,14 +36,6 @@ class Root(nn.Module):
 
     def forward(self, do: Callable[[], T]) -> T:
         return do()
-
-
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of all transformers in a model: the modules of each list of decoder or encoder layers; empty for other
-    models."""
-    names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return [layer for layers in lists for layer in layers if type(layer).__name__ in names]
 
 
 def _of_another_dtype(module: nn.Module) -> list[nn.Module]:

@@ -25,6 +25,8 @@ class FSDP2Options:
     """Recompute the feed-forward half of each layer in the backward pass instead of keeping its activations."""
     sequence_parallel: Annotated[int, Meta(ge=1)] = 1
     """Ranks of a replica, which compute each packed micro-batch together."""
+    compile: bool | Literal["auto"] = "auto"
+    """Compile the decoder layers for packed rows (torch.compile). auto: on GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)

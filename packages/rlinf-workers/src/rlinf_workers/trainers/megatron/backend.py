@@ -29,6 +29,7 @@ from rlinf_workers.trainers.megatron.files import gathered, leaving_out, owned, 
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.trainers.megatron.queries import Batch, Query, query_of
 from rlinf_workers.trainers.megatron.storages import Storages
+from rlinf_workers.trainers.statistics import Statistics
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
@@ -154,8 +155,8 @@ class MegatronBackend:
         if self._options.pipeline_parallel == 1:
             self._run_waiting()
 
-    def count(self, shard: int, statistics: Sequence[float]) -> None:
-        self._statistics[shard] += torch.tensor(statistics, dtype=torch.float64)
+    def count(self, shard: int, statistics: Statistics) -> None:
+        self._statistics[shard] += torch.as_tensor(statistics, dtype=torch.float64).cpu()
 
     def finish_backward(self) -> list[float]:
         from megatron.core.distributed import finalize_model_grads

@@ -11,26 +11,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from rlinf_algos import DeferredChecks
 from rlinf_comm.weights import Layout, specs_of
-from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, copy_alike, move_moments, tensors_of
+from rlinf_workers.models.compiled_layers import Compiles, compile_layers
+from rlinf_workers.models.placement import (
+    HOST,
+    HostPlaces,
+    MovedModel,
+    copy_alike,
+    move_moments,
+    place_steps,
+    tensors_of,
+)
 from rlinf_workers.models.sequence_parallel import shared_rows
 from rlinf_workers.trainers.base import (
     LossOf,
     ModelAdapter,
     ModelOutputs,
     OptimizerSettings,
+    defers_checks,
     sequence_ranks,
     shards_of,
 )
 from rlinf_workers.trainers.checkpoint import host_copy, load_optimizer, optimizer_tensors, writers
 from rlinf_workers.trainers.denormals import flushed_denormals
 from rlinf_workers.trainers.served import Served
+from rlinf_workers.trainers.statistics import Statistics, StatisticSums
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
@@ -51,22 +64,25 @@ class ReplicatedBackend:
         optimizer: OptimizerSettings | None,
         num_shards: int,
         sequence_parallel: int = 1,
+        compile: Compiles = "auto",  # the option's name
     ) -> None:
         """Args:
         sequence_parallel: ranks of a replica, which compute each micro-batch together.
+        compile: compile the decoder layers for packed rows.
 
         Raises: ValueError naming the key of the recipe.
         """
         self._kind, self._worker = model, worker
         self._row_ranks = sequence_ranks(model, worker, 1 if optimizer is None else sequence_parallel)
         self._model = model.build(HOST)
+        compile_layers(self._model, compile, worker.device, worker.note)
         self._places = HostPlaces()
         self._moved = MovedModel(self._model, self._places)
         self.shards: Sequence[int] = []
         """Empty if the model is frozen."""
         self._buffers: dict[tuple[int, torch.dtype], Tensor] = {}
         """(Shard, dtype of parameters) -> their gradients, flat."""
-        self._statistics: dict[int, Tensor] = {}
+        self._statistics, self._checks = StatisticSums(), DeferredChecks()
         self._attached: int | None = None
         """The shard whose buffer the parameters' gradients are views of."""
         self._is_updating = False
@@ -110,30 +126,33 @@ class ReplicatedBackend:
         self._is_updating = True
         for buffer in self._buffers.values():
             buffer.zero_()
-        for shard in self.shards:
-            self._statistics[shard] = torch.zeros(num_statistics, dtype=torch.float64)
+        self._statistics = StatisticSums(self.shards, num_statistics)
+        self._checks = DeferredChecks()
 
     def backward(self, shard: int, batch: Any, loss_of: LossOf, *, entropies: bool = False) -> None:
-        with shared_rows(self._row_ranks):
+        checks = self._checks.collecting() if defers_checks(self._worker.device) else nullcontext()
+        with shared_rows(self._row_ranks), checks:
             loss, statistics = loss_of(self._kind.answers(self._model, batch, entropies=entropies))
         self._attach(shard)
         loss.backward()
         self.count(shard, statistics)
 
-    def count(self, shard: int, statistics: Sequence[float]) -> None:
-        self._statistics[shard] += torch.tensor(statistics, dtype=torch.float64)
+    def count(self, shard: int, statistics: Statistics) -> None:
+        self._statistics.add(shard, statistics)
 
     def finish_backward(self) -> list[float]:
         first, *others = self.shards
-        for shard in others:
-            self._statistics[first] += self._statistics[shard]
+        statistics, *more = self._statistics.of_shards()
+        self._checks.raise_if_failed()
+        for one in more:
+            statistics += one
         for dtype, total in self._of_shard(first).items():
             for shard in others:
                 total += self._buffers[shard, dtype]
             # Ranks that share micro-batches have the gradients of their own tokens.
             (self._worker.replicas if self._row_ranks is None else self._worker.ranks).sum_(total)
         self._attach(first)
-        return self._worker.replicas.sum_(self._statistics[first]).tolist()
+        return self._worker.replicas.sum_(statistics).tolist()
 
     def step(self, divisor: float) -> float:
         self._is_updating = False
@@ -152,6 +171,7 @@ class ReplicatedBackend:
 
     def _take_step(self) -> None:
         """Steps with the clipped mean in every parameter's `.grad`."""
+        place_steps(self._optimizer)
         with flushed_denormals():
             self._optimizer.step()
 
@@ -164,8 +184,8 @@ class ReplicatedBackend:
     def restart(self, optimizer: OptimizerSettings) -> None:
         self._settings = optimizer
         named = ((name, one) for name, one in self._model.named_parameters() if one.requires_grad)
-        # On a CPU torch's default is a pass over the memory for each term of the formula. On a GPU its default is best.
-        self._optimizer = optimizer.adamw(named, fused=True if self._worker.device == HOST else None)
+        # torch's default is a pass over the memory for each term of the formula, on GPUs with a copy of the weights.
+        self._optimizer = optimizer.adamw(named, fused=True)
         self.num_steps = 0
 
     def _of_shard(self, shard: int) -> dict[torch.dtype, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -17,6 +17,8 @@ class ReplicatedOptions:
 
     sequence_parallel: Annotated[int, Meta(ge=1)] = 1
     """Ranks of a replica, which compute each packed micro-batch together."""
+    compile: bool | Literal["auto"] = "auto"
+    """Compile the decoder layers for packed rows (torch.compile). auto: on GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
