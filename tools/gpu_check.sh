@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds rlinf-comm with CUDA on a machine with a GPU and no network, runs the tests marked gpu (under compute-sanitizer
-# too, where it exists) and the GPU benchmarks. Writes benchmarks/results/gpu-check.json. At most 9 minutes.
+# too, where it exists) and the GPU benchmarks. Writes benchmarks/results/gpu-check.json. At most 8 minutes.
 #   tools/gpu_check.sh
 #   DRY_RUN=1 tools/gpu_check.sh    # without a device: builds, imports, collects the tests; writes no result
 # Exit code: 0 all passed, 1 something failed (the JSON says what), 2 this machine cannot run it.
@@ -60,6 +60,7 @@ def read(name):
 report = {
     "exit_codes": {name: int(code) for name, code in sorted(steps.items())},
     "benchmark": read("benchmark.json"),
+    "sync": read("sync.json"),
 }
 result.write_text(json.dumps(report, indent=2) + "\n")
 print(json.dumps(report))
@@ -72,7 +73,7 @@ if [ -n "$dry_run" ]; then
 else
   architecture="$("$python" -c 'import torch; print("%d%d-real" % torch.cuda.get_device_capability())')"
 fi
-RLINF_CUDA=ON RLINF_CUDA_ARCHS="$architecture" step build 110 "$python" -m pip install --quiet --no-build-isolation \
+RLINF_CUDA=ON RLINF_CUDA_ARCHS="$architecture" step build 100 "$python" -m pip install --quiet --no-build-isolation \
   --no-deps --no-index --target "$work/site" packages/rlinf-comm
 if [ "${codes[build]}" -ne 0 ]; then
   write_result
@@ -86,6 +87,7 @@ assert rlinf_comm.has_cuda_kernels(), "built without kernels"; print(rlinf_comm.
 if [ -n "$dry_run" ]; then
   step collect 60 "${tests[@]}" --collect-only
   step benchmark 30 "$python" -m py_compile benchmarks/comm/gpu_copy.py
+  step sync 120 "$python" benchmarks/comm/gpu_sync.py --fake --rounds 1
 else
   step tests 120 "${tests[@]}"
   if command -v compute-sanitizer >/dev/null; then
@@ -93,6 +95,8 @@ else
   fi
   step benchmark 60 "$python" benchmarks/comm/gpu_copy.py >"$work/benchmark.out"
   grep '^{' "$work/benchmark.out" >"$work/benchmark.json"
+  step sync 90 "$python" benchmarks/comm/gpu_sync.py >"$work/sync.out"
+  grep '^{' "$work/sync.out" >"$work/sync.json"
 fi
 write_result
 for code in "${codes[@]}"; do [ "$code" -eq 0 ] || exit 1; done

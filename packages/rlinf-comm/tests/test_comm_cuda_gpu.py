@@ -146,6 +146,30 @@ def test_digests_equal_the_cpu_s(seed):
     assert twice == 2 * once % (1 << 128)
 
 
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("seed", range(8))
+def test_copies_in_one_pass_with_their_digests_equal_the_cpu_s(dtypes, seed):
+    rng = random.Random(seed)
+    shape = [rng.choice([1, 3, 64]), rng.choice([40, 2048, 4099])]
+    _, source = random_view(rng, shape, dtypes[0])
+    source[source.isnan()] = 1
+    target = torch.zeros(shape, dtype=dtypes[1], device="cuda")
+    names = [str(dtype).removeprefix("torch.") for dtype in dtypes]
+    box = StridedBox(
+        buffer=0, shape=shape, strides=[stride * source.itemsize for stride in source.stride()], dtype=names[0],
+        as_dtype=names[1], digest=0, first_index=0, index_strides=[shape[1], 1],
+    )  # fmt: skip
+    table = Table(source, target, FLOATS.index)
+    program = cuda.CudaCopyProgram(table, DigestTable.of([box]))
+    stream = torch.cuda.current_stream()
+    for _ in range(2):
+        (digest,) = program.run_with_digests([source.data_ptr()], [target.data_ptr()], stream=stream)
+    on_host = source.cpu().to(dtypes[1]).contiguous()
+    assert torch.equal(target.cpu().view(torch.int16), on_host.view(torch.int16))
+    strides = [stride * on_host.itemsize for stride in on_host.stride()]
+    assert digest == digest_by_program(on_host.data_ptr(), on_host.itemsize, 0, shape, strides, [shape[1], 1])
+
+
 def test_a_channel_takes_tensors_on_the_device():
     tensor = torch.arange(10_000, device="cuda").view(100, 100).t()
     channel = Channel.create("device")

@@ -17,6 +17,7 @@ from rlinf_comm.weights.device import (
     mailbox_bytes,
 )
 from rlinf_comm.weights.device.memory import read_export
+from rlinf_comm.weights.store.memory import Where
 
 pytestmark = [
     pytest.mark.gpu,
@@ -101,6 +102,27 @@ def test_versions_arrive_bit_for_bit_in_memory_that_is_used_again(source):
             assert report.num_allocations == (version == 0)
             assert sender.num_held_bytes() >= mailbox_bytes(reshard, rank)
         assert server.take(version) == []
+
+
+def test_tensors_of_torch_are_lent_and_come_back_when_they_are_withdrawn():
+    layout = SOURCES["bfloat16"]
+    reshard = reshard_plan(layout, Layout.replicated(SPECS, 1))
+    store = create_device_store(reshard, name="weights")
+    senders = [DeviceWeightSender(store, reshard, rank, CudaDevice()) for rank in range(2)]
+    server = Server("bfloat16", store.address)
+    lasting = [shard(layout, rank, 0) for rank in range(2)]
+    for version in range(5):
+        for rank, sender in enumerate(senders):
+            sender.finish_reads()
+            for name, tensor in shard(layout, rank, version).items():
+                lasting[rank][name].copy_(tensor)
+            sender.publish_by_reference(lasting[rank], version)
+        assert server.take(version) == []
+    slot = 4 % 2
+    assert store.words.load(senders[0]._control.slot_where(0, slot)) == Where.REFERENCED
+    assert senders[0].num_held_bytes() == 0
+    for sender in senders:
+        sender.withdraw(WAIT_S)
 
 
 def test_a_flipped_byte_in_device_memory_is_named():
