@@ -156,7 +156,7 @@ def test_signatures_with_defaults():
         "aggregation_divisor": "aggregation, mask, *max_completion_tokens",
         "choose_largest": "parts, num_chosen, sum_over_parts",
         "did_you_mean": "name, names",
-        "filled": "name, changes",
+        "filled": "name, changes, *engine_differs=False",
         "path_of": "function",
         "policy_loss_takes": "name",
         "sequence_hash": "ids",
