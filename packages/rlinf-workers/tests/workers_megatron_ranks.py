@@ -113,7 +113,13 @@ def examples() -> ExampleBatch:
 
 
 def packed_of(batch: SequenceBatch) -> PackedBatch:
-    """The same prompts and completions without padding."""
+    """The same prompts and completions without padding; with experts that no router would choose."""
+    generator = torch.Generator().manual_seed(int(batch.completion_ids.sum()))
+
+    def experts(*shape: int) -> torch.Tensor:
+        scores = torch.rand(*shape, COMMON["num_hidden_layers"], EXPERTS["num_experts"], generator=generator)
+        return scores.topk(EXPERTS["num_experts_per_tok"]).indices.to(torch.uint8)
+
     size = len(batch.completion_ids) // len(batch.prompt_ids)
     groups = [
         SampleGroup(
@@ -122,6 +128,8 @@ def packed_of(batch: SequenceBatch) -> PackedBatch:
             loss_mask=batch.loss_mask[row * size : (row + 1) * size],
             rollout_logprobs=torch.zeros(size, batch.completion_ids.shape[1]),
             policy_version=0,
+            prompt_experts=experts(int(mask.sum())),
+            experts=experts(size, batch.completion_ids.shape[1] - 1),
         )
         for row, (ids, mask) in enumerate(zip(batch.prompt_ids, batch.prompt_mask, strict=True))
     ]
@@ -135,19 +143,20 @@ def loss_on(batch: SequenceBatch):
         is_critic = bool(answers.values.numel())
         outputs = answers.values if is_critic else answers.logprobs
         terms = (outputs - batch.completion_ids).square() if is_critic else outputs.exp() - 0.3 * answers.entropies
-        return (terms * batch.loss_mask).sum(), [float(batch.loss_mask.sum()), float(outputs.detach()[0, 0])]
+        agreement = float(answers.router_agreement.sum())
+        return (terms * batch.loss_mask).sum(), [float(batch.loss_mask.sum()), float(outputs.detach()[0, 0]), agreement]
 
     return loss_of
 
 
 def update(backend, number: int, *, packs: bool = False) -> tuple[list[float], float]:
     """Micro-batches of different sizes, whichever replica has their shard."""
-    backend.begin(2)
+    backend.begin(3)
     for shard in backend.shards:
         for part in range(2):
             batch = batch_of(100 * number + 10 * shard + part, 1 + part, 3 - part, (4 + part, 6 - part + shard))
             backend.backward(shard, packed_of(batch) if packs else batch, loss_on(batch), entropies=True)
-        backend.count(shard, [0.0, 1.0])
+        backend.count(shard, [0.0, 1.0, 0.0])
     statistics = backend.finish_backward()
     return statistics, backend.step(statistics[0])
 
@@ -181,6 +190,7 @@ def study(
     num_steps: int,
     critic: str | None = None,
     packs: bool = False,
+    replays: bool = False,
     **options,
 ) -> dict:
     """Answers, the gradient of an update and what so many steps give; files go to the folder.
@@ -188,10 +198,11 @@ def study(
     Args:
         critic: the folder of one, which is studied in place of the model.
         packs: without padding.
+        replays: with the experts of the batches.
     """
 
     def new_backend(optimizer):
-        kind = ValueModel(model) if critic else TokenModel(model, TEMPERATURE)
+        kind = ValueModel(model) if critic else TokenModel(model, TEMPERATURE, replays_routers=replays)
         backend = make(kind, worker, optimizer=optimizer, num_shards=NUM_SHARDS, **options)
         if critic:
             backend.load_model(critic)
@@ -305,7 +316,7 @@ class Ranks(Worker):
             TokenModel(model, 1.0), self.cut(per_replica), optimizer=ADAMW, num_shards=NUM_SHARDS, **options
         )
         batch = batch_of(1, sizes["num_prompts"], sizes["size"], sizes["widths"])
-        backend.begin(2)
+        backend.begin(3)
         packed = packed_of(dataclasses.replace(batch, loss_mask=torch.ones_like(batch.loss_mask)))
         num_bytes = kept_bytes(lambda: backend.backward(backend.shards[0], packed, loss_on(batch), entropies=True))
         parallel.disconnect()
@@ -320,12 +331,14 @@ class Ranks(Worker):
         options: dict,
         critic: str | None,
         packs: bool = False,
+        replays: bool = False,
     ) -> dict:
         from rlinf_workers.trainers.megatron import parallel
         from rlinf_workers.trainers.megatron.make import megatron
 
         worker = self.cut(per_replica)
-        outcome = study(megatron, worker, model, folder, num_steps=num_steps, critic=critic, packs=packs, **options)
+        how = {"critic": critic, "packs": packs, "replays": replays}
+        outcome = study(megatron, worker, model, folder, num_steps=num_steps, **how, **options)
         parallel.disconnect()
         return outcome
 

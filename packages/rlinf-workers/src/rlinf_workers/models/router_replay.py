@@ -28,7 +28,7 @@ from rlinf_workers.models.routers import routers_of
 _REPLAYED: ContextVar[tuple[Any, Tensor] | None] = ContextVar("model and experts of this forward pass", default=None)
 
 
-class _Choice(TorchFunctionMode):
+class ExpertChoice(TorchFunctionMode):
     """Records what `torch.topk` chooses, and replaces it by `experts`, [N, k] int64, if there are any."""
 
     def __init__(self, experts: Tensor | None) -> None:
@@ -54,7 +54,7 @@ class _Choice(TorchFunctionMode):
 
 def _choose(forward: Callable[..., Any], experts: Tensor | None, own: list[Tensor], *args: Any, **kwargs: Any) -> Any:
     """A router's forward pass; its choices are appended to `own`."""
-    with _Choice(experts) as choice:
+    with ExpertChoice(experts) as choice:
         output = forward(*args, **kwargs)
     if len(choice.own) != 1:
         raise ValueError(

@@ -57,6 +57,11 @@ class RowShare:
         """n"""
         self.first = ranks.rank * self.num_own
 
+    @property
+    def num_real(self) -> int:
+        """Tokens of this rank that are no padding."""
+        return max(0, min(self.num_own, self._num_tokens - self.first))
+
     def own(self, row: Tensor) -> Tensor:
         """[N, ...] -> [n, ...]; padding is 0."""
         part = row[self.first : self.first + self.num_own]

@@ -82,7 +82,7 @@ class TokenModel(ModelAdapter):
         balances_routers: bool = False,
         replays_routers: bool = False,
     ) -> None:
-        self.settings, self._balances_routers, self._replays_routers = settings, balances_routers, replays_routers
+        self.settings, self._balances_routers, self.replays_routers = settings, balances_routers, replays_routers
         self.temperature = temperature or 1.0
 
     def build(self, device: torch.device) -> nn.Module:
@@ -111,7 +111,7 @@ class TokenModel(ModelAdapter):
 
     def _with_experts(self, model: Any, batch: CompletionBatch, answers: Callable[[], ModelOutputs]) -> ModelOutputs:
         """The answers with the engine's experts, where they are to be replayed."""
-        if not self._replays_routers or not isinstance(batch, PackedBatch) or batch.experts is None:
+        if not self.replays_routers or not isinstance(batch, PackedBatch) or batch.experts is None:
             return answers()
         with replayed_experts(model, batch.experts) as own_choices:
             outputs = answers()

@@ -163,8 +163,8 @@ class ModelOutputs:
     router_loss: Tensor = NOT_ASKED
     """Scalar, the load-balancing loss of the batch; only for models built to return it, and only with gradients."""
     router_agreement: Tensor = NOT_ASKED
-    """Scalar, the share of the engine's choices of experts that the model's own routers make, too; only for models
-    built to replay them."""
+    """Scalar, the share of the engine's choices of experts that the model's own routers make, too (in a pipeline those
+    of its last stage); only for models built to replay them."""
     logit_norms: Tensor = NOT_ASKED
     """Only from `LogitNorms`: `rlinf_algos.logit_norms` of the tokens."""
     is_likeliest: Tensor = NOT_ASKED

@@ -39,7 +39,9 @@ class TrainerSpec(Spec):
     exposes_logits: bool = True
     """Provides statistics of every probability of a token's distribution."""
     exposes_routers: bool = True
-    """Provides the router logits of a mixture of experts, and lets the actor replace the experts (router replay)."""
+    """Provides the router logits of a mixture of experts."""
+    replays_routers: bool = True
+    """Lets the actor replace the experts of a mixture's routers (router replay)."""
     shards_state: bool = False
     """Its ranks share one copy of the training state, and each computes its own micro-batches."""
     sums_shards_apart: bool = False

@@ -521,11 +521,11 @@ class ReasoningConfig(JobConfig):
         if not self.actor.router_replay:
             return
         rollout, spec = self.rollout, self.actor.trainer_spec
-        if not spec.exposes_routers:
+        if not spec.replays_routers:
             yield Conflict(
                 keys=("actor.router_replay", "actor.backend"),
                 text=f"=true: actor.backend={self.actor.backend} does not let the actor choose experts; use "
-                f"{either(TRAINERS, lambda spec: spec.exposes_routers)}",
+                f"{either(TRAINERS, lambda spec: spec.replays_routers)}",
             )
         elif self.actor.token_budget is None:
             yield Conflict(

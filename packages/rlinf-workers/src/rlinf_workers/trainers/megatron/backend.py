@@ -10,6 +10,7 @@ DistributedDataParallel, and its optimizer steps. With a pipeline, `backward` on
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -23,11 +24,11 @@ from rlinf_workers.models.in_memory import box_in, renamed
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.models.weight_files import WeightFiles, region
 from rlinf_workers.models.weight_names import CONVERTS
-from rlinf_workers.trainers.base import LossOf, ModelOutputs, OptimizerSettings, shards_of
+from rlinf_workers.trainers.base import NOT_ASKED, LossOf, ModelOutputs, OptimizerSettings, shards_of
 from rlinf_workers.trainers.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
 from rlinf_workers.trainers.megatron.files import gathered, leaving_out, owned, stacked
 from rlinf_workers.trainers.megatron.options import MegatronOptions
-from rlinf_workers.trainers.megatron.queries import Batch, Query, query_of
+from rlinf_workers.trainers.megatron.queries import Batch, PackedQuery, Query, query_of
 from rlinf_workers.trainers.megatron.storages import Storages
 from rlinf_workers.trainers.statistics import Statistics
 from rlinf_workers.worker import Worker
@@ -145,7 +146,8 @@ class MegatronBackend:
             whole = self._whole(request)
             self._insert(request, whole, answers.detach())
             self._place.stage.sum_(whole).requires_grad_()
-            loss, statistics = loss_of(self._head.evaluation(whole, entropies=entropies))
+            outputs = self._head.evaluation(whole, entropies=entropies)
+            loss, statistics = loss_of(replace(outputs, router_agreement=self._router_agreement(request)))
             self.count(shard, statistics)
             (gradient,) = torch.autograd.grad(loss, whole)
             return (answers * request.own(gradient)).sum(), torch.tensor(0), {}
@@ -201,7 +203,20 @@ class MegatronBackend:
     def _query(self, batch: Batch) -> Query:
         """This rank's part of a micro-batch."""
         multiple = self._options.tensor_parallel if self._options.sequence_parallel else 1
-        return query_of(batch, self._head.temperature, self._place.slices, multiple)
+        replays = isinstance(self.kind, TokenModel) and self.kind.replays_routers
+        return query_of(batch, self._head.temperature, self._place.slices, multiple, replays_routers=replays)
+
+    def _router_agreement(self, request: Query) -> Tensor:
+        """As in `ModelOutputs`, after a pass of the last stage: of its layers."""
+        if not isinstance(request, PackedQuery) or request.part.experts is None:
+            return NOT_ASKED
+        from rlinf_workers.trainers.megatron.routers import agreed
+
+        num_parts = self._options.tensor_parallel  # with experts, sequence parallelism comes with it
+        num_here = -(-len(request.part.token_ids) // num_parts)
+        sums = agreed(self._model, min(num_here, max(0, request.num_real - self._place.tensor * num_here)))
+        agreeing, num_tokens = self._place.stage.sum_(sums)
+        return agreeing / num_tokens
 
     def _whole(self, request: Query) -> Tensor:
         """Zeros for the outputs of a whole micro-batch."""

@@ -22,6 +22,7 @@ from rlinf_workers.trainers.megatron.attention import CausalAttention
 from rlinf_workers.trainers.megatron.heads import Head
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.trainers.megatron.queries import Query
+from rlinf_workers.trainers.megatron.routers import ReplayedRouter, replay
 
 VOCAB_MULTIPLE = 8
 """The embedding rows on each rank are a multiple of it, for tensor cores in bfloat16."""
@@ -72,6 +73,8 @@ def make_model(config: Any, shape: TransformerShape, options: MegatronOptions, h
     model.head, model.num_words = head, shape.vocab
     if model.post_process:
         head.fit(model)
+    num_parts = options.tensor_parallel if options.sequence_parallel else 1
+    replay(model, shape, parallel_state.get_tensor_model_parallel_rank() % num_parts, num_parts)
     if model.pre_process and config.pad_token_id is not None:
         model.embedding.word_embeddings.register_forward_hook(partial(_keep_padding, core_config, config.pad_token_id))
     return model
@@ -132,11 +135,13 @@ class RMSNorm:
 
 
 def _own_parts(spec: Any) -> None:
-    """Installs our norms and attention in a block's spec."""
+    """Installs our norms, attention and routers in a block's spec."""
     spec.layer_norm = RMSNorm
     for layer in spec.layer_specs:
         parts = layer.submodules
         parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+        if hasattr(parts.mlp.submodules, "router"):
+            parts.mlp.submodules.router = ReplayedRouter
         attention = parts.self_attention.submodules
         attention.core_attention = CausalAttention
         for name in ("q_layernorm", "k_layernorm"):

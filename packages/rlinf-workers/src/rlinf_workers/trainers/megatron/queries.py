@@ -62,15 +62,19 @@ class Query(Protocol):
         ...
 
 
-def query_of(batch: Batch, temperature: float, slices: RankGroup, multiple: int) -> Query:
+def query_of(
+    batch: Batch, temperature: float, slices: RankGroup, multiple: int, *, replays_routers: bool = False
+) -> Query:
     """This rank's part of a micro-batch.
 
     Args:
         temperature: of completions; that of examples is 1.
         slices: the ranks that divide the micro-batch, with the same shards of the model's matrices.
         multiple: the number of positions is a multiple of it.
+        replays_routers: a packed batch's experts are used.
     """
     if isinstance(batch, PackedBatch):
+        batch = batch if replays_routers else replace(batch, experts=None)
         return PackedQuery.of(batch, temperature, slices, multiple)
     return TokenQuery.of(batch, temperature).row_slice(slices.rank, slices.num_ranks).padded(multiple)
 
@@ -161,6 +165,8 @@ class PackedRow:
     attention: PackedAttention | ExchangedAttention
     rotations: tuple[Tensor, Tensor] | None = None
     """Cosines and sines [S, 1, D / 2] of the tokens' positions, which all layers share; set by the model."""
+    experts: Tensor | None = None
+    """[S, layers, k], the engine's choices, which the routers use (routers.py); None: their own."""
     qkv_format: str = "sbhd"
     """Layers treat the row as one long sequence."""
     max_seqlen_q: int = 1
@@ -216,8 +222,20 @@ class PackedQuery:
             "input_ids": self.part.token_ids[None],
             "position_ids": self.part.position_ids[None],
             "attention_mask": None,
-            "packed_seq_params": PackedRow(attention=self.part.attention),
+            "packed_seq_params": PackedRow(attention=self.part.attention, experts=self._experts()),
         }
+
+    @property
+    def num_real(self) -> int:
+        """Tokens without the padding at the end."""
+        return len(self.part.token_ids) if self.part.share is None else self.part.share.num_real
+
+    def _experts(self) -> Tensor | None:
+        """Those of the part. Padding has k different ones, as every token of a router."""
+        if (experts := self.part.experts) is None:
+            return None
+        some = torch.arange(experts.shape[-1], device=experts.device).to(experts.dtype)
+        return torch.cat([experts[: self.num_real], some.expand_as(experts[self.num_real :])])
 
     def insert(self, whole: Tensor, answers: Tensor) -> None:
         whole[:, self.part.loss_mask != 0] = answers[:, 0]
