@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_workers_router_replay import random_prompts, sampled
 from workers_megatron_ranks import (
     ADAMW,
     NUM_SHARDS,
@@ -26,6 +27,7 @@ from rlinf_comm.weights.layouts import TransformerShape
 from rlinf_sched.derive import JobShape, Lengths, ModelShape
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.in_memory import renamed
+from rlinf_workers.models.language_model import load_model
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.testing.language_backends import LanguageSubject, ValueSubject
@@ -218,6 +220,13 @@ def test_routers_use_the_experts_of_the_batch(case, ranks, models, references, t
     check_case(case, NUM_STEPS, ranks, models, references, tmp_path, packs=True, replays=True)
     (expected, _), (own, _) = (references("qwen3_moe", NUM_STEPS, replays=replays) for replays in (True, False))
     assert expected["norms"] != pytest.approx(own["norms"], rel=1e-3), "they are others than the routers'"
+
+
+def test_with_the_experts_of_the_engine_the_gap_is_rounding(ranks, models):
+    groups = sampled(load_model(models["qwen3_moe"]), random_prompts(5, 3, 7))
+    for gap, share in ranks.call("replayed", models["qwen3_moe"], *CASES["EP2"][1:], groups):
+        assert gap <= 2e-6
+        assert share == pytest.approx(1.0), "the weights are the same"
 
 
 @pytest.mark.parametrize("options", [ACROSS, {"context_parallel": 2}], ids=["TP2", "CP2"])

@@ -322,6 +322,29 @@ class Ranks(Worker):
         parallel.disconnect()
         return num_bytes
 
+    def replayed(
+        self, model: ModelSettings, per_replica: int, options: dict, groups: list[SampleGroup]
+    ) -> tuple[float, float]:
+        """The largest gap between the log-probabilities of the engine and those of this trainer with the engine's
+        experts; and the share of experts that its own routers choose, too."""
+        from rlinf_workers.trainers.megatron import parallel
+        from rlinf_workers.trainers.megatron.make import megatron
+
+        kind = TokenModel(model, 1.0, replays_routers=True)
+        backend = megatron(kind, self.cut(per_replica), optimizer=ADAMW, num_shards=NUM_SHARDS, **options)
+        batch, shares = pack_without_padding(groups), []
+
+        def loss_of(answers):
+            shares.append(float(answers.router_agreement))
+            return answers.logprobs.sum(), [1.0]
+
+        logprobs = backend.forward(batch).logprobs
+        backend.begin(1)
+        backend.backward(backend.shards[0], batch, loss_of)
+        parallel.disconnect()
+        theirs = torch.cat([group.rollout_logprobs[:, : logprobs.shape[1]] for group in groups])
+        return float(((logprobs - theirs).abs() * batch.loss_mask).max()), shares[0]
+
     def study(
         self,
         model: ModelSettings,

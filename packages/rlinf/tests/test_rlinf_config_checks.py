@@ -124,10 +124,6 @@ def message(recipe: str, line: str) -> str:
             "--actor.router_replay=true needs packed micro-batches; set actor.max_tokens_per_micro_batch, for example",
         ),
         (
-            "--actor.router_replay=true --actor.backend=megatron --mode=collocated",
-            "--actor.router_replay=true: actor.backend=megatron does not let the actor choose experts; use",
-        ),
-        (
             "--actor.router_replay=true --actor.max_tokens_per_micro_batch=64 --rollout.engine=sglang",
             "--actor.router_replay=true is not possible with rollout.engine=sglang: it does not record the experts",
         ),
@@ -271,7 +267,7 @@ def test_supervised_values_that_do_not_go_together(recipe: str, line: str, expec
 class Padding:
     """A backend that computes padded micro-batches alone."""
 
-    spec = TrainerSpec(name="padding", packs_sequences=False)
+    spec = TrainerSpec(name="padding", packs_sequences=False, replays_routers=False)
 
 
 @pytest.mark.parametrize(
@@ -282,6 +278,11 @@ def test_packed_micro_batches_need_a_backend_that_packs(recipe: str, line: str):
     text = message(recipe, f"{line} --actor.backend={path_of(Padding)}{more}")
     assert f"packs sequences, and actor.backend={path_of(Padding)} computes padded ones alone" in text
     assert "use replicated or fsdp2 or megatron" in text
+
+
+def test_router_replay_needs_a_backend_that_lets_experts_be_chosen():
+    text = message("sort-grpo", f"--actor.router_replay=true --actor.backend={path_of(Padding)}")
+    assert f"actor.backend={path_of(Padding)} does not let the actor choose experts; use replicated or fsdp2" in text
 
 
 @pytest.mark.parametrize("template", ["{problem}", "{question} {other}", "no field", "{question}}", "{"])
