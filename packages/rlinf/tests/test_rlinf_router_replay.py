@@ -61,3 +61,21 @@ def test_numbers_do_not_depend_on_the_plan(recipe, tmp_path):
         assert other_metrics == metrics
         assert other_weights.keys() == weights.keys()
         assert all(torch.equal(other_weights[name], weights[name]) for name in weights)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ranks_of_megatron_that_divide_the_experts_use_the_same(recipe, tmp_path):
+    pytest.importorskip("megatron.core")  # tools/environment.sh installs it
+    options = "{expert_parallel: 2, context_parallel: 2}"
+    rows = []
+    for name, *overrides in (("replicated",), ("megatron", f"--actor.backend_options={options}")):
+        line = [f"--actor.backend={name}", "--mode=collocated", "--cluster.num_devices=2", *overrides]
+        assert main(["train", str(recipe), "--output", str(tmp_path / name), *line]) == 0
+        rows.append(
+            [json.loads(row)["metrics"] for row in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        )
+    for row, expected in zip(*rows, strict=True):
+        for key in ("actor/router_agreement", "actor/grad_norm", "reward/mean"):
+            assert row[key] == pytest.approx(expected[key], rel=1e-5), key
+        assert row["rollout/logprob_gap_max"] < 1e-5
