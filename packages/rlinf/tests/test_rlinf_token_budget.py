@@ -90,6 +90,21 @@ def test_all_roles_stay_on_the_gpu_where_that_leaves_it_busy(recipe) -> None:
     assert at_once_place("", 48 * GIB, loads).missing_bytes <= 0
 
 
+def test_activations_are_recomputed_only_where_the_longest_sequence_does_not_fit_without(recipe) -> None:
+    shape = resolve_model("Qwen2.5-1.5B")
+
+    def options(size: int, *overrides: str) -> dict[str, Any]:
+        config = recipe("--actor.backend=fsdp2", *overrides)
+        return with_token_budget(config, shape, device_bytes=size * GIB, num_devices=1).actor.backend_options
+
+    sizes = range(8, 60)
+    recomputed = [size for size in sizes if options(size) == {"recompute": True}]
+    assert recomputed and recomputed[-1] < 40, "only on a small GPU"
+    assert options(8) == {}, "it would not help there"
+    assert options(recomputed[0], "--actor.backend_options={recompute: false}") == {"recompute": False}
+    assert "recompute" not in options(59)
+
+
 def test_what_was_chosen_fits_by_the_same_count(recipe) -> None:
     """The budget is the largest whose passes, with the allocator's reserve, have memory beside the trainer's state."""
     shape, config, size = resolve_model("Qwen2.5-1.5B"), recipe(), 40 * GIB

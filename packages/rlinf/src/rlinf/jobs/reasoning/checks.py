@@ -74,7 +74,7 @@ def backend(job: ReasoningJob) -> None:
 
 def micro_batches(job: ReasoningJob) -> Sequence[str]:
     """Settles `actor.max_tokens_per_micro_batch: auto`: a number of tokens on GPUs, padded micro-batches on CPU slots.
-    Notes why they are padded on GPUs."""
+    Notes why they are padded on GPUs, or activations recomputed."""
     config, folder = job.config, job.config.model.path
     if config.actor.max_tokens_per_micro_batch != "auto":
         return ()
@@ -88,7 +88,9 @@ def micro_batches(job: ReasoningJob) -> Sequence[str]:
         if reason is None and job.shape is not None:
             num_bytes, num_devices = cluster.devices[0].memory_bytes, len(cluster.devices)
             job.config = with_token_budget(config, job.shape, device_bytes=num_bytes, num_devices=num_devices)
-            return ()
+            if job.config.actor.backend_options == config.actor.backend_options:
+                return ()
+            return ("actor.backend_options.recompute=true: the longest sequence does not fit the GPU's memory without",)
     job.config = with_actor(config, max_tokens_per_micro_batch=None)
     if reason is None:
         return ()
@@ -274,8 +276,8 @@ CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (
     reward,
     tokenizer,
     algorithm,
-    backend,
     micro_batches,
+    backend,
     routers,
     adapter,
     teacher,

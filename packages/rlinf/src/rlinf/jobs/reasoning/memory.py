@@ -385,7 +385,8 @@ def with_token_budget(
 ) -> ReasoningConfig:
     """The config with a number in place of `actor.max_tokens_per_micro_batch: auto`, for GPUs: the most tokens with
     which the ranks of all roles fit on one device at once, unless these are too few to keep it busy; or else the most
-    with which trainer and reference fit alone, the longest sequence if they never do.
+    with which trainer and reference fit alone. Where not even the longest sequence does, activations are recomputed if
+    that makes it fit and the recipe leaves the option open.
 
     Args:
         config: resolved, see `rlinf.config.devices.resolve_for_devices`.
@@ -394,6 +395,22 @@ def with_token_budget(
     """
     if config.actor.max_tokens_per_micro_batch != "auto" or not config.actor.trainer_spec.packs_sequences:
         return config
+    place = (device_bytes, num_devices, nodes)
+    ways = [config]
+    options, spec = config.actor.backend_options, config.actor.trainer_spec
+    smaller = spec.smaller(options, config.model.dtype, num_devices)
+    if "recompute" not in options and any(option == "recompute" for option, _ in smaller):
+        ways.append(with_actor(config, backend_options={**options, "recompute": True}))
+    for way in ways:
+        if (size := _token_budget(way, shape, *place)) is not None:
+            return with_actor(way, max_tokens_per_micro_batch=size)
+    return with_actor(config, max_tokens_per_micro_batch=config.rollout.max_sequence_tokens)
+
+
+def _token_budget(
+    config: ReasoningConfig, shape: ModelShape, device_bytes: int, num_devices: int, nodes: Sequence[int]
+) -> int | None:
+    """The number for `with_token_budget`; None if the longest sequence does not fit."""
     longest = config.rollout.max_sequence_tokens
     halved = (MOST_TOKENS >> halvings for halvings in range(MOST_TOKENS.bit_length()))
     sizes = [*(size for size in halved if size > longest), longest]
@@ -408,8 +425,7 @@ def with_token_budget(
         return all(_fits_alone(load, device_bytes) for load in loads if load.group != "rollout")
 
     chosen = next((size for size in sizes if size >= BUSY_TOKENS and fits(size, at_once=True)), None)
-    chosen = chosen or next((size for size in sizes if fits(size, at_once=False)), longest)
-    return with_actor(config, max_tokens_per_micro_batch=chosen)
+    return chosen or next((size for size in sizes if fits(size, at_once=False)), None)
 
 
 def _fits_alone(load: Load, device_bytes: int) -> bool:
