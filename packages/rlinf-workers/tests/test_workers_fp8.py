@@ -13,12 +13,14 @@ from rlinf_sched import Cluster, plan_for_mode
 from rlinf_sched.derive import JobShape, Lengths, ModelShape
 from rlinf_workers import Executor, Flow, Reader, StepContext, Worker, Writer
 from rlinf_workers.engines import HuggingFaceEngine, SamplingSettings
+from rlinf_workers.execution.worker_host import are_stored
 from rlinf_workers.models.fp8_modules import quantize_modules
 from rlinf_workers.models.language_model import build_model
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.engines import prompts_of, sample
 from rlinf_workers.testing.toy_flow import Number
+from rlinf_workers.trainers.served import LowRank, Served
 
 CPU = torch.device("cpu")
 LENGTHS = Lengths(mean_tokens=8, limit_tokens=16, prompt_tokens=8, group_size=2)
@@ -113,6 +115,16 @@ def test_plans_count_the_bytes_that_the_engine_holds(family, tmp_path):
         for ends in ("down_proj.weight", "o_proj.weight", "gate_up_proj")
     )
     assert shape.largest_linear_parameters == of_layers
+
+
+def test_weights_that_are_merged_when_they_are_read_are_not_changed_in_place():
+    """The first copy may not lend its address to the second."""
+    weights = {"a": torch.ones(4, 6), "b": torch.ones(2, 3)}
+    change = LowRank(a=torch.ones(1, 6), b=torch.ones(4, 1), scale=1.0)
+    merged = Served(weights=weights, changes={"a": change}).merged()
+    assert are_stored(weights, weights) and are_stored(merged, ["b"])
+    assert not are_stored(merged, ["b", "a"])
+    assert not are_stored({"a": torch.ones(4, 6).T}, ["a"])
 
 
 # -- a flow ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import platform
 import resource
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -516,11 +516,8 @@ class WorkerHost:
     def weights_as_served(self) -> Iterator[bool]:
         """See Worker.weights_as_served."""
         quantizer = next(iter(self._quantizers.values()), None)
-        weights, again = self.worker.weights(), self.worker.weights()
-        if quantizer is None or any(
-            weights[name].data_ptr() != again[name].data_ptr() or not weights[name].is_contiguous()
-            for name in quantizer.buffers
-        ):
+        weights = {} if quantizer is None else self.worker.weights()
+        if quantizer is None or not are_stored(weights, quantizer.buffers):
             yield False
             return
         self.before_change()
@@ -595,3 +592,10 @@ class WorkerHost:
         """The progress of the running stages, for the heartbeat; empty on the other ranks of a replica, which would
         count its items again."""
         return [] if self.identity.rank_in_replica else [stage.progress() for stage in list(self._running)]
+
+
+def are_stored(weights: Mapping[str, torch.Tensor], names: Iterable[str]) -> bool:
+    """Whether these tensors are memory of the model, which can be changed in place; others are computed when they are
+    read, each time anew."""
+    pairs = ((weights[name], weights[name]) for name in names)
+    return all(one.data_ptr() == other.data_ptr() and one.is_contiguous() for one, other in pairs)
