@@ -1,5 +1,6 @@
 """What of the engine `sglang` needs no SGLang: arguments, requests, room. The engine itself: engine_tests/."""
 
+import base64
 import importlib.util
 import json
 import os
@@ -22,6 +23,7 @@ from rlinf_workers.engines.sglang.arguments import (
 )
 from rlinf_workers.engines.sglang.capacity import Capacity
 from rlinf_workers.engines.sglang.child import last_error
+from rlinf_workers.engines.sglang.experts import ExpertRows
 from rlinf_workers.engines.sglang.requests import (
     answer_of,
     completions_of,
@@ -31,7 +33,7 @@ from rlinf_workers.engines.sglang.requests import (
 )
 from rlinf_workers.engines.sglang.server import _library_path, cuda_libraries, with_hint
 from rlinf_workers.engines.sglang.spec import SPEC
-from rlinf_workers.errors import WorkersError
+from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.roles.records.language import Prompt
 
@@ -302,6 +304,41 @@ def test_errors_of_sglang_come_with_what_to_do_here():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is not None, reason="this environment has SGLang")
+def test_experts_are_read_for_every_token_that_was_computed():
+    rows = ExpertRows.of({"num_local_experts": 8, "num_hidden_layers": 2, "num_experts_per_tok": 2})
+    numbers = torch.arange(3 * 2 * 2, dtype=torch.int32) % 8
+    about = {"routed_experts": base64.b64encode(numbers.numpy().tobytes()).decode()}
+    experts = rows.read(about, 3)
+    assert experts.dtype == torch.uint8 and torch.equal(experts, numbers.view(3, 2, 2).to(torch.uint8))
+    assert rows.read({"routed_experts": ""}, 0).shape == (0, 2, 2), "a prompt of one token"
+    for missing, num_rows in ((about, 4), ({}, 3)):
+        with pytest.raises(WorkersError, match="experts, not"):
+            rows.read(missing, num_rows)
+    config = {"num_experts": 300, "num_hidden_layers": 2, "num_experts_per_tok": 2}
+    assert ExpertRows.of(config).dtype == torch.int16
+    for changes in ({"num_experts": 0}, {"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}):
+        with pytest.raises(SettingsRefused, match="with experts in every layer"):
+            ExpertRows.of(config | changes)
+
+
+def test_experts_of_completions_of_different_lengths_are_padded():
+    experts = [torch.full((length - 1, 2, 2), length, dtype=torch.uint8) for length in (3, 1)]
+    prompt_experts = torch.ones(10, 2, 2, dtype=torch.uint8)
+    answers = [
+        replace(
+            answer(output(ids, {"type": "stop", "matched": 1}), member=member),
+            experts=one,
+            prompt_experts=prompt_experts,
+        )
+        for member, (ids, one) in enumerate(zip(([5, 6, 1], [1]), experts, strict=True))
+    ]
+    (part,) = completions_of(answers)
+    assert part.prompt_experts is prompt_experts and part.experts is not None
+    assert part.experts.shape == (2, 2, 2, 2)
+    assert part.experts[0].eq(3).all() and not part.experts[1].any()
+    assert completions_of([answer(output([1], {"type": "stop", "matched": 1}))])[0].experts is None
+
+
 def test_a_process_that_starts_finds_the_libcudart_of_pip(tmp_path, monkeypatch):
     for folder in ("cuda_runtime", "cu13", "cudnn"):
         (tmp_path / folder / "lib").mkdir(parents=True)

@@ -124,8 +124,9 @@ def message(recipe: str, line: str) -> str:
             "--actor.router_replay=true needs packed micro-batches; set actor.max_tokens_per_micro_batch, for example",
         ),
         (
-            "--actor.router_replay=true --actor.max_tokens_per_micro_batch=64 --rollout.engine=sglang",
-            "--actor.router_replay=true is not possible with rollout.engine=sglang: it does not record the experts",
+            "--actor.router_replay=true --actor.max_tokens_per_micro_batch=64 --rollout.engine=sglang "
+            "--rollout.stop=[x]",
+            "--actor.router_replay=true is not possible with rollout.engine=sglang: SGLang returns no experts of a",
         ),
         (
             "--actor.router_replay=true --actor.max_tokens_per_micro_batch=64 --rollout.engine_options.refill=true "

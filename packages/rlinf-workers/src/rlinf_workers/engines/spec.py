@@ -124,10 +124,18 @@ class EngineSpec(Spec):
         to do about it; None: it can."""
         return "it takes no prompts while it generates"
 
-    def experts_problem(self, options: Mapping[str, Any]) -> str | None:
+    def experts_problem(self, options: Mapping[str, Any], *, has_stop: bool) -> str | None:
         """Why it cannot record the experts of each token (`SamplingSettings.records_experts`), and what to do about it;
-        None: it can."""
-        return "it does not record the experts of its tokens; use huggingface"
+        None: it can.
+
+        Args:
+            has_stop: whether stop strings end completions.
+        """
+        return "it does not record the experts of its tokens; use huggingface or sglang"
+
+    def experts_options(self) -> Mapping[str, Any]:
+        """Options with which it records them."""
+        return {}
 
     def kept_problem(self, options: Mapping[str, Any]) -> str | None:
         """Why it cannot say which tokens top_p, top_k and min_p left (`SamplingSettings.records_kept`), as text after

@@ -538,7 +538,9 @@ class ReasoningConfig(JobConfig):
                 keys=("actor.router_replay", "rollout.agent"),
                 text="=true: the experts of episodes with several turns are not recorded; leave one of them out",
             )
-        elif (problem := rollout.engine_spec.experts_problem(rollout.engine_options)) is not None:
+        elif (
+            problem := rollout.engine_spec.experts_problem(rollout.engine_options, has_stop=bool(rollout.stop))
+        ) is not None:
             yield Conflict(
                 keys=("actor.router_replay", "rollout.engine"),
                 text=f"=true is not possible with rollout.engine={rollout.engine}: {problem}",

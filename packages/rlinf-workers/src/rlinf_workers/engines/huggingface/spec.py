@@ -89,7 +89,7 @@ class HuggingFaceSpec(EngineSpec):
     def episodes_problem(self, options: Mapping[str, Any]) -> str | None:
         return self.late_groups_problem(options)  # both need rows that can be refilled
 
-    def experts_problem(self, options: Mapping[str, Any]) -> str | None:
+    def experts_problem(self, options: Mapping[str, Any], *, has_stop: bool) -> str | None:
         if not self.keeps_prefixes(options):
             return None
         return "it does not keep the experts of the turns that it keeps; leave engine_options.keep_turns out"

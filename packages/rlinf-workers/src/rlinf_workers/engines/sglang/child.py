@@ -42,7 +42,20 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     guard_gloo()
     from sglang.srt.managers.scheduler import run_scheduler_process  # pyright: ignore[reportMissingImports]
 
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        _pin_nothing()
+
     run_scheduler_process(*arguments, **keywords)
+
+
+def _pin_nothing() -> None:
+    """Recorded experts are kept in pinned host memory, which needs CUDA (read in 0.5.23)."""
+    from sglang.srt.mem_cache.pool_host import common  # pyright: ignore[reportMissingImports]
+
+    def allocate(dims: Any, *, dtype: Any, device: Any, allocator: Any, **_: Any) -> Any:
+        return allocator.allocate(dims, dtype=dtype, device=device)
+
+    common.ALLOC_MEMORY_FUNCS["cpu"] = allocate
 
 
 def last_error(folder: Path, pid: int | None = None) -> str | None:

@@ -32,6 +32,7 @@ from rlinf_workers.engines.sglang.arguments import (
     suspects,
 )
 from rlinf_workers.engines.sglang.capacity import Capacity
+from rlinf_workers.engines.sglang.experts import ExpertRows
 from rlinf_workers.engines.sglang.loader import LOADER
 from rlinf_workers.engines.sglang.requests import (
     Completion,
@@ -108,6 +109,8 @@ class SGLangEngine:
         self._results: queue.SimpleQueue[Completion | UnfinishedCompletion | BaseException | None] = queue.SimpleQueue()
         """None: `interrupt` was called."""
         self._options = dict(server)
+        config = json.loads((served / "config.json").read_text())
+        self._expert_rows = ExpertRows.of(config) if server.get("enable_return_routed_experts") else None
         self._on_new_weights: OnNewWeights | None = None
         """None: not paused."""
         self.num_steps = 0
@@ -163,6 +166,8 @@ class SGLangEngine:
         self._raise_if_lost()
         if not self._has_weights:
             raise WorkersError("the model has no weights of its own, and none have been received from a trainer yet")
+        if sampling.records_experts and self._expert_rows is None:
+            raise ValueError("records_experts: engine_options.enable_return_routed_experts is not true")
         for prompt in prompts:
             self._check_length(prompt, sampling)
         for prompt in prompts:
@@ -320,17 +325,29 @@ class SGLangEngine:
     ) -> None:
         """Puts each completion of a prompt, or the error, into the results."""
         self._num_open += 1
+        rows, before = self._expert_rows if sampling.records_experts else None, None
         try:
             if len(requests) > 1:  # prefill once: requests that arrive together would each compute it
                 prompt_ids = requests[0].prompt.token_ids.tolist()
-                await self._server.engine.async_generate(input_ids=prompt_ids, sampling_params={"max_new_tokens": 0})
-            await asyncio.gather(*(self._complete_one(request, sampling, version) for request in requests))
+                output = await self._server.engine.async_generate(
+                    input_ids=prompt_ids,
+                    sampling_params={"max_new_tokens": 0},
+                    return_routed_experts=rows is not None,
+                )
+                before = None if rows is None else rows.read(output["meta_info"], len(prompt_ids) - 1)
+            await asyncio.gather(*(self._complete_one(request, sampling, version, before) for request in requests))
         except Exception as error:  # noqa: BLE001 - raised where completions are awaited
             self._results.put(error)
         finally:
             self._num_open -= 1
 
-    async def _complete_one(self, request: UnfinishedCompletion, sampling: SamplingSettings, version: int) -> None:
+    async def _complete_one(
+        self, request: UnfinishedCompletion, sampling: SamplingSettings, version: int, before: Tensor | None
+    ) -> None:
+        """
+        Args:
+            before: [L - 1, layers, k], experts of the prompt without its last token; None: they come with the request.
+        """
         if self._is_suspending:
             self._results.put(request)
             return
@@ -339,21 +356,37 @@ class SGLangEngine:
             "sampling_params": request_parameters(request, sampling, self._stop_ids),
             "return_logprob": True,
         }
+        if sampling.records_experts:
+            arguments |= {
+                "return_routed_experts": True,
+                "routed_experts_start_len": 0 if before is None else len(before),
+            }
         if sampling.stop:
             stops = StopStrings(self._tokenizer, sampling.stop)
             output = await self._until_stop(arguments, stops, request.token_ids.tolist())
         else:
             output = await self._server.engine.async_generate(**arguments)
-        self._results.put(
-            answer_of(
-                output,
-                request,
-                self._stop_ids,
-                max_new_tokens=sampling.max_new_tokens,
-                policy_version=version,
-                is_suspended=self._is_suspending,
-            )
+        answer = answer_of(
+            output,
+            request,
+            self._stop_ids,
+            max_new_tokens=sampling.max_new_tokens,
+            policy_version=version,
+            is_suspended=self._is_suspending,
         )
+        if sampling.records_experts and isinstance(answer, Completion):
+            answer = self._with_experts(answer, output["meta_info"], len(request.prompt.token_ids), before)
+        self._results.put(answer)
+
+    def _with_experts(
+        self, answer: Completion, about: Mapping[str, Any], num_prompt_tokens: int, before: Tensor | None
+    ) -> Completion:
+        """Adds the experts of its prompt, and of all its tokens but the last."""
+        assert self._expert_rows is not None, "refused by submit"
+        num_before = 0 if before is None else len(before)
+        rows = self._expert_rows.read(about, num_prompt_tokens + len(answer.token_ids) - 1 - num_before)
+        experts = rows if before is None else torch.cat([before, rows])
+        return replace(answer, prompt_experts=experts[:num_prompt_tokens], experts=experts[num_prompt_tokens:])
 
     async def _until_stop(self, request: dict[str, Any], stops: StopStrings, before: Sequence[int]) -> dict[str, Any]:
         """The output of a request, truncated after the first stop string; SGLang has no tokenizer to find it.

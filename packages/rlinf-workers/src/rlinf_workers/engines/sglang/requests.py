@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from rlinf_workers.engines.base import Completions, UnfinishedCompletion
 from rlinf_workers.engines.sampling import SamplingSettings
@@ -28,6 +30,10 @@ class Completion:
     logprobs: list[float]
     truncated: bool
     segments: Segments
+    prompt_experts: Tensor | None = None
+    """[L, layers, k]; None: not recorded."""
+    experts: Tensor | None = None
+    """[tokens - 1, layers, k]"""
 
     @property
     def policy_version(self) -> int:
@@ -149,9 +155,16 @@ def _join(answers: Sequence[Completion]) -> Completions:
         loss_mask=loss_mask,
         logprobs=logprobs,
         truncated=torch.tensor([answer.truncated for answer in answers]),
+        prompt_experts=answers[0].prompt_experts,
+        experts=_padded([answer.experts for answer in answers if answer.experts is not None]),
         policy_version=answers[0].policy_version,
         segments=tuple(answer.segments for answer in answers) if any(len(one.segments) > 1 for one in answers) else (),
     )
+
+
+def _padded(experts: Sequence[Tensor]) -> Tensor | None:
+    """[N, E, layers, k], zeros after the end of a row; None if nothing was recorded."""
+    return pad_sequence(list(experts), batch_first=True) if experts else None
 
 
 def cut_at(output: Mapping[str, Any], length: int) -> dict[str, Any]:

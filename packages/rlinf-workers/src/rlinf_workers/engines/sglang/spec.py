@@ -125,6 +125,14 @@ class SGLangSpec(EngineSpec):
     def episodes_problem(self, options: Mapping[str, Any]) -> str | None:
         return None
 
+    def experts_problem(self, options: Mapping[str, Any], *, has_stop: bool) -> str | None:
+        if not has_stop:
+            return None
+        return "SGLang returns no experts of a completion that ends at a stop string; leave rollout.stop out"
+
+    def experts_options(self) -> Mapping[str, Any]:
+        return {"enable_return_routed_experts": True}
+
     def keeps_prefixes(self, options: Mapping[str, Any]) -> bool:
         return options.get("disable_radix_cache") is not True
 

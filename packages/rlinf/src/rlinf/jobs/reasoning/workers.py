@@ -70,6 +70,7 @@ class WorkerSettings:
         num_tokens, size = rollout.max_new_tokens, self.config.algorithm.group_size
         stop = rollout.stop if evaluation.stop is None else evaluation.stop
         agent = self._agent(model)
+        recording = dict(rollout.engine_spec.experts_options()) if self.config.actor.router_replay else {}
         fills_its_memory = rollout.engine_spec.fills_its_memory(rollout.engine_options)
         return RolloutSettings(
             model=replace(model, dtype=self.config.served_dtype, quantization=rollout.quantization),
@@ -84,7 +85,7 @@ class WorkerSettings:
             max_prompt_tokens=self.max_prompt_tokens if agent is None else agent.max_prompt_tokens,
             max_batch_sequences=None if fills_its_memory else self.job_shape.max_sequences,
             engine=rollout.engine,
-            engine_options=engine_options(rollout, self.shape, self.job_shape),
+            engine_options=recording | engine_options(rollout, self.shape, self.job_shape),
             on_new_weights=rollout.on_new_weights,
             max_lateness=self.config.max_lateness,
             agent=agent,
