@@ -94,7 +94,8 @@ def test_a_recipes_argument_wins_over_what_is_set_for_the_device(tmp_path):
 
 def test_memory_on_gpus_can_be_given_back_and_nothing_of_cpus_is_set(tmp_path):
     args = arguments(tmp_path, "cuda")
-    assert args["enable_memory_saver"] and args["enable_weights_cpu_backup"] and args["device"] == "cuda"
+    assert args["enable_memory_saver"] and args["device"] == "cuda"
+    assert not args.get("enable_weights_cpu_backup"), "a sync fills them"
     assert args["mem_fraction_static"] == 0.7, "what a plan counts"
     assert "attention_backend" not in args and "max_total_tokens" not in args
 
@@ -234,7 +235,7 @@ def test_completions_that_came_together_are_rows_of_one_record():
     ("gives_back", "is_busy", "calls"),
     [
         (True, False, ["_release", "_resume"]),
-        (True, True, ["_release", "_resume"]),
+        (True, True, ["_release", "_resume", "_continue"]),
         (False, True, ["_pause", "_continue"]),
         (False, False, []),
     ],
@@ -252,6 +253,7 @@ def test_an_offload_on_cpu_slots_pauses_what_is_under_way_and_asks_for_no_memory
     engine: Any = object.__new__(SGLangEngine)
     engine._server, engine._capacity, engine._lost = Server(), Capacity(1000, None), None
     engine._gives_memory_back, engine._is_away, engine._waits = gives_back, False, False
+    engine._backs_weights_up, engine._is_saved = True, False
     if is_busy:
         engine._capacity.begin(prompt(0), SAMPLING)
     for _ in range(2):

@@ -5,6 +5,7 @@ import asyncio
 import queue
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_workers.engines.inside import Inside
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.engines.sglang.capacity import Capacity
 from rlinf_workers.engines.sglang.engine import SGLangEngine
+from rlinf_workers.errors import WorkersError
 from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.testing.engines import prompts_of
 
@@ -74,6 +77,12 @@ class FakeSGLang:
     async def continue_generation(self, request):
         self.calls.append("continue")
 
+    async def release_memory_occupation(self, request):
+        self.calls.append("release")
+
+    async def resume_memory_occupation(self, request):
+        self.calls.append("resume")
+
     async def flush_cache(self, timeout_s):
         self.calls.append("flush")
         return SimpleNamespace(success=True)
@@ -93,7 +102,8 @@ class FakeSGLang:
 
 @pytest.fixture
 def make_engine(monkeypatch):
-    names = ("PauseGenerationReqInput", "ContinueGenerationReqInput", "UpdateWeightVersionReqInput")
+    names = ("PauseGenerationReqInput", "ContinueGenerationReqInput", "UpdateWeightVersionReqInput",
+             "ReleaseMemoryOccupationReqInput", "ResumeMemoryOccupationReqInput")  # fmt: skip
     fake_srt = SimpleNamespace(**dict.fromkeys(names, SimpleNamespace))
     monkeypatch.setitem(sys.modules, "rlinf_workers.engines.sglang.srt", fake_srt)
     monkeypatch.setattr("rlinf_workers.engines.sglang.srt", fake_srt, raising=False)
@@ -107,6 +117,9 @@ def make_engine(monkeypatch):
         engine.num_steps, engine._num_open, engine._is_suspending, engine._waits = 0, 0, False, False
         engine._stop_ids, engine._version, engine._has_weights = (1,), -1, True
         engine._max_prompt_tokens, engine._tokenizer = None, None
+        engine._gives_memory_back, engine._backs_weights_up = True, options.get("enable_weights_cpu_backup", False)
+        engine._is_away = engine._is_saved = False
+        engine._processes = SimpleNamespace(call=servers[-1].calls.append)
         return engine
 
     yield make
@@ -158,6 +171,50 @@ def test_a_pause_takes_weights_and_goes_on(make_engine, how, calls):
     assert engine._server.calls == calls
     whole = list(range(4, 12)), [-1] * 3 + [5] * 5
     assert tokens_and_versions(drain(engine)) == {(0, 0): whole, (0, 1): whole}
+
+
+LEAVES_WITH_COPIES = ["save_weights", "flush", "release", "resume", "restore_weights"]
+
+
+@pytest.mark.parametrize(
+    ("leave", "options", "calls"),
+    [
+        ("offload", {}, LEAVES_WITH_COPIES),
+        ("discard", {}, ["flush", "release", "resume"]),
+        ("offload", {"enable_weights_cpu_backup": True}, ["flush", "release", "resume"]),
+    ],
+)
+def test_weights_are_copied_to_the_host_only_where_no_sync_follows_and_sglang_does_not(
+    make_engine, leave, options, calls
+):
+    engine = make_engine(**options)
+    for _ in range(2):
+        engine._server.calls.clear()
+        getattr(engine, leave)()
+        engine.onload()
+        assert engine._server.calls == calls
+        engine.weights_received(5)
+
+
+def test_nothing_is_generated_with_weights_that_were_discarded(make_engine):
+    engine = make_engine()
+    engine.discard()
+    engine.onload()
+    with pytest.raises(WorkersError, match="has no weights of its own, and none have been received"):
+        engine.submit(prompts_of([4]), SAMPLING, seed=1, step=0)
+    engine.weights_received(5)
+    engine.submit(prompts_of([4]), SAMPLING, seed=1, step=0)
+
+
+def test_requests_in_flight_keep_the_weights_that_they_go_on_with(make_engine):
+    engine = make_engine()
+    engine.submit(prompts_of([4]), SAMPLING, seed=1, step=0)
+    engine._server.run(engine._server.step(3))
+    engine.discard()
+    engine.onload()
+    calls = engine._server.calls
+    assert calls == ["save_weights", ("pause", "retract"), "flush", "release", "resume", "restore_weights", "continue"]
+    assert len(drain(engine)) == 1
 
 
 def test_finish_ends_what_runs_and_pauses_nothing(make_engine):
@@ -216,3 +273,30 @@ def test_what_sglang_cannot_do_is_refused_with_what_to_set(make_engine):
     engine.pause("recompute")
     with pytest.raises(RuntimeError, match=r"paused; call resume\(\) before suspend"):
         engine.suspend()
+
+
+class Parameters:
+    """What `Inside` needs of a model."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(self._tensors.items())
+
+
+def test_a_process_restores_the_parameters_that_it_saved():
+    """Its memory holds anything meanwhile; the copies are gone afterwards."""
+    parameters = {"a": torch.randn(4, 3), "b": torch.arange(5.0)}
+    expected = {name: tensor.clone() for name, tensor in parameters.items()}
+    inside = Inside(
+        connection=None,  # pyright: ignore[reportArgumentType] - nothing is sent
+        model=Parameters(parameters),
+        sizes={},
+    )
+    inside.save_weights()
+    for tensor in parameters.values():
+        tensor.fill_(float("nan"))
+    inside.restore_weights()
+    assert all(torch.equal(parameters[name], tensor) for name, tensor in expected.items())
+    assert not inside._host._places

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout
-from rlinf_workers.engines.base import GenerationEngine, RemoteWeights
+from rlinf_workers.engines.base import GenerationEngine, RemoteWeights, SupportsDiscard
 from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, tensors_of
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
@@ -127,7 +127,8 @@ class ServingWorker(Worker):
             self._served.offload()
 
     def discard(self) -> None:
-        if isinstance(self._served, ServedModule):
-            self._served.discard()
+        if isinstance(self._served, SupportsDiscard):
+            with self.asking():
+                self._served.discard()
         else:
             self.offload()

@@ -169,6 +169,15 @@ class GenerationEngine(Protocol):
 
 
 @runtime_checkable
+class SupportsDiscard(Protocol):
+    """Optional: gives up its weights. Without it, an engine keeps them while it is offloaded."""
+
+    def discard(self) -> None:
+        """As `offload`, if a weight sync fills `weights` after the next `onload`, before anything reads them."""
+        ...
+
+
+@runtime_checkable
 class SupportsAbort(Protocol):
     """Optional: cancels requests in flight. Without it, the worker's process is replaced if a run is abandoned
     meanwhile."""

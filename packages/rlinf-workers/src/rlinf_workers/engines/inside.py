@@ -1,6 +1,6 @@
 """Weight sync straight into the processes of an engine: the code that runs in each of these processes.
 
-    worker          EngineProcesses (processes.py)     sends commands: describe, open, fill, check
+    worker          EngineProcesses (processes.py)     sends commands: describe, open, fill, check, ...
     engine process  Inside                             replies, over a Unix socket of the worker
 
 The engine only has to call `enter(ticket, model, ...)` in each of its processes, between two batches. Weights are
@@ -27,6 +27,7 @@ from torch import Tensor
 from rlinf_comm import LayoutError, PeerLost, WeightMismatchError, pack, record, unpack
 from rlinf_comm.weights import BufferSpec, specs_of
 from rlinf_comm.wire import FOREVER, Connection, Deadline, Hello, receive_hello, send_hello
+from rlinf_workers.models.placement import HostPlaces
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.weight_sync.base import Check, WeightPort, WeightReceiver
 
@@ -54,7 +55,7 @@ class Command:
     number: int
     """Counts a worker's commands from 1; the reply has the same number."""
     method: str
-    """A method of `Inside`: describe, open, fill, check."""
+    """A method of `Inside`: describe, open, fill, check, save_weights, restore_weights."""
     arguments: tuple[Any, ...]
     waits: bool
     """Whether it runs only while the engine is in `enter`."""
@@ -130,6 +131,7 @@ class Inside:
     """The number of the last command that ran in `enter`."""
     _receivers: dict[str, WeightReceiver] = field(default_factory=dict)
     _filled: dict[str, _Filled] = field(default_factory=dict)
+    _host: HostPlaces = field(default_factory=HostPlaces)
 
     @classmethod
     def connect(cls, address: str, model: Model, *, rank: int, sizes: Mapping[str, int]) -> Inside:
@@ -228,6 +230,18 @@ class Inside:
         if filled.check is not None:
             filled.check()
         return Attested(policy_version=policy_version, num_tensors=len(served))
+
+    def save_weights(self) -> None:
+        """Copies the parameters to host memory, before the engine releases theirs."""
+        for name, tensor in self._parameters().items():
+            self._host.take(name, tensor)
+
+    def restore_weights(self) -> None:
+        """Fills the parameters with what `save_weights` copied, and drops the copies."""
+        with torch.inference_mode():  # some engines create them in it
+            for name, tensor in self._parameters().items():
+                tensor.copy_(self._host.take(name, tensor, copies=False))
+        self._host = HostPlaces()
 
     def _parameters(self) -> dict[str, Tensor]:
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}

@@ -35,11 +35,11 @@ ON_GPU: Mapping[str, Argument] = {
     "sleep_on_idle": True,
     "grammar_backend": "none",
     "enable_memory_saver": True,
-    "enable_weights_cpu_backup": True,
     "mem_fraction_static": MEM_FRACTION,
 }
-"""Defaults on GPUs: memory can be released to a trainer on the same devices, and weights are restored unchanged. The
-memory fraction is for a model that cannot be counted; for others it follows from their sizes (`fraction_of`)."""
+"""Defaults on GPUs: memory can be released to a trainer on the same devices. SGLang copies no weights to the host then
+(`enable_weights_cpu_backup`): a sync fills them, and where none follows, the engine copies them. The memory fraction is
+for a model that cannot be counted; for others it follows from their sizes (`fraction_of`)."""
 
 START_BYTES = 3 << 29
 """GPU memory that the processes of an engine take before SGLang measures what is free: a CUDA context and the buffers

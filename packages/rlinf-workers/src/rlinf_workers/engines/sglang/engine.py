@@ -121,8 +121,9 @@ class SGLangEngine:
         self._is_lost_known = self._is_closed = False
         self._version, self._has_weights = -1, model.has_weights and model.quantization is None
         self._gives_memory_back = device.type != "cpu"
-        self._is_away = self._waits = False
-        """Whether its state is offloaded, and whether requests are paused meanwhile."""
+        self._is_away = self._waits = self._is_saved = False
+        """Whether its state is offloaded, whether requests are paused meanwhile, and whether the processes have copies
+        of their weights."""
         arguments = server_arguments(
             model,
             device,
@@ -133,6 +134,7 @@ class SGLangEngine:
             engine_options=server,
             static_fraction=self._static_fraction(static_bytes),
         )
+        self._backs_weights_up = bool(arguments.get("enable_weights_cpu_backup"))
         try:
             self._server = EngineServer(arguments, folder, self._on_lost)
         except SettingsRefused as error:
@@ -296,18 +298,33 @@ class SGLangEngine:
         self._raise_if_lost()
         if self._is_away:
             if self._gives_memory_back:
-                self._server.run(self._resume(continues=self._waits))
-            elif self._waits:
+                self._server.run(self._resume())
+                if self._is_saved:
+                    self._processes.call("restore_weights")
+            if self._waits:
                 self._server.run(self._continue())
-            self._is_away = self._waits = False
+            self._is_away = self._waits = self._is_saved = False
 
     def offload(self) -> None:
         """On CPU slots SGLang's memory stays allocated, and only requests in flight are paused: SGLang cannot release
         memory there, and asking it to takes up to a second."""
+        self._leave(is_renewed=False)
+
+    def discard(self) -> None:
+        """The weights take no memory anywhere meanwhile, unless requests in flight go on with them."""
+        self._leave(is_renewed=True)
+
+    def _leave(self, *, is_renewed: bool) -> None:
         self._raise_if_lost()
         if not self._is_away:
             self._waits = not self._capacity.is_empty
             if self._gives_memory_back:
+                if not self._backs_weights_up and self._has_weights:
+                    if is_renewed and not self._waits:
+                        self._has_weights = False
+                    else:
+                        self._processes.call("save_weights")
+                        self._is_saved = True
                 self._server.run(self._release(pauses=self._waits))
             elif self._waits:
                 self._server.run(self._pause())
@@ -464,12 +481,10 @@ class SGLangEngine:
         await self._flush_caches(is_paused=pauses)
         await self._server.manager.release_memory_occupation(srt.ReleaseMemoryOccupationReqInput())
 
-    async def _resume(self, *, continues: bool) -> None:
+    async def _resume(self) -> None:
         from rlinf_workers.engines.sglang import srt
 
         await self._server.manager.resume_memory_occupation(srt.ResumeMemoryOccupationReqInput())
-        if continues:
-            await self._continue()
 
     async def _pause(self, mode: str = "retract") -> None:
         """With `retract`, running requests return to the waiting queue without their KV cache; with `in_place` they
