@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from workers_megatron_ranks import packed_of
 
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launchers.base import Identity
@@ -117,6 +118,21 @@ def test_a_critic_does_too(model, worker):
     assert differences["answers"] <= 1e-5, differences
     assert differences["norm"] <= 1e-4, differences
     assert differences["answers_after_a_step"] <= 1e-3, differences
+
+
+def test_packed_rows_equal_padded_ones(model, worker):
+    subject, kind = OnGPU(), TokenModel(model, TEMPERATURE)
+    padded, results = subject.batch, []
+    for batch in (padded, packed_of(padded.to(torch.device("cpu"))).to(GPU)):
+        backend = backend_of(kind, worker)
+        logprobs = backend.forward(batch).logprobs * padded.loss_mask
+        backend.begin(2)
+        backend.backward(0, batch, subject.loss_of(padded), entropies=True)
+        backend.finish_backward()
+        results.append((logprobs, backend.step(NUM_ROWS)))
+    (expected, expected_norm), (actual, norm) = results
+    assert (actual - expected).abs().max() <= 1e-4
+    assert norm == pytest.approx(expected_norm, rel=1e-4)
 
 
 @pytest.mark.parametrize("options", [{}, {"distributed_optimizer": True}, {"compute_dtype": "bfloat16"}])
