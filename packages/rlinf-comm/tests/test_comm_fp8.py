@@ -9,12 +9,14 @@ import torch
 
 from rlinf_comm import WeightMismatchError
 from rlinf_comm.weights import (
+    Box,
     Layout,
     StoreReceiver,
     StoreSender,
     TensorSpec,
     WeightStore,
     execute,
+    fp8,
     reshard_plan,
     specs_of,
 )
@@ -289,3 +291,29 @@ def test_shards_hold_what_servers_compute_with_for_a_while(trainer, shape):
         with BlockQuantizer(layout, rank, names).rounded(tensors, merged_over(maxima)):
             assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
         assert all(torch.equal(tensors[name], before[name]) for name in tensors)
+
+
+def test_a_stack_in_pieces_gives_what_it_gives_at_once(monkeypatch):
+    stack = torch.randn(5, 130, 70)
+    values, scales = quantize(stack)
+    monkeypatch.setattr(fp8, "CHUNK", 2 * 130 * 70)
+    for one, other in zip(quantize(stack), (values, scales), strict=True):
+        assert torch.equal(one.to(torch.float32), other.to(torch.float32))
+
+
+def test_a_rank_may_have_no_rows_of_a_tensor():
+    """As fsdp2 leaves the last ranks, where there are more ranks than rows."""
+    specs = {"a_proj.weight": TensorSpec((3, 10), "float32")}
+    boxes = [{"a_proj.weight": Box((0, 0), (3, 10))}, {"a_proj.weight": Box((3, 0), (0, 10))}]
+    layout, weight = Layout.of_boxes(specs, boxes), torch.randn(3, 10)
+    seen = []
+    for rank, own in enumerate((weight, weight[3:])):
+        BlockQuantizer(layout, rank, ["a_proj.weight"]).quantized({"a_proj.weight": own}, seen.append)
+    for rank, own in enumerate((weight, weight[3:])):
+        tensors = {"a_proj.weight": own.clone()}
+        quantizer = BlockQuantizer(layout, rank, ["a_proj.weight"])
+        sent = quantizer.quantized(tensors, merged_over(seen))
+        assert set(sent) == set(quantized_layout(layout, ["a_proj.weight"]).ranks[rank].buffers)
+        assert torch.equal(sent["a_proj.weight_scale_inv"], quantize(weight)[1])
+        with quantizer.rounded(tensors, merged_over(seen)):
+            assert torch.equal(tensors["a_proj.weight"], dequantize(*quantize(weight), torch.float32)[: len(own)])

@@ -18,7 +18,6 @@ Ranks that store parts of a block have to agree about its scale: they exchange t
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,6 +32,8 @@ from rlinf_comm.weights.layouts.canonical import FP8_DTYPE
 from rlinf_comm.weights.layouts.quantized import BLOCK, parts_of, scale_shape, scales_of
 
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
+CHUNK = 1 << 26
+"""Weights of a stack of experts that are quantized at once; a matrix is not cut."""
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 """A scale that is not a normal number would be flushed to 0 by some kernels. Weights of such a block become 0."""
 
@@ -54,7 +55,7 @@ def quantize(weight: Tensor, name: str = "weight") -> tuple[Tensor, Tensor]:
     part = _Part(Block(name, spec.whole, name, 0, spec.index_strides))
     maxima = weight.new_zeros(scale_shape(spec.shape), dtype=torch.float32)
     part.add_maxima(weight, maxima)
-    scales = _scales_of(maxima, name)
+    scales = _scales_of({name: maxima})[name]
     return part.values(weight, scales), scales
 
 
@@ -121,7 +122,7 @@ class BlockQuantizer:
             part.add_maxima(tensor, maxima[part.name])
         if self._is_cut and merge is not None:
             self._merge(maxima, merge, next(iter(tensors.values())).device)
-        scales = {name: _scales_of(one, name) for name, one in maxima.items()}
+        scales = _scales_of(maxima)
         published = {name: tensors[name] for name in self._others}
         for buffer, part in self._parts:
             published[buffer] = part.values(tensors[part.block.buffer], scales[part.name])
@@ -153,7 +154,8 @@ class BlockQuantizer:
     def _merge(self, maxima: dict[str, Tensor], merge: Callable[[Tensor], object], device: torch.device) -> None:
         """Completes the maxima with those of other ranks; in one collective, whose elements are the same on each."""
         zeros = {name: torch.zeros(shape, device=device) for name, shape in self._shapes.items() if name not in maxima}
-        flat = torch.cat([(maxima | zeros)[name].flatten() for name in self._shapes])
+        of_all = maxima | zeros
+        flat = torch.cat([of_all[name].flatten() for name in self._shapes])
         merge(flat)
         sizes = [torch.Size(shape).numel() for shape in self._shapes.values()]
         for (name, shape), merged in zip(self._shapes.items(), flat.split(sizes), strict=True):
@@ -174,64 +176,69 @@ class _Part:
     def add_maxima(self, buffer: Tensor, maxima: Tensor) -> None:
         """Raises the maxima of the tensor's blocks, float32 (`scale_shape`), to those of this part; infinite where a
         weight is not finite."""
-        for index, matrix in self._matrices(buffer):
-            own = self._tiles(matrix).abs().amax((-3, -1)).nan_to_num_(nan=math.inf, posinf=math.inf)
-            blocks = maxima[self._leading(index)][self._blocks]
-            torch.maximum(blocks, own, out=blocks)
+        blocks = self._blocks(maxima)
+        for at, matrices in self._matrices(buffer):
+            own = self._tiles(matrices).abs().amax((-3, -1)).nan_to_num_(nan=math.inf, posinf=math.inf)
+            torch.maximum(blocks[at], own, out=blocks[at])
 
     def values(self, buffer: Tensor, scales: Tensor) -> Tensor:
         """The part's values in FP8, dense."""
         values = torch.empty(self.block.box.shape, dtype=torch.float8_e4m3fn, device=buffer.device)
-        (top, left), (rows, columns) = self._margins, self.block.box.shape[-2:]
-        for index, matrix in self._matrices(buffer):
-            tiles = self._tiles(matrix) / scales[self._leading(index)][self._blocks][:, None, :, None]
-            whole = tiles.clamp_(-LARGEST, LARGEST).flatten(-2).flatten(0, 1)
-            values[index].copy_(whole[top : top + rows, left : left + columns])
+        stack, blocks = values.view(math.prod(values.shape[:-2]), *values.shape[-2:]), self._blocks(scales)
+        for at, matrices in self._matrices(buffer):
+            tiles = self._tiles(matrices) / blocks[at][:, :, None, :, None]
+            stack[at].copy_(self._inside(tiles.clamp_(-LARGEST, LARGEST).flatten(-2).flatten(-3, -2)))
         return values
 
     def weights(self, values: Tensor, scales: Tensor) -> Tensor:
         """What the part's values and the tensor's scales stand for, float32."""
-        (top, left), (rows, columns) = self._margins, self.block.box.shape[-2:]
-        places = zip(self.block.box.start, values.shape[:-2], strict=False)
-        leading = tuple(slice(first, first + size) for first, size in places)
-        spread = scales[leading][(..., *self._blocks)].repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)
-        return values.to(torch.float32) * spread[..., top : top + rows, left : left + columns]
+        spread = self._blocks(scales).repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)
+        return values.to(torch.float32) * self._inside(spread).reshape(values.shape)
 
     def view(self, buffer: Tensor) -> Tensor:
         """The part in the buffer; a copy if that is not contiguous."""
         flat = buffer.detach().reshape(-1)
         return flat.as_strided(self.block.box.shape, self.block.strides, flat.storage_offset() + self.block.offset)
 
-    def _matrices(self, buffer: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
-        """(index in the part's leading dimensions, [rows, columns]): one expert after the other, to save memory."""
+    def _matrices(self, buffer: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """(which of the part's matrices, [n, rows, columns]): as many experts at once as `CHUNK` allows."""
         part = self.view(buffer)
-        for index in itertools.product(*map(range, part.shape[:-2])):
-            yield index, part[index]
+        stack = part if part.dim() > 2 else part[None]
+        size = max(1, CHUNK // max(1, stack.shape[1] * stack.shape[2]))
+        for first in range(0, len(stack), size):
+            yield slice(first, first + size), stack[first : first + size]
 
-    def _tiles(self, matrix: Tensor) -> Tensor:
-        """[block rows, 128, block columns, 128] float32, zeros around the part."""
-        (top, left), (rows, columns) = self._margins, matrix.shape
-        padded = pad(matrix.to(torch.float32), (left, -(left + columns) % BLOCK, top, -(top + rows) % BLOCK))
-        return padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    def _tiles(self, matrices: Tensor) -> Tensor:
+        """[n, block rows, 128, block columns, 128] float32, zeros around the part."""
+        (top, left), (rows, columns) = self._margins, matrices.shape[-2:]
+        padded = pad(matrices.to(torch.float32), (left, -(left + columns) % BLOCK, top, -(top + rows) % BLOCK))
+        return padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
+
+    def _inside(self, padded: Tensor) -> Tensor:
+        """The part without what `_tiles` adds around it."""
+        (top, left), (rows, columns) = self._margins, self.block.box.shape[-2:]
+        return padded[..., top : top + rows, left : left + columns]
 
     @property
     def _margins(self) -> tuple[int, int]:
         """Rows and columns of its first block before the part."""
         return self.block.box.start[-2] % BLOCK, self.block.box.start[-1] % BLOCK
 
-    @property
-    def _blocks(self) -> tuple[slice, slice]:
-        """The blocks that the part touches."""
-        sizes = zip(self.block.box.start[-2:], self.block.box.shape[-2:], strict=True)
+    def _blocks(self, of_tensor: Tensor) -> Tensor:
+        """[n, block rows, block columns]: the numbers of the blocks that the part touches, of those of the tensor."""
+        box, stack = self.block.box, of_tensor if of_tensor.dim() > 2 else of_tensor[None]
+        matrices = slice(box.start[0], box.start[0] + box.shape[0]) if len(box.shape) > 2 else slice(None)
+        sizes = zip(box.start[-2:], box.shape[-2:], strict=True)
         rows, columns = (slice(first // BLOCK, -(-(first + size) // BLOCK)) for first, size in sizes)
-        return rows, columns
-
-    def _leading(self, index: tuple[int, ...]) -> tuple[int, ...]:
-        """The index in the tensor's leading dimensions."""
-        return tuple(first + one for first, one in zip(self.block.box.start, index, strict=False))
+        return stack[matrices, rows, columns]
 
 
-def _scales_of(maxima: Tensor, name: str) -> Tensor:
-    if not bool(torch.isfinite(maxima).all()):
-        raise NonFiniteWeightError(name)
-    return torch.where(maxima > 0, (maxima / LARGEST).clamp_min_(SMALLEST_SCALE), 1.0)
+def _scales_of(maxima: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The scales of tensors by their largest weights. Raises: NonFiniteWeightError."""
+    names = [name for name, one in maxima.items() if one.numel()]
+    if names:  # a single wait for the device
+        largest = torch.stack([maxima[name].amax() for name in names]).tolist()
+        for name, weight in zip(names, largest, strict=True):
+            if not math.isfinite(weight):
+                raise NonFiniteWeightError(name)
+    return {name: torch.where(one > 0, (one / LARGEST).clamp_min_(SMALLEST_SCALE), 1.0) for name, one in maxima.items()}

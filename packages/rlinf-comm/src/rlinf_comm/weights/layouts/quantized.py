@@ -38,7 +38,7 @@ def quantized_names(trained: Mapping[str, TensorSpec], served: Mapping[str, Tens
         if spec.dtype != FP8_DTYPE or name not in trained or trained[name].dtype not in CASTABLE:
             continue
         scales = served.get(scales_of(name))
-        if scales is None or len(spec.shape) < 2 or scales.shape != scale_shape(spec.shape):
+        if scales is None or len(spec.shape) not in (2, 3) or scales.shape != scale_shape(spec.shape):
             instead = "no scales" if scales is None else f"scales {list(scales.shape)}"
             raise LayoutError(
                 f"{name} {list(spec.shape)} is served in FP8 with {instead}; weights are quantized with a scale for "
