@@ -10,6 +10,7 @@ from test_workers_token_budget import scored_groups, settings_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlinf_algos import DeferredChecks, NonFiniteError, ppo_clip_loss
+from rlinf_workers.models.placement import to_device
 from rlinf_workers.roles.language.actor import Actor
 from rlinf_workers.trainers.base import BackendSettings
 from rlinf_workers.trainers.fsdp2 import backend as fsdp2_backend
@@ -66,6 +67,30 @@ def test_an_update_reads_the_device_a_constant_number_of_times(make_worker, mode
     assert num_many > num_few and not learned
     assert many == few, "nothing is read for a micro-batch"
     assert many.total() <= 16
+
+
+class FakeTensor:
+    """Of a host's memory; notes what it is asked for."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        self.calls = []
+
+    def pin_memory(self):
+        self.calls.append("pin_memory")
+        return self
+
+    def to(self, device, non_blocking=False):
+        self.calls.append((device.type, non_blocking))
+        return self
+
+
+def test_tensors_go_to_a_gpu_from_pinned_memory_without_waiting():
+    on_gpu, on_cpu = FakeTensor(), FakeTensor()
+    to_device(on_gpu, torch.device("cuda"))
+    to_device(on_cpu, torch.device("cpu"))
+    assert on_gpu.calls == ["pin_memory", ("cuda", True)] and on_cpu.calls == [("cpu", False)]
 
 
 def test_without_a_gpu_checks_are_read_at_once(make_worker, model):

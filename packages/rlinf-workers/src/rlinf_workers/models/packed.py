@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlinf_workers.collectives import RankGroup
 from rlinf_workers.models.packed_attention import PackedAttention, attention_of, attention_of_sequences, packed
+from rlinf_workers.models.placement import to_device
 from rlinf_workers.models.sequence_parallel import ExchangedAttention, RowShare, ranks_of_rows
 from rlinf_workers.models.sequences import PAD_ID, fit_width
 from rlinf_workers.roles.records.language import Example, SampleGroup
@@ -44,7 +45,7 @@ class KeptIds:
         return KeptIds(ids=self.ids[chosen], counts=self.counts[is_chosen])
 
     def to(self, device: torch.device) -> KeptIds:
-        return KeptIds(ids=self.ids.to(device), counts=self.counts.to(device))
+        return KeptIds(ids=to_device(self.ids, device), counts=to_device(self.counts, device))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +85,14 @@ class PackedBatch:
     def to(self, device: torch.device) -> PackedBatch:
         names = ["token_ids", "position_ids", "attention", "answers_at", "ids", "completion_ids", "loss_mask"]
         names += [name for name in ("experts", "kept_tokens") if getattr(self, name) is not None]
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        values = {name: getattr(self, name) for name in names}
+        return replace(
+            self,
+            **{
+                key: to_device(one, device) if isinstance(one, Tensor) else one.to(device)
+                for key, one in values.items()
+            },
+        )
 
 
 def own_part(batch: Batch) -> Batch:

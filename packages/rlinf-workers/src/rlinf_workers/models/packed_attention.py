@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlinf_workers.models import variable_length
-from rlinf_workers.models.placement import HOST
+from rlinf_workers.models.placement import HOST, to_device
 from rlinf_workers.models.variable_length import Sequences
 
 NAME = "rlinf_packed"
@@ -44,7 +44,9 @@ class AttentionBlock:
     """[b] int64, queries of each sequence that are no padding."""
 
     def to(self, device: torch.device) -> AttentionBlock:
-        return AttentionBlock(queries=self.queries.to(device), keys=self.keys.to(device), lengths=self.lengths)
+        return AttentionBlock(
+            queries=to_device(self.queries, device), keys=to_device(self.keys, device), lengths=self.lengths
+        )
 
     def sequences(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The queries and the keys of each sequence, without padding."""
@@ -115,7 +117,7 @@ class PackedAttention:
         rows = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]  # [N, H * D] each
         size, outputs = query.shape[-1], []
         if self._moved is None:
-            self._moved = [block.to(self._device) for block in self.blocks], self._answers.to(self._device)
+            self._moved = [block.to(self._device) for block in self.blocks], to_device(self._answers, self._device)
         blocks, places_of_answers = self._moved
         for block in blocks:
             q, k, v = (

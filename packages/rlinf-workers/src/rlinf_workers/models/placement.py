@@ -12,6 +12,14 @@ ALIGNMENT_BYTES = 64
 """torch aligns CPU memory to this, and so must memory that is shared with engines."""
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device. The host does not wait for a GPU: the copy is from pinned memory, since one from other
+    memory waits for everything launched before it."""
+    if device.type != "cuda" or tensor.device != HOST:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by canonical name, not detached; a tensor with several names (tied embeddings) appears
     under its first."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlinf_workers.models.cache_argument import as_cache
+from rlinf_workers.models.placement import to_device
 from rlinf_workers.roles.records.language import SampleGroup
 
 
@@ -49,7 +50,7 @@ class SequenceBatch:
 
     def to(self, device: torch.device) -> SequenceBatch:
         names = ("prompt_ids", "prompt_mask", "completion_ids", "loss_mask")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        return replace(self, **{name: to_device(getattr(self, name), device) for name in names})
 
 
 PAD_ID = 0

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlinf_workers.models.placement import to_device
+
 Kernel = Callable[..., Tensor]
 MAX_HEAD_SIZE, HEAD_SIZE_STEP = 256, 8
 """Sizes of heads that the kernel computes."""
@@ -71,13 +73,13 @@ class Sequences:
 
     def to(self, device: torch.device) -> Sequences:
         def moved(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device, non_blocking=True)
+            return None if tensor is None else to_device(tensor, device)
 
         return Sequences(
             queries=moved(self.queries),
-            keys=self.keys.to(device, non_blocking=True),
-            query_ends=self.query_ends.to(device, non_blocking=True),
-            key_ends=self.key_ends.to(device, non_blocking=True),
+            keys=to_device(self.keys, device),
+            query_ends=to_device(self.query_ends, device),
+            key_ends=to_device(self.key_ends, device),
             most_queries=self.most_queries,
             most_keys=self.most_keys,
             answers=moved(self.answers),

@@ -18,6 +18,7 @@ from torch import Tensor
 from rlinf_algos import BUILTIN_POLICY_LOSSES, Algorithm, aggregation_divisor
 from rlinf_workers.balance import balanced
 from rlinf_workers.models.packed import computed_parts, num_computed_tokens, pack_without_padding
+from rlinf_workers.models.placement import to_device
 from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import CompletionBatch
 from rlinf_workers.roles.language.advantages import LearningGroup
@@ -67,7 +68,7 @@ def tokens_of(groups: Sequence[LearningGroup], device: torch.device, pack: Pack 
 
     def joined(tensors: Iterable[Tensor | None]) -> Tensor | None:
         rows = [fit_width(one, width) if one.ndim == 2 else one for one in tensors if one is not None]
-        return torch.cat(rows).to(device) if len(rows) == len(groups) else None
+        return to_device(torch.cat(rows), device) if len(rows) == len(groups) else None
 
     advantages, rollout_logprobs = joined(g.advantages for g in groups), joined(s.rollout_logprobs for s in samples)
     assert advantages is not None and rollout_logprobs is not None, "every group has advantages and log-probabilities"
@@ -90,7 +91,7 @@ def _shares_of(groups: Sequence[LearningGroup], device: torch.device) -> Tensor 
     if all(group.shares is None for group in groups):
         return None
     rows = [torch.ones(len(g.samples.loss_mask)) if g.shares is None else g.shares for g in groups]
-    return torch.cat(rows).to(device)
+    return to_device(torch.cat(rows), device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
