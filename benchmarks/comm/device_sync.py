@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,6 +21,7 @@ from benchmarks.comm.weight_sync import DENSE
 from benchmarks.harness import compare, report
 
 from rlinf_comm import WeightMismatchError, pack, unpack
+from rlinf_comm.copies import CopyProgram
 from rlinf_comm.weights import Layout, WeightStore, reshard_plan as reshard_plan
 from rlinf_comm.weights.device import (
     CudaDevice,
@@ -32,6 +32,7 @@ from rlinf_comm.weights.device import (
 )
 from rlinf_comm.weights.device.device import Copies
 from rlinf_comm.weights.device.memory import ExportWords, read_export
+from rlinf_comm.weights.device.side import DevicePrograms
 from rlinf_comm.weights.layouts import merged_layout
 from rlinf_workers.weight_sync import WeightPort
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
@@ -55,6 +56,14 @@ class _NoDigests:
         return [0] * self._num_digests
 
 
+class _Plain:
+    def __init__(self, programs: DevicePrograms, num_digests: int) -> None:
+        self._programs, self._num_digests = programs, num_digests
+
+    def of(self, program: CopyProgram) -> _NoDigests:
+        return _NoDigests(self._programs.of(program), self._num_digests)
+
+
 class Sender(DeviceWeightSender):
     """Publishes with digests or without."""
 
@@ -62,7 +71,7 @@ class Sender(DeviceWeightSender):
 
     def _on_device(self, tensors: Any) -> Any:
         programs = super()._on_device(tensors)
-        return programs if self.attests else replace(programs, copies=_NoDigests(programs.copies, len(self._own)))
+        return programs if self.attests else _Plain(programs, len(self._own))
 
 
 def contents(layout: Layout) -> dict[str, torch.Tensor]:

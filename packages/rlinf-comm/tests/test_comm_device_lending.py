@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -87,7 +88,7 @@ def test_a_receiver_of_two_shards_finds_the_lent_and_the_packed():
     store = create_device_store(plan, name="weights")
     senders = [DeviceWeightSender(store, plan, rank, HostDevice(lends=True)) for rank in range(2)]
     receiver, tensors = DeviceWeightReceiver(store, plan, 0, HostDevice(lends=True)), blank()
-    device = senders[0]._device
+    device: Any = senders[0]._device
     halves = [
         {name: tensor.chunk(2)[min(rank, len(tensor.chunk(2)) - 1)] for name, tensor in values(0).items()}
         for rank in range(2)
@@ -170,7 +171,7 @@ def test_tensors_at_other_addresses_are_packed_once_and_then_lent_anew():
 def work_as_server(pipe, address):
     """Receives the versions that it is sent."""
     plan = reshard_plan(WHOLE, WHOLE)
-    device = HostDevice(lends=True)
+    device: Any = HostDevice(lends=True)
     receiver, tensors = DeviceWeightReceiver(WeightStore.open(address), plan, 0, device), blank()
     pipe.send("open")
     while (version := pipe.recv()) is not None:

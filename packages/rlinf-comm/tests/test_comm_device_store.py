@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -185,7 +186,7 @@ def test_without_attestation_nothing_is_digested():
     receiver = DeviceWeightReceiver(sender._store, sender._plan, 0, HostDevice(), attests=False)
     sender.publish(FULL, 0)
     (tensors,) = blank(WHOLE)
-    copies = receiver._on_device(tensors).copies
+    copies: Any = receiver._on_device(tensors).of(receiver._transfer(tensors).receive)
     copies.run_with_digests = None
     receiver.take(tensors, 0)()
     assert_bitwise_equal(tensors, FULL)
@@ -346,7 +347,7 @@ def test_memory_is_not_freed_while_a_living_receiver_has_it_mapped():
     sender.publish(FULL, 0)
     receiver.take(blank(WHOLE)[0], 0)()
     exports, handle = sender._exports, arena_of(store, sender, 0)
-    driver = sender._device.driver
+    driver: Any = sender._device.driver
     with receiver._kept.open():
         waiter = exports.withdraw(0)
         assert waiter is not None
@@ -364,7 +365,8 @@ def test_memory_that_only_a_dead_receiver_had_mapped_is_freed():
     words.store(control.receiver(0), 4194399)  # no process has this number
     handle = arena_of(store, sender, 0)
     assert sender._exports.withdraw(0) is None
-    assert handle.pointer not in sender._device.driver.live
+    driver: Any = sender._device.driver
+    assert handle.pointer not in driver.live
 
 
 def test_what_was_withdrawn_is_not_mapped():

@@ -1,6 +1,7 @@
 """Versions that are lent: receivers copy from the sender's own tensors, and what they get is what was published."""
 
 import itertools
+import os
 import threading
 import time
 
@@ -296,3 +297,32 @@ def test_weights_are_lent_to_another_process_whose_end_is_noticed_before_they_ar
     with pytest.raises(WeightMismatchError, match="expected version 3"):
         receiver.receive(tensors, 3)
     replacement.publish_by_reference(tensors, 4)
+
+
+def shared_files():
+    """What this process has mapped of shared memory, by file and address, and its descriptors of such files."""
+    with open("/proc/self/maps") as lines:
+        mapped = [line.split()[0] for line in lines if "/dev/shm" in line or "memfd" in line or "torch_" in line]
+    return sorted(mapped), len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_after_tensors_were_lent_once_nothing_is_mapped_or_moved(source):
+    edge = Edge(SOURCES[source], TARGETS["two replicas"])
+    seen = []
+    for version in range(1, 6):
+        published, taken = [], []
+        for sender, tensors in zip(edge.senders, edge.tensors, strict=True):
+            sender.finish_reads()
+            fill(tensors, version)
+            published.append(sender.publish_by_reference(tensors, version))
+        for receiver, own in zip(edge.receivers, edge.served, strict=True):
+            taken.append(receiver.receive(own, version))
+        counts = [(one.num_allocations, one.num_maps, one.num_unmaps) for one in (*published, *taken)]
+        if version == 1:
+            assert all(one.num_allocations for one in published), "they have moved to shared memory"
+            assert all(one.num_maps for one in taken)
+        else:
+            assert counts == [(0, 0, 0)] * len(counts)
+            seen.append(shared_files())
+    assert seen and seen.count(seen[0]) == len(seen)

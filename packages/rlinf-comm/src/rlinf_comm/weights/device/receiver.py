@@ -57,7 +57,6 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
         self._places = ExportWords(plan, self._num_slots)
         self._kept = KeptMappings(store, plan, dst_rank, device)
         weakref.finalize(self, self._kept.end).atexit = False  # the process ends, and its mappings with it
-        self._counted = (0, 0)
         self._copied: _Copied | None = None
         self._read_back: list[bytes] = []
         """Addresses, of sources and own tensors, whose copies were read back by another program."""
@@ -227,10 +226,8 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
             return str(error.args[-1])
         return None if echo == echo_of(handle) else f"{ECHO_BYTES} bytes came wrong"
 
-    def _counters(self) -> dict[str, int]:
-        before, self._counted = self._counted, (self._kept.num_maps, self._kept.num_unmaps)
-        num_maps, num_unmaps = (now - then for now, then in zip(self._counted, before, strict=True))
-        return {"num_maps": num_maps, "num_unmaps": num_unmaps}
+    def _num_mapped(self) -> tuple[int, int]:
+        return self._kept.num_maps, self._kept.num_unmaps
 
     def _buffer_bytes(self, src_rank: int) -> list[int]:
         buffers = self._plan.src_buffers[src_rank].values()

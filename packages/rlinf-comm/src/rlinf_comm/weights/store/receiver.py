@@ -35,6 +35,8 @@ class StoreReceiver(StoreSide):
         self._words.store(self._control.reading(dst_rank), NO_VERSION)  # one that died may have been reading
         self._src_ranks = sorted({placed.piece.src_rank for placed in self._own})
         self._mappings = {src_rank: Mappings() for src_rank in self._src_ranks}
+        self._counted = (0, 0)
+        """Maps and unmaps that reports have had."""
 
     def receive(self, tensors: Mapping[str, torch.Tensor], policy_version: int, timeout_s: float = 60.0) -> SyncReport:
         """Copies a version into `tensors` in place, and checks that they now hold what the senders published.
@@ -154,6 +156,16 @@ class StoreReceiver(StoreSide):
             first = control.referenced_buffer(src_rank, number)
             places.append(SharedPlace(*(words.load(first + word) for word in range(3))))
         return self._mappings[src_rank].addresses_of(words.load(control.sender(src_rank)), places)
+
+    def _counters(self) -> dict[str, int]:
+        before, self._counted = self._counted, self._num_mapped()
+        num_maps, num_unmaps = (now - then for now, then in zip(self._counted, before, strict=True))
+        return {"num_maps": num_maps, "num_unmaps": num_unmaps}
+
+    def _num_mapped(self) -> tuple[int, int]:
+        """(maps, unmaps) so far."""
+        mappings = self._mappings.values()
+        return sum(one.num_maps for one in mappings), sum(one.num_unmaps for one in mappings)
 
     def _wait_for_digests(self, referenced_ranks: list[int], policy_version: int, timeout_s: float) -> None:
         """Senders digest what they have lent when they are asked."""

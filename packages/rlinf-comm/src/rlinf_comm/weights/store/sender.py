@@ -44,6 +44,7 @@ class StoreSender(StoreSide):
         self._register(self._control.sender(src_rank))
         self._dst_ranks = sorted(set(plan.table.dst_rank[plan.table.src_rank == src_rank].tolist()))
         self._shared_tensors = SharedTensors()
+        self._num_moved = 0
         self._referenced: _Referenced | None = None
         self._lock = threading.Lock()
         """Held by who ends the referenced, and by who reads what is lent for its digests."""
@@ -162,6 +163,10 @@ class StoreSender(StoreSide):
                 digests = self._digests_of(referenced.tensors)
                 self._store_digests(digests, referenced.slot, referenced.policy_version)
                 words.notify_all()
+
+    def _counters(self) -> dict[str, int]:
+        before, self._num_moved = self._num_moved, self._shared_tensors.num_moved
+        return {"num_allocations": self._num_moved - before}
 
     def _digests_of(self, tensors: dict[str, torch.Tensor]) -> list[int]:
         """The digests of the pieces, as they are served, in tensors that are lent."""

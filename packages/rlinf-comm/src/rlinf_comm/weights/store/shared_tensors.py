@@ -67,6 +67,8 @@ class SharedTensors:
         self._pointers: list[int] = []
         self._places: list[SharedPlace] | None = None
         """Where the tensors with those pointers are."""
+        self.num_moved = 0
+        """Storages that were moved into shared memory so far."""
 
     def places_of(self, tensors: Sequence[torch.Tensor]) -> list[SharedPlace] | None:
         """Where others find the tensors, whose memory moves there at most once.
@@ -81,21 +83,26 @@ class SharedTensors:
         if not are_known:
             self._places = None
         elif self._places is None or pointers != self._pointers:
-            self._places = _share(tensors)
+            new = {tensor.untyped_storage()._cdata for tensor in tensors if not tensor.is_shared()}
+            self._places = _share(tensors, len(new))
+            self.num_moved += 0 if self._places is None else len(new)
             pointers = [tensor.data_ptr() for tensor in tensors]
         self._pointers = pointers
         return self._places
 
 
-def _share(tensors: Sequence[torch.Tensor]) -> list[SharedPlace] | None:
+def _share(tensors: Sequence[torch.Tensor], num_new: int) -> list[SharedPlace] | None:
     """Moves what is not in shared memory yet. Where that ends early, some tensors have moved, which changes nothing for
-    who uses them."""
+    who uses them.
+
+    Args:
+        num_new: storages that have to move.
+    """
     if any(tensor.is_pinned() or not tensor.is_contiguous() for tensor in tensors):
         return None
-    new = {tensor.untyped_storage()._cdata for tensor in tensors if not tensor.is_shared()}
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-    if len(os.listdir("/proc/self/fd")) + len(new) > limit:
-        _warn(f"{len(new)} descriptors are needed, and half of those that it may open are {limit} (ulimit -n)")
+    if len(os.listdir("/proc/self/fd")) + num_new > limit:
+        _warn(f"{num_new} descriptors are needed, and half of those that it may open are {limit} (ulimit -n)")
         return None
     try:
         return [_place_of(tensor) for tensor in tensors]
@@ -122,6 +129,8 @@ class Mappings:
 
     def __init__(self) -> None:
         self._mapped: dict[tuple[int, int, int], tuple[mmap.mmap, np.ndarray]] = {}
+        self.num_maps = self.num_unmaps = 0
+        """Files that were mapped, and given up, so far."""
 
     def addresses_of(self, pid: int, places: Iterable[SharedPlace]) -> np.ndarray:
         """[places] int64; 0 for a tensor without elements. What was mapped before and is not asked for is given up.
@@ -135,8 +144,13 @@ class Mappings:
                 addresses.append(0)
                 continue
             key = (pid, place.fd, place.inode)
-            mapping = self._mapped[key] = self._mapped.get(key) or before.get(key) or _mapped(pid, place)
+            mapping = self._mapped.get(key) or before.pop(key, None)
+            if mapping is None:
+                mapping = _mapped(pid, place)
+                self.num_maps += 1
+            self._mapped[key] = mapping
             addresses.append(mapping[1].ctypes.data + place.offset_bytes)
+        self.num_unmaps += len(before)
         return np.array(addresses, np.int64)
 
 
