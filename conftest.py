@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 import pytest
 from hypothesis import settings
@@ -22,8 +22,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["HF_HUB_OFFLINE"] = "1"  # a test of names on the Hub starts a process that has another setting
+    _choose_drawing()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _choose_drawing() -> None:
+    """Before a test imports MuJoCo, which reads the choice only once."""
+    with suppress(ImportError):  # engine_tests run without rlinf_envs' simulators
+        from rlinf_envs.workarounds.mujoco_drawing import choose_drawing
+
+        choose_drawing()
 
 
 @contextmanager
