@@ -20,7 +20,7 @@ from rlinf.planning.problems import problem_of_recipe
 from rlinf_sched import Cluster, Plan, StagePlan
 from rlinf_sched.derive import JobShape, find_model
 from rlinf_sched.derive.generation import FLOAT32_RATE, FLOAT32_UTILISATION
-from rlinf_sched.derive.steps import LAYER_CALL_S
+from rlinf_sched.derive.steps import launch_s
 from rlinf_sched.derive.training import DENSE_UTILISATION
 from rlinf_workers.engines.sglang.arguments import ON_CPU, ON_GPU
 from rlinf_workers.engines.sglang.memory import gpu_sizes, kv_tokens
@@ -353,12 +353,18 @@ def test_a_recipe_plans_for_its_cluster(
     assert max(one["peak_bytes"] for one in explanation["plan"]["prediction"]["stages"].values()) < H100_BYTES
 
 
+PACKED = "--actor.max_tokens_per_micro_batch=8192"
+
+
 def test_training_is_timed_in_the_numbers_that_it_computes_in():
     problems = [
-        recipe_problem("--cluster.num_devices=8", f"--actor.backend_options={{compute_dtype: {dtype}}}")
+        recipe_problem("--cluster.num_devices=8", PACKED, f"--actor.backend_options={{compute_dtype: {dtype}}}")
         for dtype in ("float32", "bfloat16")
     ]
-    launched_s = 32 * 3 * 2 * find_model("Qwen2.5-1.5B").num_layers * LAYER_CALL_S  # a group at a time
+    flags = ["--task.train_files=[a]", "--task.eval_files=[b]", "--model.path=Qwen2.5-1.5B", "--actor.num_shards=8"]
+    config = load_config("gsm8k-grpo-fsdp2", parse_overrides([*flags, PACKED]))
+    assert isinstance(config, ReasoningConfig)
+    launched_s = 32 * 3 * launch_s(find_model("Qwen2.5-1.5B"), job_shape(config))  # forward, and backward twice that
     times = [problem.profiles.stages["actor"].instances[0].seconds(32) - launched_s for problem in problems]
     assert times[0] / times[1] == pytest.approx(DENSE_UTILISATION / (FLOAT32_UTILISATION * FLOAT32_RATE))
 
