@@ -1,4 +1,5 @@
-"""Tests that need SGLang itself: `tools/test.sh --engines` makes an environment with it and runs them in there.
+"""Tests that need SGLang or vLLM itself: `tools/test.sh --engines` makes a venv with SGLang and runs those that
+need it; `tools/test.sh --engines=vllm` does so with vLLM.
 
 `minimum` marks those that .ci/run runs. An engine takes long to start: let many tests share one.
 """
@@ -10,11 +11,17 @@ from pathlib import Path
 
 import pytest
 
-if importlib.util.find_spec("sglang") is None:
-    pytest.exit("engine_tests need SGLang; run them with: tools/test.sh --engines [pytest arguments]", returncode=2)
+INSTALLED = {name for name in ("sglang", "vllm") if importlib.util.find_spec(name) is not None}
+if not INSTALLED:
+    pytest.exit(
+        "engine_tests need SGLang or vLLM; run them with: tools/test.sh --engines[=vllm] [arguments]", returncode=2
+    )
+of_vllm = {path.name for path in Path(__file__).parent.glob("test_vllm*.py")}
+others = {path.name for path in Path(__file__).parent.glob("test_*.py")} - of_vllm
+collect_ignore = [*(() if "vllm" in INSTALLED else of_vllm), *(() if "sglang" in INSTALLED else others)]
 
 
-sys.path.append(str(Path(__file__).parent))  # for what tests share, here and in SGLang's processes
+sys.path.append(str(Path(__file__).parent))  # for what tests share, here and in the engines' processes
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What can go wrong on the way of weights into SGLang, done on purpose, and what the attestation says of it."""
+"""What can go wrong on the way of weights into SGLang or vLLM, done on purpose, and what the attestation says of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ import torch
 import broken_loader
 from rlinf_comm import WeightMismatchError
 from rlinf_comm.weights.store.memory import NUM_SLOTS
-from rlinf_workers.engines.sglang import engine as engine_module
+from rlinf_workers.engines.sglang import engine as sglang_engine
+from rlinf_workers.engines.vllm import arguments as vllm_arguments
 from trained_engine import TrainedEngine
 
 
@@ -34,7 +35,7 @@ class Fault:
     line: str = ""
     """For `broken_loader`; empty: the loader does what it should."""
     is_on_the_way: bool = False
-    """A bit flips in the weight sync's memory, after the trainer left it there and before SGLang reads it."""
+    """A bit flips in the weight sync's memory, after the trainer left it there and before the engine reads it."""
     tensors: frozenset[str] = frozenset()
     """What an error about it has to name, these and no others. Those of a bit on the way, and its ranks, are known when
     it has flipped."""
@@ -53,17 +54,19 @@ class Verdict:
 
 
 class FaultyEngine(TrainedEngine):
-    """SGLang with a loader that lies when it is told to, and weights that can be damaged on their way."""
+    """An engine with a loader that lies when it is told to, and weights that can be damaged on their way."""
 
-    def __init__(self, name: str, folder: Path, *, tp: int = 1, **sizes: Any) -> None:
+    def __init__(self, name: str, folder: Path, *, tp: int = 1, engine: str = "sglang", **sizes: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._fault_file = folder / "fault"
         self._fault_file.write_text("")
         self._patches = contextlib.ExitStack()
         environment = {broken_loader.FAULT_FILE: str(self._fault_file)}
         self._patches.enter_context(mock.patch.dict(os.environ, environment))
-        self._patches.enter_context(mock.patch.object(engine_module, "LOADER", broken_loader.LOADER))
-        super().__init__(name, folder / "model", tp=tp, **sizes)
+        self._patches.enter_context(mock.patch.object(sglang_engine, "LOADER", broken_loader.LOADER))
+        own = {"worker_extension_cls": "broken_extension.BrokenExtension"}
+        self._patches.enter_context(mock.patch.dict(vllm_arguments.FIXED, own))
+        super().__init__(name, folder / "model", tp=tp, engine=engine, **sizes)
 
     def close(self) -> None:
         super().close()
@@ -112,7 +115,7 @@ class FaultyEngine(TrainedEngine):
         return frozenset(range(len(self.layout.ranks)))
 
     def _flip_on_the_way(self, choose: random.Random) -> tuple[frozenset[str], frozenset[int]]:
-        """One bit in the memory where the version waits for SGLang. Returns: (the tensor that it belongs to, the
+        """One bit in the memory where the version waits for the engine. Returns: (the tensor that it belongs to, the
         processes that serve that part of it)."""
         sender = self.sender._sender
         versions = [sender._words.load(sender._control.slot_version(0, slot)) for slot in range(NUM_SLOTS)]
@@ -145,7 +148,7 @@ def flip_on_the_way() -> Fault:
 
 
 def lies(engine: TrainedEngine) -> Iterator[Fault]:
-    """Each of SGLang's parameters skipped, each two experts of a layer swapped, and every other lie of the loader."""
+    """Each parameter skipped, each two experts of a layer swapped, and every other lie of the loader."""
     held = engine.layout.ranks[0]
     tensors_of = {name: frozenset(block.name for block in held.blocks if block.buffer == name) for name in held.buffers}
     for name, tensors in tensors_of.items():

@@ -81,20 +81,21 @@ install_everything() {
   pip_of .venv --no-deps megatron-core packaging
 }
 
-# The environment of engine_tests/: SGLang for CPU slots, made by `rlinf venv create` into the checkout's own folder, and what
-# tests need. After the first time it takes a second or two.
+# The environment of engine_tests/: SGLang, or the engine that is named, for CPU slots, made by `rlinf venv create` into the
+# checkout's own folder, and what tests need. After the first time it takes a second or two.
 ensure_engine_environment() {
   export RLINF_VENVS="$root/.venv/venvs" SGLANG_USE_CPU_ENGINE=1 RLINF_TEST_DRIVER="$root/.venv/bin/python"
-  engine_python="$RLINF_VENVS/sglang/bin/python"
-  local list=.venv/sglang-versions.txt status=0
-  .venv/bin/rlinf venv create sglang --cpu || status=$?
+  local engine="${1:-sglang}" status=0
+  local list=".venv/$engine-versions.txt"
+  engine_python="$RLINF_VENVS/$engine/bin/python"
+  .venv/bin/rlinf venv create "$engine" --cpu || status=$?
   if [ "$status" = 2 ] && [ -x "$engine_python" ]; then # its list has changed
-    .venv/bin/rlinf venv remove sglang
-    .venv/bin/rlinf venv create sglang --cpu
+    .venv/bin/rlinf venv remove "$engine"
+    .venv/bin/rlinf venv create "$engine" --cpu
   elif [ "$status" != 0 ]; then
     return "$status"
   fi
-  sed 's/ --hash.*//' packages/rlinf-workers/src/rlinf_workers/engines/sglang/requirements-cpu.txt >"$list" # the tests' packages have no digests
+  sed 's/ --hash.*//' "packages/rlinf-workers/src/rlinf_workers/engines/$engine/requirements-cpu.txt" >"$list" # the tests' packages have no digests
   "$engine_python" -m pip --quiet --disable-pip-version-check install -c "$list" pytest pytest-timeout hypothesis
 }
 

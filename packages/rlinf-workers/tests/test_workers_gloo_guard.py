@@ -18,6 +18,7 @@ import torch.distributed as dist
 from rlinf_workers import gloo_guard
 from rlinf_workers.addresses import ON_ONE_MACHINE
 from rlinf_workers.collectives import connect, connect_alone
+from rlinf_workers.engines import server_processes
 from rlinf_workers.engines.sglang import child
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.gloo_guard import TcpConnection, guard_gloo, refuse_strangers, users_of_ends
@@ -216,10 +217,10 @@ def test_a_scheduler_process_of_sglang_is_guarded(monkeypatch, tmp_path):
     scheduler = SimpleNamespace(run_scheduler_process=lambda: inits.append(dist.ProcessGroupGloo.__init__))
     monkeypatch.setitem(sys.modules, "sglang.srt.managers.scheduler", scheduler)
     monkeypatch.setenv(child.FOLDER_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(child.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
-    monkeypatch.setattr(child.os, "getppid", lambda: 2)
-    monkeypatch.setattr(child.faulthandler, "register", lambda *_, **__: None)
-    monkeypatch.setattr(child.logging.getLogger("sglang"), "handlers", [])
+    monkeypatch.setattr(server_processes.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
+    monkeypatch.setattr(server_processes.os, "getppid", lambda: 2)
+    monkeypatch.setattr(server_processes.faulthandler, "register", lambda *_, **__: None)
+    monkeypatch.setattr(server_processes.logging.getLogger("sglang"), "handlers", [])
     child.run_scheduler()
     assert hasattr(inits[0], "__wrapped__")
 

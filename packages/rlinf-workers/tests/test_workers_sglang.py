@@ -12,25 +12,14 @@ import torch
 
 from rlinf_sched.derive import ModelShape
 from rlinf_workers.engines.base import UnfinishedCompletion, not_begun
+from rlinf_workers.engines.capacity import Capacity
+from rlinf_workers.engines.completions import completions_of, sampling_seed
 from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
-from rlinf_workers.engines.sglang.arguments import (
-    OWNED,
-    bound_cores,
-    check_names,
-    fraction_of,
-    server_arguments,
-    suspects,
-)
-from rlinf_workers.engines.sglang.capacity import Capacity
-from rlinf_workers.engines.sglang.child import last_error
+from rlinf_workers.engines.server_processes import last_error
+from rlinf_workers.engines.serving import bound_cores, suspects
+from rlinf_workers.engines.sglang.arguments import OWNED, check_names, fraction_of, server_arguments
 from rlinf_workers.engines.sglang.experts import ExpertRows
-from rlinf_workers.engines.sglang.requests import (
-    answer_of,
-    completions_of,
-    cut_at,
-    request_parameters,
-    sampling_seed,
-)
+from rlinf_workers.engines.sglang.requests import answer_of, cut_at, request_parameters
 from rlinf_workers.engines.sglang.server import _library_path, cuda_libraries, with_hint
 from rlinf_workers.engines.sglang.spec import SPEC
 from rlinf_workers.errors import SettingsRefused, WorkersError

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_workers.engines.capacity import Capacity
 from rlinf_workers.engines.inside import Inside
 from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.engines.sglang.capacity import Capacity
 from rlinf_workers.engines.sglang.engine import SGLangEngine
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.roles.records.language import Prompt

@@ -171,6 +171,7 @@ ENGINES: Plugins[EngineSpec] = Plugins(
     {
         "huggingface": "rlinf_workers.engines.huggingface.spec:SPEC",
         "sglang": "rlinf_workers.engines.sglang.spec:SPEC",
+        "vllm": "rlinf_workers.engines.vllm.spec:SPEC",
     },
     base="rlinf_workers.engines.spec:EngineSpec",
 )

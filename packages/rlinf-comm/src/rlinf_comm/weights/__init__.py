@@ -4,7 +4,7 @@
     plan.py     the intersection of two layouts: which box goes where (sharing.py, coalesce.py)
     by_node.py  a plan in two: to each node once, and there to its ranks
     executor.py runs a plan within one process, also on tensors that others share
-    manifest.py digests of all that a rank holds, and their comparison
+    manifest.py digests of all that a rank holds, and their comparison (digests.py: of tensors without a layout)
     store/      the shared-memory executor
     stream/     the same over any link, dense or as deltas
 
@@ -20,6 +20,7 @@ A sync in six lines, the two halves in different processes:
 from __future__ import annotations
 
 from rlinf_comm.weights.by_node import crossing_plan, spread_plan
+from rlinf_comm.weights.digests import tensor_digests
 from rlinf_comm.weights.executor import ReshardExecutor, execute
 from rlinf_comm.weights.layout import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec, specs_of
 from rlinf_comm.weights.manifest import DIGEST_MODULUS, BoxDigest, WeightManifest, manifest_of, merge_manifests, verify
@@ -57,6 +58,7 @@ __all__ = [
     "merge_manifests",
     "verify",
     "DIGEST_MODULUS",
+    "tensor_digests",
     "WeightStore",
     "WeightStoreAddress",
     "StoreSender",

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from rlinf_comm import LayoutError, PeerLost, WeightMismatchError, pack, record, unpack
-from rlinf_comm.weights import BufferSpec, specs_of
+from rlinf_comm.weights import BufferSpec, specs_of, tensor_digests
 from rlinf_comm.wire import FOREVER, Connection, Deadline, Hello, receive_hello, send_hello
 from rlinf_workers.models.placement import HostPlaces
 from rlinf_workers.plugins import WEIGHT_SYNCS
@@ -55,7 +55,8 @@ class Command:
     number: int
     """Counts a worker's commands from 1; the reply has the same number."""
     method: str
-    """A method of `Inside`: describe, open, fill, check, save_weights, restore_weights."""
+    """A method of `Inside`: describe, open, fill, check, save_weights, restore_weights, remember,
+    check_remembered."""
     arguments: tuple[Any, ...]
     waits: bool
     """Whether it runs only while the engine is in `enter`."""
@@ -132,6 +133,8 @@ class Inside:
     _receivers: dict[str, WeightReceiver] = field(default_factory=dict)
     _filled: dict[str, _Filled] = field(default_factory=dict)
     _host: HostPlaces = field(default_factory=HostPlaces)
+    _remembered: dict[str, int] = field(default_factory=dict)
+    """Parameter -> its digest when `remember` was called."""
 
     @classmethod
     def connect(cls, address: str, model: Model, *, rank: int, sizes: Mapping[str, int]) -> Inside:
@@ -242,6 +245,21 @@ class Inside:
             for name, tensor in self._parameters().items():
                 tensor.copy_(self._host.take(name, tensor, copies=False))
         self._host = HostPlaces()
+
+    def remember(self) -> None:
+        """Keeps digests of the parameters, before their memory is released."""
+        self._remembered = tensor_digests(self._parameters())
+
+    def check_remembered(self) -> None:
+        """Checks that the parameters are those of `remember`. Raises: WeightMismatchError naming those that are not."""
+        served = tensor_digests(self._parameters())
+        differing = {name for name, _ in served.items() ^ self._remembered.items()}
+        if names := tuple(name for name in served if name in differing):
+            raise WeightMismatchError(
+                f"the engine released its memory, and does not serve the weights that it had: {', '.join(names[:8])}"
+                f"{f' and {len(names) - 8} more' if len(names) > 8 else ''} differ",
+                tensors=names,
+            )
 
     def _parameters(self) -> dict[str, Tensor]:
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}

@@ -26,10 +26,10 @@ class EngineSpec(Spec):
 
     venv: VenvSpec | None = None
     """The venv that its packages need."""
-    package: str | None = None
-    """Distribution that must be installed in the rollout's venv."""
+    packages: tuple[str, ...] = ()
+    """Distributions of which one must be installed in the rollout's venv: builds of the same for other devices."""
     known_versions: tuple[str, ...] = ()
-    """Tested versions of it; the option `any_version` accepts others."""
+    """Tested versions of them; the option `any_version` accepts others."""
     cuts_models: bool = True
     """Can shard a model over the devices of a rank (`tensor_parallel_size`)."""
     serves_adapters: bool = False

@@ -55,7 +55,7 @@ KILL_TIMEOUT_S = 10.0
 """Time limit for the agent to report the end of a process it was told to kill."""
 FORWARDED = (
     *("RLINF_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TORCH", "PYTORCH_", "NCCL_", "GLOO_", "OMP_", "MKL_"),
-    *("SGLANG_", "MUJOCO_", "PYOPENGL_", "LIBERO_", "MS_", "PYTHONHASHSEED", "PYTHONUNBUFFERED"),
+    *("SGLANG_", "VLLM_", "MUJOCO_", "PYOPENGL_", "LIBERO_", "MS_", "PYTHONHASHSEED", "PYTHONUNBUFFERED"),
 )
 """Env vars of the driver that workers on every node get: settings of libraries, none that is specific to a machine."""
 

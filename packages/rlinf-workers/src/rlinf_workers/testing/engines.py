@@ -42,14 +42,14 @@ GREEDY = SamplingSettings(group_size=1, max_new_tokens=6, temperature=0.0)
 SAMPLING = SamplingSettings(group_size=4, max_new_tokens=6)
 
 
-def tiny_model(folder: Path) -> ModelSettings:
-    """Writes a Qwen2 of two layers with weights and a tokenizer of single characters."""
+def tiny_model(folder: Path, *, hidden_size: int = 32) -> ModelSettings:
+    """Writes a Qwen2 of two layers and four heads, with weights and a tokenizer of single characters."""
     from transformers import Qwen2Config
 
     vocabulary = write_tokenizer(folder)
     Qwen2Config(
         vocab_size=len(vocabulary),
-        hidden_size=32,
+        hidden_size=hidden_size,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,

@@ -146,13 +146,14 @@ class EngineConfig(Section):
 
     engine: str = Field(
         default="huggingface",
-        description="What generates completions: huggingface, sglang (docs/sglang.md), or package.module:Class of a "
-        "custom engine (docs/plugins/engine.md).",
+        description="What generates completions: huggingface, sglang (docs/sglang.md), vllm (docs/vllm.md), or "
+        "package.module:Class of a custom engine (docs/plugins/engine.md).",
     )
     engine_options: dict[str, bool | int | float | str | list[int | float | str]] = Field(
         default={},
-        description="Options of the engine: cuda_graphs, refill, cache_share and keep_turns of huggingface; SGLang's "
-        "server arguments by its own names, such as mem_fraction_static (docs/sglang.md); or those of a custom engine.",
+        description="Options of the engine: cuda_graphs, refill, cache_share and keep_turns of huggingface; the "
+        "arguments of SGLang or vLLM by their own names, such as mem_fraction_static (docs/sglang.md) or "
+        "gpu_memory_utilization (docs/vllm.md); or those of a custom engine.",
     )
     tensor_parallel_size: int = Field(
         default=1, ge=1, description="Devices over which an engine shards the model; each rollout rank has this many."

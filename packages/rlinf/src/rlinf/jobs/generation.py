@@ -55,9 +55,10 @@ def check_installed(settings: EngineConfig, where: Interpreter | None) -> None:
     Raises: UserError.
     """
     spec = settings.engine_spec
-    if spec.package is None:
+    if not spec.packages:
         return
-    installed = _version_here(spec.package) if where is None else where.packages.get(spec.package)
+    find = _version_here if where is None else where.packages.get
+    package, installed = next(((name, find(name)) for name in spec.packages if find(name)), (spec.packages[0], None))
     place = sys.executable if where is None else where.path
     key, name = f"{settings.AT}engine={settings.engine}", spec.name
     if installed is None:
@@ -65,10 +66,10 @@ def check_installed(settings: EngineConfig, where: Interpreter | None) -> None:
             hint = f"rlinf venv create {name} (--cpu on CPU slots), then --venvs.rollout {name}"
         else:
             hint = f"rlinf venv create {name} (--cpu on CPU slots) makes one; rlinf venv list shows what there is"
-        raise UserError(f"{key}: {spec.package} is not installed in the environment of {place}", hint=hint)
+        raise UserError(f"{key}: {package} is not installed in the environment of {place}", hint=hint)
     if installed not in spec.known_versions and not settings.engine_options.get("any_version"):
         raise UserError(
-            f"{key}: the environment of {place} has {spec.package} {installed}; known to work: "
+            f"{key}: the environment of {place} has {package} {installed}; known to work: "
             f"{', '.join(spec.known_versions)}",
             hint=f"rlinf venv create {name}, or --{settings.AT}engine_options.any_version true to take it as it is",
         )

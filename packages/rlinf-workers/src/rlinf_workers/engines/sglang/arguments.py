@@ -123,18 +123,3 @@ def check_names(names: Iterable[str], argument_names: Iterable[str]) -> None:
             raise SettingsRefused(f"engine_options.{name} cannot be set: {OWNED[name]}; leave it out")
         if name not in argument_names:
             raise SettingsRefused(f"engine_options.{name}{unknown_argument(name, argument_names)}")
-
-
-def suspects(message: str, engine_options: Mapping[str, Any]) -> str:
-    """A line with the recipe's arguments whose values an SGLang error mentions, or with all of them."""
-    named = [name for name, value in engine_options.items() if str(value) in message] or list(engine_options)
-    settings = ", ".join(f"engine_options.{name}={engine_options[name]}" for name in named)
-    return f"\nit was started with {settings}" if settings else ""
-
-
-def bound_cores(devices: Sequence[str], cores: Sequence[int]) -> str:
-    """SGLANG_CPU_OMP_THREADS_BIND: one core per tensor-parallel process, from the CPU slots of a rank.
-
-    Example: ("cpu:2", "cpu:3") on cores 0 to 7 -> "2|3"
-    """
-    return "|".join(str(cores[int(name.partition(":")[2]) % len(cores)]) for name in devices)

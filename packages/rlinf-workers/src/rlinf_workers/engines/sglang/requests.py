@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from rlinf_workers.engines.base import Completions, UnfinishedCompletion
+from rlinf_workers.engines.base import UnfinishedCompletion
+from rlinf_workers.engines.completions import Completion, sampling_seed
 from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.engines.segments import Segments, extended
+from rlinf_workers.engines.segments import extended
 
 NO_VERSION = "default"
 STOP_STRING = "a stop string"
 """The finish reason of a stop string; SGLang itself does not look for them."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Completion:
-    """One finished completion."""
-
-    index: int
-    member: int
-    token_ids: list[int]
-    logprobs: list[float]
-    truncated: bool
-    segments: Segments
-    prompt_experts: Tensor | None = None
-    """[L, layers, k]; None: not recorded."""
-    experts: Tensor | None = None
-    """[tokens - 1, layers, k]"""
-
-    @property
-    def policy_version(self) -> int:
-        """Of the first token."""
-        return self.segments[0].policy_version
 
 
 def request_parameters(
@@ -60,11 +37,6 @@ def request_parameters(
         "skip_special_tokens": False,
         "sampling_seed": sampling_seed(key.seed, key.step, key.index, request.member),
     }
-
-
-def sampling_seed(seed: int, step: int, index: int, member: int) -> int:
-    """[0, 2**63): the seed of a completion, independent of its place and batch."""
-    return int(np.random.SeedSequence([seed, step, index, member]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def answer_of(
@@ -129,42 +101,6 @@ def _versions(about: Mapping[str, Any], num_tokens: int, policy_version: int) ->
     return [
         (min(span["end"], num_tokens), -1 if span["version"] == NO_VERSION else int(span["version"])) for span in spans
     ]
-
-
-def completions_of(answers: Sequence[Completion]) -> list[Completions]:
-    """Joins completions of one prompt and version into one record."""
-    groups: dict[tuple[int, int], list[Completion]] = {}
-    for answer in answers:
-        groups.setdefault((answer.index, answer.policy_version), []).append(answer)
-    return [_join(group) for group in groups.values()]
-
-
-def _join(answers: Sequence[Completion]) -> Completions:
-    width = max(len(answer.token_ids) for answer in answers)
-    token_ids = torch.zeros(len(answers), width, dtype=torch.int64)
-    logprobs, loss_mask = torch.zeros(len(answers), width), torch.zeros(len(answers), width)
-    for row, answer in enumerate(answers):
-        length = len(answer.token_ids)
-        token_ids[row, :length] = torch.tensor(answer.token_ids)
-        logprobs[row, :length] = torch.tensor(answer.logprobs, dtype=torch.float32)
-        loss_mask[row, :length] = 1.0
-    return Completions(
-        index=answers[0].index,
-        members=tuple(answer.member for answer in answers),
-        token_ids=token_ids,
-        loss_mask=loss_mask,
-        logprobs=logprobs,
-        truncated=torch.tensor([answer.truncated for answer in answers]),
-        prompt_experts=answers[0].prompt_experts,
-        experts=_padded([answer.experts for answer in answers if answer.experts is not None]),
-        policy_version=answers[0].policy_version,
-        segments=tuple(answer.segments for answer in answers) if any(len(one.segments) > 1 for one in answers) else (),
-    )
-
-
-def _padded(experts: Sequence[Tensor]) -> Tensor | None:
-    """[N, E, layers, k], zeros after the end of a row; None if nothing was recorded."""
-    return pad_sequence(list(experts), batch_first=True) if experts else None
 
 
 def cut_at(output: Mapping[str, Any], length: int) -> dict[str, Any]:

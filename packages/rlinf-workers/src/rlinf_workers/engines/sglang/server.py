@@ -21,7 +21,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlinf_workers.engines.sglang.child import FOLDER_VARIABLE, MEETING_VARIABLE, last_error, run_scheduler
+from rlinf_workers.engines.server_processes import kill_family, last_error
+from rlinf_workers.engines.sglang.child import FOLDER_VARIABLE, MEETING_VARIABLE, run_scheduler
 from rlinf_workers.errors import ProcessLost, SettingsRefused, WorkersError
 from rlinf_workers.leftovers import SweptFolder
 
@@ -98,7 +99,7 @@ class EngineServer:
     def _end(self, others: set[Any]) -> None:
         for process in multiprocessing.active_children():
             if process not in others:
-                _kill(process.pid)
+                kill_family(process.pid)
                 process.join()
         self.run(_cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -236,19 +237,3 @@ def _ignore_sigquit() -> None:
     """A failing scheduler sends SIGQUIT to its parent, which would end the worker without a message."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGQUIT, lambda *_: None)
-
-
-def _kill(pid: int | None) -> None:
-    """Kills a process and all its descendants."""
-    import psutil  # a requirement of SGLang
-
-    try:
-        process = psutil.Process(pid)
-        family = [*process.children(recursive=True), process]
-    except psutil.NoSuchProcess:
-        return
-    for one in family:
-        try:
-            one.kill()
-        except psutil.NoSuchProcess:
-            continue

@@ -70,9 +70,12 @@ class SGLangSpec(EngineSpec):
         return sglang_memory(model, job)
 
     def profile(self, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
-        from rlinf_workers.engines.sglang.profile import sglang_profile
+        from rlinf_workers.engines.served_profile import served_profile
+        from rlinf_workers.engines.sglang.memory import kv_tokens
 
-        return sglang_profile(model, gpu, job, self.memory(model, job))
+        limit = server.SGLangOptions.of(job.engine_options).max_running_requests
+        memory, num_tokens = self.memory(model, job), kv_tokens(model, job)
+        return served_profile("SGLang", model, gpu, job, memory, num_tokens=num_tokens, max_running=limit)
 
     def fills_its_memory(self, options: Mapping[str, Any]) -> bool:
         return True
@@ -160,7 +163,7 @@ SPEC = SGLangSpec(
     ),
     quantizations=("fp8",),
     quantizes_activations=True,
-    package="sglang",
+    packages=("sglang",),
     known_versions=("0.5.23",),
     process_bytes=800 << 20,  # no engine in benchmarks/results/sglang-memory.json takes more
 )

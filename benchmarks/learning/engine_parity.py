@@ -1,6 +1,7 @@
-"""Greedy tokens of SGLang against transformers, before and after 20 syncs: benchmarks/results/sglang-parity.json.
+"""Greedy tokens of an engine against transformers, before and after 20 syncs: benchmarks/results/ENGINE-parity.json.
 
-    python -m benchmarks.learning.sglang_parity        with the Python of the environment that has SGLang
+    python -m benchmarks.learning.engine_parity sglang        with the Python of the venv that has the engine
+    python -m benchmarks.learning.engine_parity vllm --models "Qwen2, TP1"
 
 Tiny models with random weights in float32 on CPU slots. Each sync changes every number of the model; afterwards the
 completions of 8 prompts, at most 16 tokens each, are compared with `generate` of transformers, and the
@@ -39,26 +40,30 @@ VOCABULARY = 64
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--output", type=Path, help="JSON to write instead of benchmarks/results/sglang-parity.json")
+    parser.add_argument("engine", choices=sorted(SIZES))
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS), metavar="NAME")
+    parser.add_argument("--output", type=Path, help="JSON to write instead of benchmarks/results/ENGINE-parity.json")
     options = parser.parse_args()
     findings = {}
-    for name, (architecture, tp) in MODELS.items():
+    for name in options.models:
+        architecture, tp = MODELS[name]
         with tempfile.TemporaryDirectory() as folder:
-            findings[name] = agreements(architecture, tp, Path(folder))
+            findings[name] = agreements(options.engine, architecture, tp, Path(folder))
         print(name, findings[name], flush=True)
     settings = {
         "num_syncs": NUM_SYNCS,
         "bound": LOGPROB_BOUND,
         "prompt_lengths": PROMPT_LENGTHS,
         "max_new_tokens": MAX_NEW_TOKENS,
-        "sizes": SIZES | {"vocab_size": VOCABULARY},
+        "sizes": SIZES[options.engine] | {"vocab_size": VOCABULARY},
     }
-    report("sglang-parity", settings=settings, samples_s={}, comparisons=[], findings=findings, output=options.output)
+    name = f"{options.engine}-parity"
+    report(name, settings=settings, samples_s={}, comparisons=[], findings=findings, output=options.output)
 
 
-def agreements(architecture: str, tp: int, folder: Path) -> dict[str, Any]:
+def agreements(engine: str, architecture: str, tp: int, folder: Path) -> dict[str, Any]:
     """What came of one model: with the weights of its files, and after all syncs together."""
-    trained = TrainedEngine(architecture, folder, tp=tp, vocab_size=VOCABULARY)
+    trained = TrainedEngine(architecture, folder, tp=tp, engine=engine, vocab_size=VOCABULARY)
     before = compare(trained)
     after = []
     for _ in range(NUM_SYNCS):

@@ -1,4 +1,4 @@
-"""Estimated times of SGLang for the groups of a step."""
+"""Estimated times of a server for the groups of a step: it runs as many as its KV cache holds."""
 
 from __future__ import annotations
 
@@ -12,20 +12,32 @@ from rlinf_sched.derive import (
     describe_numbers,
     group_cache_tokens,
 )
-from rlinf_workers.engines.sglang.memory import kv_tokens
-from rlinf_workers.engines.sglang.options import SGLangOptions
 
 
-def sglang_profile(model: ModelShape, gpu: Gpu, job: JobShape, memory: RankMemory) -> StageProfile:
-    """An engine on the devices of a rank, with as many running groups as its KV pool holds."""
+def served_profile(
+    title: str,
+    model: ModelShape,
+    gpu: Gpu,
+    job: JobShape,
+    memory: RankMemory,
+    *,
+    num_tokens: int,
+    max_running: int | None = None,
+) -> StageProfile:
+    """An engine on the devices of a rank, with as many running groups as its KV pool holds.
+
+    Args:
+        title: the server's name.
+        num_tokens: capacity of its KV cache.
+        max_running: its limit of running completions; None: all that there are.
+    """
     lengths, size, dtype_bytes = job.lengths, job.tensor_parallel, job.served.dtype_bytes
-    num_tokens = kv_tokens(model, job)
     if num_tokens < job.longest_tokens:
         raise ProfileError(
             f"the KV pool of an engine of {size} x {gpu.name} holds {max(0, num_tokens):,} tokens, and the longest "
             f"sequence has {job.longest_tokens:,}; use more devices for an engine, or shorter sequences"
         )
-    limit = SGLangOptions.of(job.engine_options).max_running_requests or job.num_groups * lengths.group_size
+    limit = max_running or job.num_groups * lengths.group_size
     running = min(num_tokens / group_cache_tokens(lengths), limit / lengths.group_size)
     most = max(1, min(job.num_groups, int(running)))
     instance = InstanceProfile(
@@ -42,5 +54,5 @@ def sglang_profile(model: ModelShape, gpu: Gpu, job: JobShape, memory: RankMemor
         batching="continuous",
         costs=lengths.longest_costs,
         weights_bytes=job.served_weights_bytes(model),
-        source=f"derived: SGLang with {model.name} on {size} x {gpu.name}, {describe_numbers(model, job.served)}",
+        source=f"derived: {title} with {model.name} on {size} x {gpu.name}, {describe_numbers(model, job.served)}",
     )

@@ -1,0 +1,100 @@
+"""Engine arguments of vLLM: what a recipe may set, and what is set here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from rlinf_workers.engines.vllm.options import (
+    CPU_BLOCK_TOKENS,
+    MEMORY_SHARE,
+    OWNED,
+    unknown_argument,
+)
+from rlinf_workers.errors import SettingsRefused
+from rlinf_workers.models.language_model import ModelSettings
+
+Argument = bool | int | float | str | list | dict
+
+EXTENSION = "rlinf_workers.engines.vllm.extension.Extension"
+"""vLLM mixes this class into its workers, and imports its module in each of them before it loads a model."""
+PLAIN, PLAIN_DUMMY = "rlinf", "rlinf_dummy"
+"""Load formats that extension.py registers: weights stay as the model has them; with values of the folder, or any."""
+
+ON_CPU: Mapping[str, Argument] = {
+    "enforce_eager": True,
+    "block_size": CPU_BLOCK_TOKENS,
+    "kv_cache_memory_bytes": 1 << 30,
+}
+"""Defaults on CPU slots. Compiling takes longer than a small run. A run whose plan can compute the model's memory sets
+the size of the cache; this one is for a run that cannot."""
+
+ON_GPU: Mapping[str, Argument] = {
+    "gpu_memory_utilization": MEMORY_SHARE,
+    "enable_sleep_mode": True,
+    "moe_backend": "triton",
+}
+"""Defaults on GPUs: plans assume this memory fraction, memory can be released to a trainer on the same devices, and the
+experts' kernels read weights as the model has them; others shuffle them."""
+
+FIXED: dict[str, Argument] = {
+    "skip_tokenizer_init": True,
+    "generation_config": "vllm",
+    "logprobs_mode": "raw_logprobs",
+    "worker_extension_cls": EXTENSION,
+    "disable_log_stats": True,
+    "model_impl": "vllm",
+}
+"""Arguments of every engine. The extension replaces what raw log-probabilities are: see its `TemperedSampler`."""
+
+
+def engine_arguments(
+    model: ModelSettings, device: torch.device, *, num_devices: int, folder: str, engine_options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All arguments with which an engine is started.
+
+    Args:
+        folder: the folder that vLLM loads, with config.json; `model.folder` or a copy.
+        engine_options: the recipe's options, already checked by `check_names`.
+    """
+    return {
+        **(ON_CPU if device.type == "cpu" else ON_GPU),
+        "max_model_len": -1,  # as long as the model and the cache allow
+        **engine_options,
+        **FIXED,
+        "model": folder,
+        "dtype": model.dtype,
+        "load_format": PLAIN if model.has_weights else PLAIN_DUMMY,
+        "tensor_parallel_size": num_devices,
+        "distributed_executor_backend": "uni" if num_devices == 1 else "mp",
+    }
+
+
+def check_names(names: Iterable[str], argument_names: Iterable[str]) -> None:
+    """Rejects the first name that no recipe may set; `argument_names` are those of the installed vLLM.
+
+    Raises: SettingsRefused.
+    """
+    argument_names = {name for name in argument_names if not name.startswith("_")}
+    for name in names:
+        if name in OWNED:
+            raise SettingsRefused(f"engine_options.{name} cannot be set: {OWNED[name]}; leave it out")
+        if name not in argument_names:
+            raise SettingsRefused(f"engine_options.{name}{unknown_argument(name, argument_names)}")
+
+
+def env_vars(device: torch.device, cores: str) -> dict[str, str]:
+    """Env vars that vLLM and its processes read; `cores` are those of `bound_cores`."""
+    variables = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # its sampler is another, and not that of extension.py
+        "VLLM_PLUGINS": "",  # no package of the venv changes how models are computed
+    }
+    if device.type == "cpu":
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = cores
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # else one device gets a process of its own beside the core's
+    return variables

@@ -1,0 +1,202 @@
+"""vLLM behind the protocol of generation engines."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_workers.engines.base import UnfinishedCompletion
+from rlinf_workers.engines.completions import Completion
+from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.engines.serving import ServingEngine, bound_cores, check_version, model_folder, suspects
+from rlinf_workers.engines.stopping import StopStrings
+from rlinf_workers.engines.vllm.arguments import Argument, check_names, engine_arguments, env_vars
+from rlinf_workers.engines.vllm.requests import answer_of, cut_at, request_parameters
+from rlinf_workers.engines.vllm.server import VLLMServer
+from rlinf_workers.engines.vllm.spec import SPEC
+from rlinf_workers.errors import SettingsRefused, WorkersError
+from rlinf_workers.leftovers import SweptFolder
+from rlinf_workers.models.language_model import ModelSettings
+
+STOP_INTERVAL = 8
+"""Tokens between two checks for a stop string: each is a message, and at most this many tokens are computed in vain."""
+ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LlamaForCausalLM")
+"""Models whose parameters were compared with a layout, and whose tokens with those of transformers."""
+
+
+class VLLMEngine(ServingEngine):
+    """A GenerationEngine that samples with vLLM, with one process per device of the rank and one that schedules.
+
+    Requests are accepted while others run. The number in flight is bounded by the KV cache as vLLM reports it, and by
+    `max_batch_sequences` if given. Each completion has its own seed from seed, step, index and member, so its noise
+    does not depend on its batch. The logits of a batch may differ by rounding from those of another, so equal numbers
+    are not guaranteed.
+
+    Args:
+        devices: names of the rank's devices, one per tensor-parallel process; empty: only `device`.
+        any_version: accept a vLLM version that was not tested.
+        arguments: engine arguments of vLLM.
+    """
+
+    SPEC, TITLE = SPEC, "vLLM"
+    CHECKS_WAKES = PAUSES_ASLEEP = True
+    CACHE_OPTIONS = "engine_options.gpu_memory_utilization, or kv_cache_memory_bytes on CPU slots"
+
+    def __init__(
+        self,
+        model: ModelSettings,
+        device: torch.device,
+        *,
+        max_prompt_tokens: int | None,
+        max_batch_sequences: int | None = None,
+        devices: Sequence[str] = (),
+        any_version: bool = False,
+        **arguments: Argument,
+    ) -> None:
+        devices = devices or (str(device),)
+        check_names(arguments, known_arguments(device, devices, any_version=any_version))
+        folder, num_devices = SweptFolder("rlinf-vllm-"), len(devices)
+        served = model_folder(model, folder.path)
+        check_architecture(served)
+        self._prepare(model, device, max_prompt_tokens=max_prompt_tokens, num_devices=num_devices, options=arguments)
+        self._numbers = itertools.count()
+        self._request_ids: set[str] = set()
+        """Of the requests in flight."""
+        whole = engine_arguments(model, device, num_devices=num_devices, folder=str(served), engine_options=arguments)
+        try:
+            started = VLLMServer(whole, folder, self._on_lost)
+        except SettingsRefused as error:
+            raise SettingsRefused(f"{error}{suspects(str(error), arguments)}") from error
+        self._serve(started, replace(model, folder=str(served)), device, max_batch_sequences)
+
+    # -- in the server's loop ---------------------------------------------------------------------------------------
+
+    async def _generate(
+        self, request: UnfinishedCompletion, sampling: SamplingSettings, version: int, before: Tensor | None
+    ) -> Completion | UnfinishedCompletion:
+        prompt_ids = [*request.prompt.token_ids.tolist(), *request.token_ids.tolist()]
+        parameters = request_parameters(request, sampling, self._stop_ids)
+        request_id = str(next(self._numbers))
+        self._request_ids.add(request_id)
+        try:
+            if sampling.stop:
+                stops = StopStrings(self._tokenizer, sampling.stop)
+                output = await self._until_stop(request_id, prompt_ids, parameters, stops, request.token_ids.tolist())
+            else:
+                output = await self._until_end(request_id, prompt_ids, parameters)
+        finally:
+            self._request_ids.discard(request_id)
+        return answer_of(
+            output,
+            request,
+            self._stop_ids,
+            max_new_tokens=sampling.max_new_tokens,
+            policy_version=version,
+            is_suspended=self._is_suspending,
+        )
+
+    def _outputs(self, request_id: str, prompt_ids: list[int], parameters: dict[str, Any], *, streams: bool) -> Any:
+        """The asynchronous generator of a request's outputs; closing it cancels the request."""
+        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+        kind = RequestOutputKind.CUMULATIVE if streams else RequestOutputKind.FINAL_ONLY
+        interval = {"stream_interval": STOP_INTERVAL} if streams else {}
+        sampling = SamplingParams(**parameters, **interval, output_kind=kind)
+        return self._server.engine.generate({"prompt_token_ids": prompt_ids}, sampling, request_id)
+
+    async def _until_end(self, request_id: str, prompt_ids: list[int], parameters: dict[str, Any]) -> Any:
+        async for output in self._outputs(request_id, prompt_ids, parameters, streams=False):
+            if output.finished:
+                return output.outputs[0]
+        raise WorkersError("vLLM ended a request without an output")
+
+    async def _until_stop(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        parameters: dict[str, Any],
+        stops: StopStrings,
+        before: Sequence[int],
+    ) -> Any:
+        """The output of a request, truncated after the first stop string; vLLM has no tokenizer to find it.
+
+        Args:
+            before: tokens of the completion that the request continues.
+        """
+        output, begun = None, len(before)
+        async with contextlib.aclosing(self._outputs(request_id, prompt_ids, parameters, streams=True)) as outputs:
+            async for answer in outputs:
+                output = answer.outputs[0]
+                end = stops.end([*before, *output.token_ids], begun=begun)
+                if end is not None:
+                    return cut_at(output, end - len(before))
+                begun = len(before) + len(output.token_ids)
+        return output
+
+    def _abort_requests(self) -> None:
+        self._server.spawn(self._server.engine.abort(list(self._request_ids)))
+
+    async def _enter(self, ticket: str) -> None:
+        await self._server.engine.collective_rpc("rlinf_enter", args=(ticket,))
+
+    async def _begin_version(self, policy_version: int, *, pauses: bool = False, drops: bool = True) -> None:
+        if pauses:
+            await self._pause()
+        if drops and not await self._server.engine.reset_prefix_cache(reset_running_requests=True):
+            raise WorkersError("vLLM did not drop its caches of earlier weights")
+        await self._server.engine.update_weight_version(str(policy_version))
+        if pauses:
+            await self._continue()
+
+    async def _pause(self, *, keeps: bool = False) -> None:
+        """Without `keeps`, running requests return to the waiting queue without their KV cache."""
+        await self._server.engine.pause_generation(mode="keep", clear_cache=not keeps)
+
+    async def _continue(self) -> None:
+        if self._is_away and self._gives_memory_back:
+            await self._server.engine.wake_up()
+        await self._server.engine.resume_generation()
+
+    async def _release(self, *, pauses: bool) -> None:
+        """vLLM keeps a copy of the weights in host memory, and pauses requests in flight by itself."""
+        await self._server.engine.sleep(level=1, mode="keep")
+
+    async def _resume(self) -> None:
+        """Only the weights: vLLM computes no request before `_continue` has brought back the rest, too."""
+        await self._server.engine.wake_up(["weights"])
+
+
+def known_arguments(device: torch.device, devices: Sequence[str], *, any_version: bool) -> list[str]:
+    """Imports vLLM as the devices require; returns the names of its engine arguments.
+
+    Raises: SettingsRefused if it is not installed, or in an untested version.
+    """
+    check_version(SPEC, "vLLM", any_version=any_version)
+    cores = bound_cores(devices, sorted(os.sched_getaffinity(0)))
+    os.environ.update(env_vars(device, cores))
+    from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+
+    return [field.name for field in fields(AsyncEngineArgs)]
+
+
+def check_architecture(folder: Path) -> None:
+    """Checks that a model is one whose weights were tried in vLLM.
+
+    Raises: SettingsRefused.
+    """
+    names = json.loads((folder / "config.json").read_text()).get("architectures") or ["None"]
+    if names[0] not in ARCHITECTURES:
+        raise SettingsRefused(
+            f"the engine vllm has not been tried with {names[0]} (architectures in config.json of the model); it "
+            f"serves {', '.join(ARCHITECTURES)}; use the engine huggingface or sglang"
+        )

@@ -1,0 +1,212 @@
+"""The code in vLLM's worker processes, each of which holds a shard of the model.
+
+vLLM imports this module in each of them before it loads the model (engine argument `worker_extension_cls`), and mixes
+`Extension` into its worker, whose methods `AsyncLLM.collective_rpc` calls.
+
+On a CPU vLLM 0.32.0 copies linear weights into the order that its kernels read and drops the originals; it keeps those
+of the head beside a copy, and computes from the copy; and it replaces those of experts by reordered ones, which a
+second `process_weights_after_loading` does not reorder. A weight that is filled in place would be served nowhere, or
+read in the wrong order. So the loader here keeps all weights plain: linear layers and the head compute with
+`torch.nn.functional.linear`, experts with `PlainExperts`, from the parameters that a weight sync fills. `check_plain`
+refuses a model for which this does not hold.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from vllm.config import ModelConfig, VllmConfig  # pyright: ignore[reportMissingImports]
+from vllm.config.load import LoadConfig  # pyright: ignore[reportMissingImports]
+from vllm.distributed import parallel_state  # pyright: ignore[reportMissingImports]
+from vllm.model_executor.layers.fused_moe.activation import (  # pyright: ignore[reportMissingImports]
+    MoEActivation,
+)
+from vllm.model_executor.layers.fused_moe.experts.cpu_moe import (  # pyright: ignore[reportMissingImports]
+    CPUUnquantizedExperts,
+)
+from vllm.model_executor.model_loader import register_model_loader  # pyright: ignore[reportMissingImports]
+from vllm.model_executor.model_loader.default_loader import (  # pyright: ignore[reportMissingImports]
+    DefaultModelLoader,
+)
+from vllm.model_executor.model_loader.dummy_loader import (  # pyright: ignore[reportMissingImports]
+    DummyModelLoader,
+)
+from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
+from vllm.v1.sample.sampler import Sampler  # pyright: ignore[reportMissingImports]
+
+from rlinf_workers.addresses import ON_ONE_MACHINE
+from rlinf_workers.engines.inside import Inside, enter
+from rlinf_workers.engines.server_processes import end_with_parent, keep_errors
+from rlinf_workers.engines.vllm.arguments import PLAIN, PLAIN_DUMMY
+from rlinf_workers.engines.vllm.child import FOLDER_VARIABLE
+from rlinf_workers.gloo_guard import guard_gloo
+
+if folder := os.environ.get(FOLDER_VARIABLE):  # in a process of an engine, not in a test
+    end_with_parent()
+    keep_errors(Path(folder), "vllm")
+    os.environ.update(ON_ONE_MACHINE)
+    guard_gloo()
+
+GREEDY_BELOW = 1e-5
+"""vLLM samples greedily at temperatures below this."""
+
+
+class Extension:
+    """Methods of vLLM's worker that the engine calls."""
+
+    model_runner: Any
+    rlinf_kind: type[Inside] = Inside
+    """What replies to the worker; tests replace it."""
+
+    def rlinf_prepare(self) -> None:
+        """Called once, when the model is loaded. Raises: RuntimeError for a model whose weights are not plain."""
+        check_plain(self.model_runner.get_model())
+        sampler = self.model_runner.sampler
+        self.model_runner.sampler = TemperedSampler(sampler.logprobs_mode, sampler.use_fp64_gumbel)
+
+    def rlinf_enter(self, ticket: str) -> None:
+        """See `inside.enter`; vLLM runs it between two batches."""
+        group = parallel_state.get_tp_group()
+        sizes = {"tp": group.world_size, "ep": 1, "expert_tp": group.world_size}
+        model = MergedModel(self.model_runner.get_model())
+        enter(ticket, model, rank=group.rank_in_group, sizes=sizes, kind=self.rlinf_kind)
+
+
+class MergedModel:
+    """A model's parameters under the names of `rlinf_comm.weights.layouts.merged`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """vLLM keeps the experts in a module of their own below `experts`."""
+        for name, parameter in self._model.named_parameters():
+            yield name.replace(".experts.routed_experts.", ".experts."), parameter
+
+
+class TemperedSampler(Sampler):
+    """Reports log-probabilities of the full distribution at the sampling temperature, 1 for greedy sampling.
+
+    vLLM knows two kinds: raw ones, at temperature 1, and processed ones, of the tokens that top_p, top_k and min_p
+    leave.
+    """
+
+    _temperature: Tensor | None = None
+    """[B] of the batch that is sampled; None: all of it greedily."""
+
+    def forward(self, logits: Tensor, sampling_metadata: Any, *arguments: Any, **keywords: Any) -> Any:
+        self._temperature = None if sampling_metadata.all_greedy else sampling_metadata.temperature
+        return super().forward(logits, sampling_metadata, *arguments, **keywords)
+
+    def compute_logprobs(self, logits: Tensor) -> Tensor:  # type: ignore[override] - a static method of vLLM's
+        """logits: [B, V]"""
+        if self._temperature is not None:
+            temperature = self._temperature.masked_fill(self._temperature < GREEDY_BELOW, 1.0)
+            logits = logits.float() / temperature[:, None]
+        return logits.log_softmax(dim=-1, dtype=torch.float32)
+
+
+class PlainExperts(CPUUnquantizedExperts):
+    """Computes experts from their weights as the model has them: one after the other, each for its tokens."""
+
+    @staticmethod
+    def is_supported_config(*_: Any, **__: Any) -> tuple[bool, str | None]:
+        return True, None
+
+    @staticmethod
+    def _supports_activation(activation: MoEActivation) -> bool:
+        return activation == MoEActivation.SILU
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Leaves them as they are."""
+
+    def apply(
+        self,
+        output: Tensor,
+        hidden_states: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        """Args: output, hidden_states: [T, H]; w1: [E, 2 I, H] gate and up; w2: [E, H, I]; topk_*: [T, k]."""
+        output.zero_()
+        for expert in topk_ids.unique().tolist():
+            rows, places = (topk_ids == expert).nonzero(as_tuple=True)
+            gate, up = functional.linear(hidden_states[rows], w1[expert]).chunk(2, dim=-1)
+            out = functional.linear(functional.silu(gate) * up, w2[expert])
+            output.index_add_(0, rows, out * topk_weights[rows, places, None].to(out.dtype))
+
+
+class _Plain:
+    """Loads a model and leaves its weights as it has them; mixed into a loader of vLLM."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        own = copy.copy(load_config)
+        own.load_format = "dummy" if load_config.load_format == PLAIN_DUMMY else "auto"
+        super().__init__(own)  # type: ignore[call-arg] - of vLLM's loader
+
+    def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
+        super().load_weights(model, model_config)  # type: ignore[misc] - of vLLM's loader
+        if not current_platform.is_cpu():
+            return
+        for module in model.modules():
+            if hasattr(getattr(module, "quant_method", None), "experts_cls"):
+                module.quant_method.experts_cls = PlainExperts  # type: ignore[union-attr]
+            elif "weight" in module._parameters:
+                module._cpu_skip_gemm_dispatch = True  # type: ignore[assignment] - vLLM's own mark
+
+    def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
+        model = super().load_model(vllm_config, model_config, prefix)  # type: ignore[misc] - of vLLM's loader
+        for module in model.modules():
+            if hasattr(module, "cpu_linear"):
+                module.cpu_linear = functional.linear  # the head has no mark, and computes from a copy
+        return model
+
+
+@register_model_loader(PLAIN)
+class PlainLoader(_Plain, DefaultModelLoader):
+    """With the weights of the model's folder."""
+
+
+@register_model_loader(PLAIN_DUMMY)
+class PlainDummyLoader(_Plain, DummyModelLoader):
+    """With any weights; a sync fills them before a prompt is accepted."""
+
+
+def check_plain(model: nn.Module) -> None:
+    """Checks that every layer computes from its parameters, not from copies.
+
+    Raises: RuntimeError naming the layers that do not.
+    """
+    if names := list(_not_plain(model)):
+        raise RuntimeError(
+            f"vLLM computes {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''} from "
+            "copies of their weights, which a weight sync does not reach; use the engine huggingface or sglang"
+        )
+
+
+def _not_plain(model: nn.Module) -> Iterator[str]:
+    for name, module in model.named_modules():
+        method: Any = getattr(module, "quant_method", None)
+        if hasattr(method, "experts_cls"):
+            fused = method.moe_kernel.fused_experts
+            if current_platform.is_cpu() and type(fused) is not PlainExperts:
+                yield f"{name} ({type(fused).__name__})"
+        elif method is not None and type(method).__name__ not in PLAIN_METHODS:
+            yield f"{name} ({type(method).__name__})"
+        elif getattr(module, "cpu_linear", functional.linear) is not functional.linear:
+            yield name
+
+
+PLAIN_METHODS = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
+"""How vLLM computes layers without quantization."""

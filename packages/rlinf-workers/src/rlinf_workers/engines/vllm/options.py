@@ -1,0 +1,111 @@
+"""The options of the engine `vllm`: vLLM's own engine arguments; checked without torch and without vLLM.
+
+`VLLMOptions` has those that determine memory and times; `OWNED` lists those that the run itself sets.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+ENGINE_ARGUMENTS = Path(__file__).with_name("engine_arguments.txt")
+"""Names of the engine arguments of vLLM 0.32.0 (`AsyncEngineArgs`), so that a machine without vLLM can check them."""
+ANY_VERSION = "any_version"
+"""The one option that is not vLLM's: accept a version that was not tested."""
+MEMORY_SHARE = 0.7
+"""Default fraction of a GPU for weights, KV cache and forward passes. vLLM itself would take 0.92; a trainer's contexts
+and a published version on the same device need memory, too."""
+CPU_BLOCK_TOKENS = 32
+"""Tokens of a KV block on a CPU: vLLM's kernels there accept multiples of 32. Prompts are shared in whole blocks."""
+
+_MODEL, _DEVICES = (
+    "the model and its dtype are those of the run",
+    "an engine has tensor_parallel_size devices, which the plan chooses",
+)
+_REQUESTS = "prompts come as token ids, and completions go back as token ids"
+_WEIGHTS = "weights come from the trainer by a weight sync, into parameters as the model has them"
+_PROCESSES = "the worker starts, watches and ends the engine's processes"
+
+OWNED: Mapping[str, str] = {
+    **dict.fromkeys(("model", "model_weights", "tokenizer", "revision", "code_revision", "hf_token"), _MODEL),
+    **dict.fromkeys(("hf_config_path", "hf_overrides", "dtype", "model_impl", "runner", "convert"), _MODEL),
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes"), _DEVICES),
+    **dict.fromkeys(("prefill_context_parallel_size", "decode_context_parallel_size", "node_rank"), _DEVICES),
+    **dict.fromkeys(("enable_expert_parallel", "device_ids", "master_addr", "master_port"), _DEVICES),
+    **dict.fromkeys(("skip_tokenizer_init", "tokenizer_mode", "stream_interval", "logprobs_mode"), _REQUESTS),
+    **dict.fromkeys(("generation_config", "override_generation_config", "logits_processors"), _REQUESTS),
+    **dict.fromkeys(("load_format", "model_loader_extra_config", "quantization", "enable_lora"), _WEIGHTS),
+    **dict.fromkeys(("quantization_config", "weight_transfer_config", "moe_backend", "linear_backend"), _WEIGHTS),
+    **dict.fromkeys(("enable_eplb", "cpu_offload_gb", "offload_backend", "speculative_config"), _WEIGHTS),
+    **dict.fromkeys(("distributed_executor_backend", "worker_cls", "worker_extension_cls"), _PROCESSES),
+    **dict.fromkeys(("scheduler_cls", "enable_sleep_mode", "disable_log_stats", "enable_log_requests"), _PROCESSES),
+    "trust_remote_code": "code that a model's folder brings along is never run",
+}
+"""Arguments that no recipe may set, and why."""
+
+
+def problems(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Problems of a recipe's options: (option, text after its name)."""
+    for option in options:
+        if option in OWNED:
+            yield option, f" cannot be set: {OWNED[option]}; leave it out"
+    if not options.get(ANY_VERSION):
+        names = {ANY_VERSION, *ENGINE_ARGUMENTS.read_text(encoding="utf-8").split()}
+        for option in options:
+            if option not in names:
+                yield option, unknown_argument(option, names)
+    yield from VLLMOptions.of(options).problems()
+
+
+def unknown_argument(name: str, names: Iterable[str]) -> str:
+    """The problem of an argument that is not in vLLM's `names`, with the closest allowed ones."""
+    near = difflib.get_close_matches(name, sorted(set(names) - OWNED.keys()), n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`vllm serve --help` lists them"
+    return f": vLLM has no engine argument of that name; {hint}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VLLMOptions:
+    """The engine arguments that determine memory and times; None: vLLM's own default, or that of memory.py."""
+
+    gpu_memory_utilization: float | None = None
+    """Fraction of a GPU for weights, KV cache and forward passes."""
+    kv_cache_memory_bytes: int | None = None
+    """Bytes of the KV cache on each device; takes the place of the fraction."""
+    max_num_seqs: int | None = None
+    """Maximum number of running completions."""
+    max_num_batched_tokens: int | None = None
+    """Tokens that one forward pass computes at most."""
+    max_model_len: int | None = None
+    """Longest sequence, prompt and completion together."""
+    block_size: int | None = None
+    """Tokens of a block of the KV cache."""
+    enable_prefix_caching: bool = True
+    """Share the keys and values of equal prompts."""
+    enforce_eager: bool = False
+    """Compute without CUDA graphs and torch.compile; always on CPU slots."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """The problem of the first invalid value."""
+        share = self.gpu_memory_utilization
+        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
+            yield "gpu_memory_utilization", f"={share!r} is not a fraction; use a number between 0 and 1"
+            return
+        for name in ("enable_prefix_caching", "enforce_eager"):
+            if not isinstance(value := getattr(self, name), bool):
+                yield name, f"={value!r} is neither true nor false"
+                return
+        for name in (field.name for field in fields(self) if "int" in str(field.type)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                yield name, f"={value!r} is not a number of at least 1"
+                return
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> VLLMOptions:
+        """From the engine arguments of a recipe; ignores other names."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: arguments[name] for name in names if arguments.get(name) is not None})

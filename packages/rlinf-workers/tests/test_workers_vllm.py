@@ -1,0 +1,256 @@
+"""The engine `vllm` without vLLM: its arguments, requests and outputs, with fakes of vLLM's engine and records."""
+
+import asyncio
+import queue
+import random
+import threading
+from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlinf_comm import WeightMismatchError
+from rlinf_workers.engines.base import UnfinishedCompletion, not_begun
+from rlinf_workers.engines.capacity import Capacity
+from rlinf_workers.engines.inside import Inside
+from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
+from rlinf_workers.engines.vllm.arguments import FIXED, ON_CPU, ON_GPU, check_names, engine_arguments, env_vars
+from rlinf_workers.engines.vllm.engine import VLLMEngine, check_architecture
+from rlinf_workers.engines.vllm.options import ENGINE_ARGUMENTS, OWNED, VLLMOptions
+from rlinf_workers.engines.vllm.requests import answer_of, cut_at, request_parameters
+from rlinf_workers.engines.vllm.server import with_hint
+from rlinf_workers.errors import SettingsRefused
+from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.testing.engines import prompts_of
+
+KNOWN = ENGINE_ARGUMENTS.read_text().split()
+SAMPLING = SamplingSettings(group_size=2, max_new_tokens=8)
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+
+
+def request(num_tokens: int = 0, member: int = 0) -> UnfinishedCompletion:
+    (prompt,) = prompts_of([3])
+    begun = not_begun(prompt, 4, NoiseKey(seed=1, step=2, index=0))[member]
+    ids, logprobs = torch.arange(num_tokens), torch.full((num_tokens,), -0.5)
+    return replace(begun, token_ids=ids, logprobs=logprobs)
+
+
+@dataclass
+class Output:
+    """As vLLM's CompletionOutput."""
+
+    token_ids: list[int]
+    logprobs: Any
+    finish_reason: str | None = "length"
+    stop_reason: int | str | None = None
+    weight_versions: Any = None
+
+
+class Flat:
+    """As vLLM's FlatLogprobs."""
+
+    def __init__(self, logprobs: list[float]) -> None:
+        self.logprobs = logprobs
+
+    def __getitem__(self, places: slice) -> "Flat":
+        return Flat(self.logprobs[places])
+
+
+def output(ids: list[int], **about: Any) -> Output:
+    return Output(ids, Flat([-float(i) for i in ids]), **about)
+
+
+def answer(
+    vllm_output: Output, stop_ids: tuple[int, ...] = (1,), *, of: UnfinishedCompletion | None = None, **about
+) -> Any:
+    return answer_of(vllm_output, of or request(), stop_ids, max_new_tokens=8, policy_version=5, **about)
+
+
+def test_every_argument_that_is_read_set_or_kept_back_here_is_one_of_vllms():
+    read = {field.name for field in fields(VLLMOptions)}
+    assert (read | OWNED.keys() | ON_CPU.keys() | ON_GPU.keys() | FIXED.keys()) <= set(KNOWN)
+    assert not (ON_CPU.keys() & OWNED.keys()), "a recipe may change a default of a device"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("gpu_memory_utilisation", "did you mean gpu_memory_utilization?"),
+        ("zzz", "vllm serve --help"),
+        ("load_format", "weights come from the trainer"),
+        ("worker_extension_cls", "the worker starts, watches and ends"),
+    ],
+)
+def test_names_that_no_recipe_may_set_are_refused(name, says):
+    with pytest.raises(SettingsRefused, match=f"engine_options.{name}.*") as error:
+        check_names([name], KNOWN)
+    assert says in str(error.value)
+
+
+def test_a_recipes_argument_wins_over_what_is_set_for_the_device_and_not_over_ours():
+    model = ModelSettings(folder="m", has_weights=False, dtype="bfloat16", seed=1)
+    options = {"gpu_memory_utilization": 0.5, "max_num_seqs": 7}
+    whole = engine_arguments(model, GPU, num_devices=2, folder="f", engine_options=options)
+    assert (whole["gpu_memory_utilization"], whole["max_num_seqs"], whole["enable_sleep_mode"]) == (0.5, 7, True)
+    assert (whole["load_format"], whole["distributed_executor_backend"]) == ("rlinf_dummy", "mp")
+    on_cpu = engine_arguments(model, CPU, num_devices=1, folder="f", engine_options={})
+    assert on_cpu["distributed_executor_backend"] == "uni" and "enable_sleep_mode" not in on_cpu
+    assert env_vars(CPU, "3")["VLLM_CPU_OMP_THREADS_BIND"] == "3" and "VLLM_CPU_OMP_THREADS_BIND" not in env_vars(
+        GPU, ""
+    )
+
+
+def test_an_architecture_that_was_not_tried_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["DeepseekV3ForCausalLM"]}')
+    with pytest.raises(SettingsRefused, match="not been tried with DeepseekV3ForCausalLM"):
+        check_architecture(tmp_path)
+
+
+def test_requests_say_how_to_sample_and_have_seeds_of_their_own():
+    settings = replace(SAMPLING, temperature=0.5, top_k=4)
+    parameters = [request_parameters(request(member=member), settings, (1, 7)) for member in range(3)]
+    assert len({one["seed"] for one in parameters}) == 3
+    first = parameters[0]
+    assert (first["temperature"], first["top_k"], first["stop_token_ids"]) == (0.5, 4, [1, 7])
+    continued = request_parameters(request(3), settings, (1,))
+    assert continued["max_tokens"] == 5
+    assert continued["seed"] != first["seed"], "its first token would have the noise of the completion's first"
+
+
+def test_an_answer_ends_with_a_stop_token_or_a_stop_string_or_is_truncated():
+    assert answer(output([4, 5])).truncated
+    assert not answer(output([4, 1], finish_reason="stop", stop_reason=1)).truncated
+    cut = answer(cut_at(output([4, 5, 6], finish_reason=None), 2))
+    assert not cut.truncated and cut.token_ids == [4, 5] and cut.logprobs == [-4.0, -5.0]
+    with pytest.raises(ValueError, match="vLLM ended it with error"):
+        answer(output([4], finish_reason="error"))
+    with pytest.raises(ValueError, match="returned 1 log-probabilities of 2 tokens"):
+        answer(replace(output([4, 5]), logprobs=Flat([-1.0])))
+
+
+def test_an_answer_lists_which_version_sampled_which_tokens_after_those_before():
+    spans = [SimpleNamespace(version="default", end=1), SimpleNamespace(version="7", end=3)]
+    one = answer(output([4, 5, 6], weight_versions=spans), of=request(2))
+    assert one.token_ids == [0, 1, 4, 5, 6] and one.logprobs == [-0.5, -0.5, -4.0, -5.0, -6.0]
+    assert [(part.num_tokens, part.policy_version) for part in one.segments] == [(3, -1), (2, 7)]
+
+
+def test_a_suspended_request_is_unfinished_unless_its_last_token_ends_it():
+    aborted = output([4, 5], finish_reason="abort")
+    one = answer(aborted, is_suspended=True)
+    assert isinstance(one, UnfinishedCompletion) and one.token_ids.tolist() == [4, 5]
+    assert not isinstance(answer(aborted, (5,), is_suspended=True), UnfinishedCompletion)
+    with pytest.raises(ValueError, match="ended it with abort"):
+        answer(aborted)
+
+
+class FakeAsyncLLM:
+    """As much of vLLM's AsyncLLM as pauses, versions and sleeps need, and of the server around it."""
+
+    num_sequence_tokens = num_tokens = 1000
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.engine = self
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+        self.calls.append(("pause", mode, clear_cache))
+
+    async def resume_generation(self) -> None:
+        self.calls.append("resume")
+
+    async def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
+        self.calls.append("reset")
+        return True
+
+    async def update_weight_version(self, version: str) -> None:
+        self.calls.append(("version", version))
+
+    async def sleep(self, *, level: int, mode: str) -> None:
+        self.calls.append(("sleep", level, mode))
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        self.calls.append(("wake", tags))
+
+    def call(self, method: str) -> None:
+        self.calls.append(method)
+
+
+@pytest.fixture
+def engine():
+    new: Any = object.__new__(VLLMEngine)
+    new._server = new._processes = FakeAsyncLLM()
+    new._capacity, new._lost, new._results = Capacity(1000, None), None, queue.SimpleQueue()
+    new._options, new._on_new_weights = {}, None
+    new._gives_memory_back, new._is_away, new._waits = True, False, False
+    yield new
+    new._server.stop()
+
+
+@pytest.mark.parametrize(
+    ("how", "calls"),
+    [
+        ("recompute", [("pause", "keep", True), "reset", ("version", "5"), "resume"]),
+        ("keep", [("pause", "keep", False), ("version", "5"), "resume"]),
+    ],
+)
+def test_a_pause_takes_weights_and_goes_on(engine, how, calls):
+    engine._options = {"enable_prefix_caching": False}
+    engine._capacity.begin(prompts_of([4])[0], SAMPLING)
+    engine.pause(how)
+    engine.weights_received(5)
+    engine.resume()
+    assert engine._server.calls == [one for one in calls if one != "resume"] + ["resume"]
+
+
+def test_prompts_of_earlier_weights_are_not_kept_with_running_completions(engine):
+    with pytest.raises(ValueError, match=r"engine_options\.enable_prefix_caching=false, or use recompute"):
+        engine.pause("keep")
+
+
+def test_weights_are_compared_after_a_wake_and_before_requests_go_on(engine):
+    engine.offload()
+    engine.onload()
+    assert engine._server.calls == [
+        "remember",
+        ("sleep", 1, "keep"),
+        ("wake", ["weights"]),
+        "check_remembered",
+        ("wake", None),
+        "resume",
+    ]
+
+
+def test_each_of_1000_bits_that_flip_while_an_engine_sleeps_is_named():
+    torch.manual_seed(0)
+    weights = {f"layer.{i}": torch.randn(3, 5, dtype=dtype) for i, dtype in enumerate([torch.float32, torch.bfloat16])}
+    model: Any = SimpleNamespace(named_parameters=lambda: iter(weights.items()))
+    inside = Inside(connection=None, model=model, sizes={})  # type: ignore[arg-type]
+    inside.remember()
+    inside.check_remembered()
+    choose = random.Random(1)
+    for _ in range(1000):
+        name = choose.choice(list(weights))
+        bits = weights[name].view(-1).view(torch.uint8)
+        place, bit = choose.randrange(len(bits)), 1 << choose.randrange(8)
+        bits[place] ^= bit
+        with pytest.raises(WeightMismatchError, match=name) as raised:
+            inside.check_remembered()
+        assert raised.value.tensors == (name,)
+        bits[place] ^= bit
+    inside.check_remembered()
+
+
+def test_errors_of_vllm_come_with_what_to_do_here():
+    assert "gpu_memory_utilization" in with_hint("ValueError: No available memory for the cache blocks.")
+    assert with_hint("ValueError: else") == "ValueError: else"
