@@ -192,7 +192,7 @@ def engine():
     new._server = new._processes = FakeAsyncLLM()
     new._capacity, new._lost, new._results = Capacity(1000, None), None, queue.SimpleQueue()
     new._options, new._on_new_weights = {}, None
-    new._gives_memory_back, new._is_away, new._waits = True, False, False
+    new._gives_memory_back, new._is_away, new._waits, new._is_saved, new._has_weights = True, False, False, False, True
     yield new
     new._server.stop()
 

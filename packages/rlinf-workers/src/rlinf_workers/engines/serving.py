@@ -82,6 +82,10 @@ class ServingEngine:
 
     _server: Any
     """A `RunningServer`; subclasses also use what is their own."""
+    _backs_weights_up = True
+    """Whether the server keeps a copy of the weights by itself when it releases its memory."""
+    _is_remembered = False
+    """Whether the processes have digests of their weights while its state is offloaded."""
 
     def _prepare(
         self,
@@ -110,11 +114,9 @@ class ServingEngine:
         self._is_lost_known = self._is_closed = False
         self._version, self._has_weights = -1, model.has_weights and model.quantization is None
         self._gives_memory_back = device.type != "cpu"
-        self._backs_weights_up = True
-        """Whether the server keeps a copy of the weights by itself when it releases its memory."""
-        self._is_away = self._waits = self._is_saved = self._is_remembered = False
+        self._is_away = self._waits = self._is_saved = False
         """Whether its state is offloaded; and meanwhile, whether requests are paused, and whether the processes have
-        copies or digests of their weights."""
+        copies of their weights."""
 
     def _serve(
         self, server: RunningServer, model: ModelSettings, device: torch.device, max_sequences: int | None

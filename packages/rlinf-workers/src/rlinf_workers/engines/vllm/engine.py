@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -29,6 +30,8 @@ from rlinf_workers.models.language_model import ModelSettings
 
 STOP_INTERVAL = 8
 """Tokens between two checks for a stop string: each is a message, and at most this many tokens are computed in vain."""
+LOOK_INTERVAL_S, NUM_LOOKS = 0.01, 500
+"""While the engine waits to learn how a process of vLLM ended."""
 ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LlamaForCausalLM")
 """Models whose parameters were compared with a layout, and whose tokens with those of transformers."""
 
@@ -93,6 +96,8 @@ class VLLMEngine(ServingEngine):
                 output = await self._until_stop(request_id, prompt_ids, parameters, stops, request.token_ids.tolist())
             else:
                 output = await self._until_end(request_id, prompt_ids, parameters)
+        except Exception as error:
+            raise await self._explained(error) from error
         finally:
             self._request_ids.discard(request_id)
         return answer_of(
@@ -103,6 +108,16 @@ class VLLMEngine(ServingEngine):
             policy_version=version,
             is_suspended=self._is_suspending,
         )
+
+    async def _explained(self, error: Exception) -> Exception:
+        """The error that names the process which ended, where vLLM only says that the engine is dead."""
+        from vllm.v1.engine.exceptions import EngineDeadError  # pyright: ignore[reportMissingImports]
+
+        for _ in range(NUM_LOOKS if isinstance(error, EngineDeadError) else 0):
+            if self._lost is not None:
+                return self._lost
+            await asyncio.sleep(LOOK_INTERVAL_S)
+        return error
 
     def _outputs(self, request_id: str, prompt_ids: list[int], parameters: dict[str, Any], *, streams: bool) -> Any:
         """The asynchronous generator of a request's outputs; closing it cancels the request."""

@@ -12,6 +12,7 @@ import contextlib
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
@@ -98,8 +99,11 @@ class VLLMServer:
         if self._closing in ended:
             return
         process: Any = by_sentinel[ended[0]]  # type: ignore[index]
-        process.join()
-        how = f"signal {-process.exitcode}" if process.exitcode < 0 else f"exit code {process.exitcode}"
+        deadline_s = time.monotonic() + END_S
+        while process.exitcode is None and time.monotonic() < deadline_s:
+            time.sleep(0.01)  # vLLM waits for it in another thread, which may learn first how it ended
+        code = process.exitcode or 0
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
         reason = last_error(self._folder.path)
         self._on_lost(
             ProcessLost(
