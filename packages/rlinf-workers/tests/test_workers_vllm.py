@@ -105,7 +105,15 @@ def test_a_recipes_argument_wins_over_what_is_set_for_the_device_and_not_over_ou
 def test_an_architecture_that_was_not_tried_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["DeepseekV3ForCausalLM"]}')
     with pytest.raises(SettingsRefused, match="not been tried with DeepseekV3ForCausalLM"):
-        check_architecture(tmp_path)
+        check_architecture(tmp_path, CPU)
+
+
+def test_heads_that_its_kernels_on_a_cpu_cannot_compute_are_refused(tmp_path):
+    sizes = '"hidden_size": 96, "num_attention_heads": 4'
+    (tmp_path / "config.json").write_text(f'{{"architectures": ["Qwen2ForCausalLM"], {sizes}}}')
+    check_architecture(tmp_path, GPU)
+    with pytest.raises(SettingsRefused, match="those of the model have 24"):
+        check_architecture(tmp_path, CPU)
 
 
 def test_requests_say_how_to_sample_and_have_seeds_of_their_own():

@@ -32,6 +32,8 @@ STOP_INTERVAL = 8
 """Tokens between two checks for a stop string: each is a message, and at most this many tokens are computed in vain."""
 LOOK_INTERVAL_S, NUM_LOOKS = 0.01, 500
 """While the engine waits to learn how a process of vLLM ended."""
+CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes of vLLM's attention on a CPU (0.32.0, v1/attention/backends/cpu_attn.py); another ends its process."""
 ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LlamaForCausalLM")
 """Models whose parameters were compared with a layout, and whose tokens with those of transformers."""
 
@@ -69,7 +71,7 @@ class VLLMEngine(ServingEngine):
         check_names(arguments, known_arguments(device, devices, any_version=any_version))
         folder, num_devices = SweptFolder("rlinf-vllm-"), len(devices)
         served = model_folder(model, folder.path)
-        check_architecture(served)
+        check_architecture(served, device)
         self._prepare(model, device, max_prompt_tokens=max_prompt_tokens, num_devices=num_devices, options=arguments)
         self._numbers = itertools.count()
         self._request_ids: set[str] = set()
@@ -204,14 +206,21 @@ def known_arguments(device: torch.device, devices: Sequence[str], *, any_version
     return [field.name for field in fields(AsyncEngineArgs)]
 
 
-def check_architecture(folder: Path) -> None:
-    """Checks that a model is one whose weights were tried in vLLM.
+def check_architecture(folder: Path, device: torch.device) -> None:
+    """Checks that a model is one whose weights were tried in vLLM, with heads that its kernels compute.
 
     Raises: SettingsRefused.
     """
-    names = json.loads((folder / "config.json").read_text()).get("architectures") or ["None"]
+    config = json.loads((folder / "config.json").read_text())
+    names = config.get("architectures") or ["None"]
     if names[0] not in ARCHITECTURES:
         raise SettingsRefused(
             f"the engine vllm has not been tried with {names[0]} (architectures in config.json of the model); it "
             f"serves {', '.join(ARCHITECTURES)}; use the engine huggingface or sglang"
+        )
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if device.type == "cpu" and width not in CPU_HEADS:
+        raise SettingsRefused(
+            f"vLLM's attention on CPU slots computes heads of {', '.join(map(str, CPU_HEADS))} numbers, and those of "
+            f"the model have {width}; use another model, or the engine huggingface"
         )
