@@ -185,6 +185,23 @@ def split_of(batch):
     return of_tokens
 
 
+def test_rows_that_an_overlong_filter_masked_are_left_out(tiny, groups):
+    whole, batch = answers(tiny, groups)
+    is_left = torch.ones(len(batch.loss_mask), 1)
+    is_left[[1, 4, 5]] = 0
+    masks = is_left.split([len(group.loss_mask) for group in groups])
+    filtered = [replace(group, loss_mask=group.loss_mask * mask) for group, mask in zip(groups, masks, strict=True)]
+    outputs, own = answers(tiny, filtered)
+    width = own.loss_mask.shape[1]
+    torch.testing.assert_close(outputs.logprobs, (whole.logprobs * is_left)[:, :width], rtol=0, atol=2e-6)
+
+
+def test_no_token_outside_is_drawn_where_sums_round():
+    logits = torch.tensor([[3.0, 3.0, 1.0, 0.0], [0.0, 3.0, 3.0, 1.0]])
+    tokens, logprobs, is_kept = sample_kept(logits, torch.ones(2), replace(SAMPLING, temperature=1.0))
+    assert bool(is_kept.gather(1, tokens[:, None]).all()) and bool(logprobs.isfinite().all())
+
+
 def test_the_digest_covers_them(groups):
     changed = groups[0].kept_tokens.ids.clone()
     changed[0] += 1

@@ -113,12 +113,13 @@ def sample_kept(logits: Tensor, uniform: Tensor, settings: SamplingSettings) -> 
 
 
 def _inverted(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """The token at each uniform number, [B, 1], and the total probability, [B, 1]."""
+    """The token at each uniform number, [B, 1], and the total probability, [B, 1]. No token without probability: on a
+    GPU sums up to neighbouring places may round differently, so one after a kept token can seem to have some."""
     cumulative = probabilities.cumsum(-1)
     total = cumulative[:, -1:]
     target = uniform[:, None] * total
     tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=probabilities.shape[-1] - 1)
-    return tokens, total
+    return tokens.where(probabilities.gather(-1, tokens) > 0, probabilities.argmax(-1, keepdim=True)), total
 
 
 BLOCK = 128

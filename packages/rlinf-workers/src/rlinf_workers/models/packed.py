@@ -205,8 +205,12 @@ def _kept_of(groups: Sequence[SampleGroup]) -> KeptIds | None:
         return None
     if len(kept_tokens) != len(groups):
         raise ValueError("only some groups say which tokens sampling left, and their log-probabilities differ in kind")
-    counts = [one.counts[one.counts > 0] for one in kept_tokens]
-    return KeptIds(ids=torch.cat([one.ids for one in kept_tokens]), counts=torch.cat(counts))
+    parts = []
+    for group, one in zip(groups, kept_tokens, strict=True):
+        is_sampled = one.counts > 0
+        has_loss = fit_width(group.loss_mask, one.counts.shape[1]) != 0  # less where an overlong filter masked rows
+        parts.append(KeptIds(ids=one.ids, counts=one.counts[is_sampled]).of(has_loss[is_sampled]))
+    return KeptIds(ids=torch.cat([part.ids for part in parts]), counts=torch.cat([part.counts for part in parts]))
 
 
 def _places(groups: Sequence[SampleGroup], starts: Tensor, begins: Tensor, width: int) -> Tensor:
