@@ -1,4 +1,4 @@
-"""Layouts of Qwen2-MoE and DeepSeek: against transformers' models, through whole round trips, and in FP8."""
+"""Layouts of Qwen2-MoE, DeepSeek and GLM: against transformers' models, through whole round trips, and in FP8."""
 
 import dataclasses
 from typing import Any
@@ -24,6 +24,11 @@ DEEPSEEK = {
     "n_shared_experts": 2, "first_k_dense_replace": 1, "q_lora_rank": 6, "kv_lora_rank": 5, "qk_rope_head_dim": 3,
     "qk_nope_head_dim": 4, "v_head_dim": 3, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
 }  # fmt: skip
+GLM = {
+    **COMMON, "num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 6, "attention_bias": True,
+    "n_routed_experts": 4, "moe_intermediate_size": 8, "n_shared_experts": 2, "first_k_dense_replace": 1,
+    "use_qk_norm": True, "num_experts_per_tok": 2,
+}  # fmt: skip
 CONFIGS = {
     "qwen2_moe": ("Qwen2MoeConfig", {
         **COMMON, "num_hidden_layers": 4, "num_key_value_heads": 2, "num_experts": 4, "moe_intermediate_size": 8,
@@ -31,13 +36,15 @@ CONFIGS = {
     }),
     "deepseek_v2": ("DeepseekV2Config", {**DEEPSEEK, "q_lora_rank": None}),
     "deepseek_v3": ("DeepseekV3Config", DEEPSEEK),
+    "glm4_moe": ("Glm4MoeConfig", GLM),
+    "glm4_moe, without norms and biases": ("Glm4MoeConfig", {**GLM, "use_qk_norm": False, "attention_bias": False}),
 }  # fmt: skip
 
 
-def real_model(model_type):
+def real_model(family):
     """(shape, tensors) of a model that transformers made, parameters and buffers, each element another number."""
     transformers = pytest.importorskip("transformers")
-    name, settings = CONFIGS[model_type]
+    name, settings = CONFIGS[family]
     config = getattr(transformers, name)(**settings)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -70,10 +77,10 @@ def attested(layout, ranks, leave_out=()):
 
 
 @pytest.mark.parametrize("te", [False, True])
-@pytest.mark.parametrize("model_type", CONFIGS)
-def test_a_real_model_goes_round_bit_for_bit(model_type, te):
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_real_model_goes_round_bit_for_bit(family, te):
     """transformers -> Megatron TP 2 PP 2 EP 2 -> SGLang TP 2 EP 2 -> transformers, attested at every stop."""
-    shape, model = real_model(model_type)
+    shape, model = real_model(family)
     rotary = ["model.rotary_emb.*"]
     whole = huggingface_layout(shape, fused_experts=True)
     trainer = megatron_layout(shape, tp=2, pp=2, ep=2, transformer_engine=te, experts="sequential", vocab_multiple=8)
@@ -96,18 +103,28 @@ DEEP = TransformerShape(
     latent=LatentAttention(q_rank=6, kv_rank=5, nope_dim=2, rope_dim=3, value_dim=2),
 )  # fmt: skip
 
+GLM_FILE = {
+    **GLM,
+    "model_type": "glm4_moe",
+    "dtype": "float32",
+    "num_nextn_predict_layers": 1,
+    "tie_word_embeddings": False,
+}
+"""With the keys that the config.json of GLM-4.5 has, and transformers writes."""
+
 
 @pytest.mark.parametrize("te", [False, True])
-def test_multi_token_prediction_goes_from_megatron_to_the_draft_model_and_back(te):
+@pytest.mark.parametrize("shape", [DEEP, TransformerShape.from_config(GLM_FILE, mtp=True)], ids=["deepseek", "glm"])
+def test_multi_token_prediction_goes_from_megatron_to_the_draft_model_and_back(shape, te):
     generator = torch.Generator().manual_seed(0)
-    full = {name: torch.randn(spec.shape, generator=generator) for name, spec in DEEP.specs().items()}
+    full = {name: torch.randn(spec.shape, generator=generator) for name, spec in shape.specs().items()}
     sizes: dict[str, Any] = {"tp": 2, "pp": 2, "dp": 2, "ep": 2}
-    trainer = megatron_layout(DEEP, **sizes, transformer_engine=te, vocab_multiple=1)
-    engine, disk = merged_layout(DEEP, tp=2, ep=2, vocab_multiple=2), huggingface_layout(DEEP)
+    trainer = megatron_layout(shape, **sizes, transformer_engine=te, vocab_multiple=1)
+    engine, disk = merged_layout(shape, tp=2, ep=2, vocab_multiple=2), huggingface_layout(shape)
     cut = dict(sizes, etp=1, te=te, experts="te_grouped", pad=-1.0, vocab_multiple=1)
-    trained = [megatron_rank(full, DEEP, rank=rank, **cut) for rank in range(8)]
+    trained = [megatron_rank(full, shape, rank=rank, **cut) for rank in range(8)]
     parts: dict[str, Any] = {"tp": 2, "ep": 2, "etp": 1, "vocab_tp": 2, "pad": -1.0, "vocab_multiple": 2}
-    expected = [merged_rank(full, DEEP, rank=rank, **parts) for rank in range(2)]
+    expected = [merged_rank(full, shape, rank=rank, **parts) for rank in range(2)]
     served, saved, again = empty(engine), empty(disk), empty(trainer)
     execute(reshard_plan(trainer, disk), trained, saved)
     same(saved, [full])
@@ -272,6 +289,11 @@ def test_fused_experts_are_stacked_as_in_transformers():
         (lambda: merged_layout(CRITIC), "an engine generates tokens, but a critic's head has no row for each token"),
         (lambda: dataclasses.replace(CRITIC, tied_embeddings=True), "value_head with tied_embeddings"),
         (lambda: dataclasses.replace(DEEP, qk_norm=True), "latent attention with qkv_bias or qk_norm"),
+        (lambda: TransformerShape.from_config({**GLM_FILE, "mlp_bias": True}), "glm4_moe with attention_bias or mlp_b"),
+        (
+            lambda: TransformerShape.from_config({**GLM_FILE, "moe_layer_freq": 2}),
+            "moe_layer_freq=2; the ready layouts",
+        ),
         (
             lambda: TransformerShape.from_config(
                 {

@@ -107,16 +107,28 @@ def test_shape_of_a_folder(tmp_path) -> None:
     assert shape.name == tmp_path.name
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "qwen3_moe"])
+def test_glm_has_its_published_sizes() -> None:
+    """arXiv:2508.06471, table 1: without embedding and head, with a layer for multi-token prediction."""
+    for name, total, active in (("GLM-4.5", 355e9, 32e9), ("GLM-4.5-Air", 106e9, 12e9)):
+        shape = find_model(name)
+        tables = 2 * shape.vocab_size * shape.hidden_size
+        assert shape.num_parameters - tables == pytest.approx(total, rel=0.015)
+        assert shape.num_active_parameters - tables == pytest.approx(active, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe"])
 def test_parameters_agree_with_the_model_library(kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32} if kind == "qwen3_moe" else {}
+    number = {"qwen3_moe": "num_experts", "glm4_moe": "n_routed_experts"}.get(kind)
+    experts = {number: 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32} if number else {}
+    if kind == "glm4_moe":
+        experts |= {"n_shared_experts": 2, "attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 1}
     config = transformers.AutoConfig.for_model(
         kind,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=2,
+        num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
         vocab_size=100,

@@ -19,7 +19,7 @@ from rlinf_workers.engines import processes as engine_processes
 from rlinf_workers.engines.inside import HeldWeights
 from rlinf_workers.engines.serving_layout import serving_layout
 from rlinf_workers.errors import WorkersError
-from rlinf_workers.models.language_model import build_model
+from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.engines import check_offload, check_weights
 from rlinf_workers.testing.weight_sync import parts_of
@@ -186,6 +186,13 @@ def test_a_padded_or_unknown_parameter_is_refused_by_name(model):
     with pytest.raises(LayoutError, match=re.escape(f"{name} is float32 [32, 64] and not float32 [32, 32]")) as raised:
         serving_layout(model, held)
     assert "engine process 1" in str(raised.value) and f"{other} [32, 32] is unexpected" in str(raised.value)
+
+
+@pytest.mark.parametrize(("kind", "weight"), [("deepseek_v3", "kv_b_proj"), ("glm4_moe", "mlp.gate")])
+def test_a_model_that_engines_compute_from_copies_is_refused(kind, weight, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(LayoutError, match=rf"'{kind}': .* copies that they made of {weight} .*engine=huggingface"):
+        serving_layout(ModelSettings(folder=str(tmp_path), has_weights=False), [])
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])

@@ -1,8 +1,8 @@
 """The cost of a model from the shape in its Hugging Face config.json: parameters, KV cache, floating-point operations.
 
-Dense and mixture-of-experts decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE), and decoders that
-read image patches, with or without an expert for actions. A multiply-add counts as
-two operations; attention is counted at the context it has, softmax and norms are left out (under 1 %).
+Dense and mixture-of-experts decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, GLM-4.5), and
+decoders that read image patches, with or without an expert for actions. A multiply-add counts as two operations;
+attention is counted at the context it has, softmax and norms are left out (under 1 %).
 """
 
 import json
@@ -28,7 +28,7 @@ class ModelShape:
     num_layers: int
     hidden_size: int
     intermediate_size: int
-    """Width of the dense MLP; unused where there are experts."""
+    """Width of the dense MLP; unused where every layer has experts."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -38,9 +38,13 @@ class ModelShape:
     qkv_bias: bool = False
     qk_norm: bool = False
     num_experts: int = 0
-    """Experts of each layer; 0 for a dense MLP."""
+    """Routed experts of each layer that has some; 0 for a dense model."""
     num_active_experts: int = 0
     expert_intermediate_size: int = 0
+    shared_intermediate_size: int = 0
+    """Width of the experts that every token goes through."""
+    num_dense_layers: int = 0
+    """Layers of a model with experts that have a dense MLP instead."""
     vision_parameters: int = 0
     """Parameters of the vision towers and the projector in front of the decoder."""
     num_patches: int = 0
@@ -55,27 +59,34 @@ class ModelShape:
     def num_parameters(self) -> int:
         """Number of all parameters."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        layer = self._attention_parameters + self._mlp_parameters + self._expert_parameters * self.num_experts
+        routers = self.num_expert_layers * self.hidden_size * self.num_experts
+        layers = self.num_layers * self._attention_parameters + routers + self._shared_mlp_parameters
         expert = self.expert.num_parameters if self.expert else 0
-        return self.num_layers * layer + embeddings + self.hidden_size + self.vision_parameters + expert
+        others = embeddings + self.hidden_size + self.vision_parameters + expert
+        return layers + self.num_expert_parameters + others
 
     @property
     def num_active_parameters(self) -> int:
         """Number of parameters used per token: of the experts, only the chosen ones."""
         idle = self._expert_parameters * (self.num_experts - self.num_active_experts)
-        return self.num_parameters - self.num_layers * idle
+        return self.num_parameters - self.num_expert_layers * idle
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Number of layers with routed experts."""
+        return self.num_layers - self.num_dense_layers if self.num_experts else 0
 
     @property
     def num_expert_parameters(self) -> int:
-        """Number of parameters of all experts."""
-        return self.num_layers * self._expert_parameters * self.num_experts
+        """Number of parameters of all routed experts."""
+        return self.num_expert_layers * self._expert_parameters * self.num_experts
 
     @property
     def num_linear_parameters(self) -> int:
         """Number of parameters of the linear layers, those that FP8 checkpoints have in FP8: the projections of
         attention, MLPs and experts, but not embeddings, head, norms, biases and routers."""
         attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
-        return self.num_layers * (attention + self._mlp_parameters + self._expert_parameters * self.num_experts)
+        return self.num_layers * attention + self._shared_mlp_parameters + self.num_expert_parameters
 
     @property
     def largest_linear_parameters(self) -> int:
@@ -115,15 +126,18 @@ class ModelShape:
 
     @property
     def _attention_parameters(self) -> int:
-        """Number of attention parameters in one layer, with its two norms and the MLP's router."""
+        """Number of attention parameters in one layer, with its two norms."""
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         bias = q + 2 * kv if self.qkv_bias else 0
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
-        return self.hidden_size * (2 * q + 2 * kv) + bias + norms + self.hidden_size * self.num_experts
+        return self.hidden_size * (2 * q + 2 * kv) + bias + norms
 
     @property
-    def _mlp_parameters(self) -> int:
-        return 0 if self.num_experts else 3 * self.hidden_size * self.intermediate_size
+    def _shared_mlp_parameters(self) -> int:
+        """Number of parameters of all MLPs that every token goes through: dense ones and shared experts."""
+        num_dense = self.num_layers - self.num_expert_layers
+        columns = num_dense * self.intermediate_size + self.num_expert_layers * self.shared_intermediate_size
+        return 3 * self.hidden_size * columns
 
     @property
     def _expert_parameters(self) -> int:
@@ -141,11 +155,17 @@ class ModelShape:
         if kind not in _MODEL_TYPES:
             raise ProfileError(f"config.model_type={kind!r}{did_you_mean(str(kind), _MODEL_TYPES)}")
         hidden, num_heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-        # transformers 5 writes num_local_experts where checkpoints have num_experts
-        experts = _count(config, "num_experts", config.get("num_local_experts")) if kind == "qwen3_moe" else 0
+        num_layers, experts, num_dense, num_shared = _count(config, "num_hidden_layers"), 0, 0, 0
+        if kind == "qwen3_moe":  # transformers 5 writes num_local_experts where checkpoints have num_experts
+            experts = _count(config, "num_experts", config.get("num_local_experts"))
+        elif kind == "glm4_moe":
+            experts = _count(config, "n_routed_experts")
+            num_dense = min(num_layers, config.get("first_k_dense_replace", 1))
+            num_shared = config.get("n_shared_experts") or 0
+        expert_width = _count(config, "moe_intermediate_size") if experts else 0
         return cls(
             name=name or kind,
-            num_layers=_count(config, "num_hidden_layers"),
+            num_layers=num_layers,
             hidden_size=hidden,
             intermediate_size=_count(config, "intermediate_size"),
             num_heads=num_heads,
@@ -154,10 +174,12 @@ class ModelShape:
             vocab_size=_count(config, "vocab_size"),
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
-            qk_norm=kind in ("qwen3", "qwen3_moe"),
+            qk_norm=kind in ("qwen3", "qwen3_moe") or (kind == "glm4_moe" and bool(config.get("use_qk_norm", False))),
             num_experts=experts,
             num_active_experts=_count(config, "num_experts_per_tok") if experts else 0,
-            expert_intermediate_size=_count(config, "moe_intermediate_size") if experts else 0,
+            expert_intermediate_size=expert_width,
+            shared_intermediate_size=num_shared * expert_width,
+            num_dense_layers=num_dense,
             source=source,
         )
 
@@ -213,7 +235,7 @@ def resolve_model(model: str | Path | ModelShape) -> ModelShape:
     return ModelShape.from_folder(model) if Path(model).is_dir() else find_model(str(model))
 
 
-_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")
 
 _TOWER_PARAMETERS = {
     "vit_large_patch14_reg4_dinov2.lvd142m": 304_368_640,  # timm's model card: 304.4 M
@@ -359,6 +381,27 @@ def _distilled(size: str, hidden: int, intermediate: int, heads: int, kv_heads: 
     )
 
 
+def _glm45(name: str, hidden: int, intermediate: int, layers: int, experts: int, width: int, **more: Any) -> ModelShape:
+    return _public(
+        name,
+        f"zai-org/{name}",
+        "glm4_moe",
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=96,
+        num_key_value_heads=8,
+        head_dim=128,
+        attention_bias=True,
+        vocab_size=151552,
+        n_routed_experts=experts,
+        n_shared_experts=1,
+        num_experts_per_tok=8,
+        moe_intermediate_size=width,
+        **more,
+    )
+
+
 def _openvla_7b(name: str, repository: str) -> ModelShape:
     return with_vision_towers(
         ModelShape.from_config({**LLAMA_2_7B, "vocab_size": 32064}),
@@ -406,6 +449,8 @@ MODELS: Mapping[str, ModelShape] = {
             num_experts_per_tok=8,
             moe_intermediate_size=768,
         ),
+        _glm45("GLM-4.5", 5120, 12288, 92, 160, 1536, first_k_dense_replace=3, use_qk_norm=True),
+        _glm45("GLM-4.5-Air", 4096, 10944, 46, 128, 1408, first_k_dense_replace=1),
         _openvla_7b("OpenVLA-7B", "openvla/openvla-7b"),
         _openvla_7b("OpenVLA-OFT", "moojink/openvla-7b-oft-finetuned-libero-spatial"),
         _paligemma_with_expert("pi0"),

@@ -15,6 +15,13 @@ from rlinf_workers.models.in_memory import renamed
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.weight_names import CONVERTS
 
+COMPUTES_AFTER_LOADING = {
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "kv_b_proj"),
+    "glm4_moe": "mlp.gate",
+}
+"""Architectures of which engines keep what they computed from a weight when it was loaded: with latent attention its
+two halves (SGLang and vLLM), and routers in float32 (SGLang)."""
+
 
 def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
     """The layout of an engine's processes, by the names of the model in transformers.
@@ -23,9 +30,15 @@ def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
         model: its config determines the tensors.
         held: the parameters of each process, in the engine's dtypes.
 
-    Raises: LayoutError naming the process and the parameters that do not fit the model's architecture.
+    Raises: LayoutError naming the process and the parameters that do not fit the model's architecture, or the weight
+        of which an engine would go on computing with the old version.
     """
     config = json.loads(Path(model.folder, "config.json").read_text())
+    if weight := COMPUTES_AFTER_LOADING.get(config.get("model_type")):
+        raise LayoutError(
+            f"model_type={config['model_type']!r}: engines compute with copies that they made of {weight} when it was "
+            "loaded, which a weight sync does not reach; use rollout.engine=huggingface"
+        )
     shape = TransformerShape.from_config(config, model.dtype)
     if model.quantization is not None:
         shape = replace(shape, fp8_scales=(128, 128))

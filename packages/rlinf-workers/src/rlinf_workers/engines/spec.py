@@ -54,7 +54,7 @@ class EngineSpec(Spec):
         parts = {"attention heads": model.num_heads, "KV heads": model.num_kv_heads}
         if model.num_experts:
             parts["columns of an expert"] = model.expert_intermediate_size
-        else:
+        if model.num_dense_layers or not model.num_experts:
             parts["columns of the MLP"] = model.intermediate_size
         for what, number in parts.items():
             if number % tensor_parallel_size:

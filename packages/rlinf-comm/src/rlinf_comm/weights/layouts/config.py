@@ -9,7 +9,9 @@ from rlinf_comm.errors import LayoutError
 
 QWEN_MOE = ("qwen2_moe", "qwen3_moe")
 DEEPSEEK = ("deepseek_v2", "deepseek_v3")
-MODEL_TYPES = ("llama", "qwen2", "qwen3", *QWEN_MOE, *DEEPSEEK)
+GLM_MOE = ("glm4_moe",)
+"""GLM-4.5 and later: DeepSeek-V3's experts, with grouped-query attention."""
+MODEL_TYPES = ("llama", "qwen2", "qwen3", *QWEN_MOE, *DEEPSEEK, *GLM_MOE)
 
 
 def shape_fields(config: Mapping[str, Any], *, quantized: bool, mtp: bool) -> dict[str, Any]:
@@ -21,7 +23,8 @@ def shape_fields(config: Mapping[str, Any], *, quantized: bool, mtp: bool) -> di
     model_type = config.get("model_type")
     if model_type not in MODEL_TYPES:
         raise LayoutError(f"model_type={model_type!r} has no ready layouts; those that have: {MODEL_TYPES}")
-    if config.get("attention_bias") or config.get("mlp_bias"):
+    has_bias = bool(config.get("attention_bias"))  # in GLM only of q, k and v, elsewhere of the output, too
+    if (has_bias and model_type not in GLM_MOE) or config.get("mlp_bias"):
         raise LayoutError(f"{model_type} with attention_bias or mlp_bias has tensors that no ready layout places")
     num_heads = config["num_attention_heads"]
     fields = {
@@ -32,14 +35,14 @@ def shape_fields(config: Mapping[str, Any], *, quantized: bool, mtp: bool) -> di
         "head_dim": config.get("head_dim") or config["hidden_size"] // num_heads,
         "vocab": config["vocab_size"],
         "intermediate": config["intermediate_size"],
-        "qkv_bias": model_type == "qwen2" or (model_type == "qwen2_moe" and config.get("qkv_bias", True)),
-        "qk_norm": model_type in ("qwen3", "qwen3_moe"),
+        "qkv_bias": has_bias or model_type == "qwen2" or (model_type == "qwen2_moe" and config.get("qkv_bias", True)),
+        "qk_norm": model_type in ("qwen3", "qwen3_moe") or (model_type in GLM_MOE and config.get("use_qk_norm", False)),
         "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
         "fp8_scales": _fp8_scales(config) if quantized else None,
     }
     if model_type in QWEN_MOE:
         fields |= _qwen_experts(config)
-    if model_type in DEEPSEEK:
+    if model_type in DEEPSEEK + GLM_MOE:
         fields |= _deepseek_experts(config)
         fields["mtp_layers"] = config.get("num_nextn_predict_layers") or 0 if mtp else 0
     return fields
@@ -64,12 +67,12 @@ def _qwen_experts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _deepseek_experts(config: Mapping[str, Any]) -> dict[str, Any]:
     if (step := config.get("moe_layer_freq", 1)) != 1:
-        raise LayoutError(f"moe_layer_freq={step}; the ready layouts know DeepSeek with experts in each layer")
+        raise LayoutError(f"moe_layer_freq={step}; the ready layouts know experts in each layer behind the dense ones")
     num_experts, size = config.get("n_routed_experts") or 0, config["moe_intermediate_size"]
     if not num_experts:
         return {}
-    # transformers knows no topk_method for V3, which always has the bias.
-    default = "noaux_tc" if config["model_type"] == "deepseek_v3" else "greedy"
+    # transformers knows no topk_method for V3 and GLM, which always have the bias.
+    default = "greedy" if config["model_type"] == "deepseek_v2" else "noaux_tc"
     return {
         "num_experts": num_experts,
         "expert_intermediate": size,

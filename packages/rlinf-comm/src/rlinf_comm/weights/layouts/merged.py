@@ -1,7 +1,8 @@
 """SGLang and vLLM: q, k and v in one parameter, gate and up in one, all experts of a rank in two.
 
 Both engines use the same names and order for these. The other tensors of DeepSeek and of shared experts are named as in
-SGLang (0.5.23: models/deepseek_v2.py, deepseek_nextn.py and qwen2_moe.py, layers/quantization/fp8.py).
+SGLang (0.5.23: models/deepseek_v2.py, deepseek_nextn.py and qwen2_moe.py, layers/quantization/fp8.py; for GLM a later
+glm4_moe.py and glm4_moe_nextn.py).
 
 Rank r of `tp` has the query heads [r H / tp, (r + 1) H / tp) and their key and value heads; with fewer of those than
 ranks, neighbouring ranks hold the same one. Experts are assigned to expert-parallel ranks in order, and each is split
@@ -9,8 +10,9 @@ among `expert_tp` ranks.
 
 Latent attention: `fused_qkv_a_proj_with_mqa` holds the rows of q_a_proj and then of kv_a_proj_with_mqa, replicated on
 every rank; the up-projections from the latent vectors are split by heads. SGLang computes `w_kc` and `w_vc` from
-kv_b_proj after loading weights: call `model.post_load_weights()` after each sync. Shared experts are a separate MLP
-here, so start SGLang with --disable-shared-experts-fusion.
+kv_b_proj after loading weights: call `model.post_load_weights()` after each sync. GLM's routers compute from a float32
+copy, `_weight_fp32`, which is to be renewed as well. Shared experts are a separate MLP here, so start SGLang with
+--disable-shared-experts-fusion.
 
 The layer for multi-token prediction is SGLang's draft model, a separate module with the target's embedding and head.
 Its buffer names have the prefix `draft.`.

@@ -40,7 +40,7 @@ class LatentAttention:
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerShape:
-    """A decoder with gated MLPs and RMSNorm, like Llama, Qwen and DeepSeek.
+    """A decoder with gated MLPs and RMSNorm, like Llama, Qwen, DeepSeek and GLM-4.5.
 
     Attention is grouped-query or latent; layers may have experts, some of which are shared by all tokens; layers for
     multi-token prediction may follow.
@@ -68,14 +68,14 @@ class TransformerShape:
     """Layers of a model with experts that have a dense MLP instead."""
     shared_intermediate: int = 0
     """Hidden width of the shared experts' MLP, which every token passes: n_shared_experts * moe_intermediate_size in
-    DeepSeek."""
+    DeepSeek and GLM."""
     shared_gate: bool = False
     """The shared expert has a gate, and both have Qwen2-MoE's names; otherwise DeepSeek's `shared_experts`."""
     router_bias: bool = False
-    """DeepSeek-V3's `e_score_correction_bias`, float32."""
+    """The `e_score_correction_bias` of DeepSeek-V3 and GLM, float32."""
     latent: LatentAttention | None = None
     mtp_layers: int = 0
-    """Number of layers for multi-token prediction, 1 in DeepSeek-V3; they have experts if the model has any."""
+    """Number of layers for multi-token prediction, 1 in DeepSeek-V3 and GLM-4.5; with experts if the model has any."""
     fp8_scales: tuple[int, int] | Literal["tensor"] | None = None
     """Weights of linear layers are float8_e4m3fn, with a float32 scale for each block of (rows, columns)
     (`weight_scale_inv`, as in DeepSeek-V3), or for each tensor (`weight_scale`)."""
@@ -105,7 +105,7 @@ class TransformerShape:
     def from_config(cls, config: Mapping[str, Any], dtype: str | None = None, *, mtp: bool = False) -> TransformerShape:
         """Reads the shape from a Hugging Face config, as in config.json or `model.config.to_dict()`.
 
-        Llama, Qwen2, Qwen3, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3.
+        Llama, Qwen2, Qwen3, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3, GLM-4.5 and later with experts (`glm4_moe`).
 
         Args:
             dtype: The dtype of canonical tensors that are not quantized, as in a trainer. By default the checkpoint's

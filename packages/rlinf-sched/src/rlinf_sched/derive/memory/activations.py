@@ -152,12 +152,12 @@ def _inputs_bytes(model: ModelShape, job: JobShape, width: int, *layers: str) ->
 
 
 def feed_forward_bytes(model: ModelShape, job: JobShape) -> int:
-    """Bytes that the feed-forward half of a layer keeps for a token, its input aside."""
-    d = job.dtype_bytes
-    if not model.num_experts:
-        return 3 * model.intermediate_size * d + _inputs_bytes(model, job, model.intermediate_size, "down_proj")
+    """Bytes that the feed-forward half of a layer keeps for a token, its input aside; of a layer with experts, if the
+    model has any."""
+    d, width = job.dtype_bytes, model.shared_intermediate_size if model.num_experts else model.intermediate_size
+    of_mlp = 3 * width * d + _inputs_bytes(model, job, width, "down_proj") if width else 0
     of_expert = (2 * model.hidden_size + 4 * model.expert_intermediate_size) * d
-    return model.num_active_experts * of_expert + FLOAT_BYTES * model.num_experts
+    return of_mlp + model.num_active_experts * of_expert + FLOAT_BYTES * model.num_experts
 
 
 def turn_bytes(model: ModelShape, job: JobShape, call: Pass) -> int:
@@ -204,7 +204,9 @@ def head_bytes(model: ModelShape, job: JobShape, num_tokens: int, of_logit: int,
 
 def mlp_width(model: ModelShape) -> int:
     """Width of the feed-forward half that a token goes through."""
-    return model.num_active_experts * model.expert_intermediate_size if model.num_experts else model.intermediate_size
+    if not model.num_experts:
+        return model.intermediate_size
+    return model.num_active_experts * model.expert_intermediate_size + model.shared_intermediate_size
 
 
 def kv_bytes(model: ModelShape, job: JobShape) -> int:

@@ -49,9 +49,9 @@ class Adapter:
 
 
 def _widths(model: ModelShape) -> dict[str, int]:
-    """Inputs and outputs together of each linear layer; experts are stored as one tensor and have no adapter."""
-    h, i = model.hidden_size, model.intermediate_size
+    """Inputs and outputs together of each linear layer; routed experts are stored as one tensor and have no adapter."""
+    h, i = model.hidden_size, model.shared_intermediate_size if model.num_experts else model.intermediate_size
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     attention = {"q_proj": h + queries, "k_proj": h + keys, "v_proj": h + keys, "o_proj": queries + h}
-    dense = {} if model.num_experts else dict.fromkeys(("gate_proj", "up_proj", "down_proj"), h + i)
+    dense = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), h + i) if i else {}
     return attention | dense
