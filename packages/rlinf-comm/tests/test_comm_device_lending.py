@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -163,6 +164,29 @@ def test_tensors_at_other_addresses_are_packed_once_and_then_lent_anew():
         where.append(trainer.publish(version))
         check_arrives(receiver, tensors, version)
     assert where == [Where.STORED, *3 * [Where.REFERENCED], Where.STORED, *2 * [Where.REFERENCED]]
+
+
+def test_a_version_that_is_packed_while_a_receiver_begins_to_copy_it_arrives(monkeypatch):
+    trainer = Trainer()
+    receiver, tensors = trainer.receiver(), blank()
+    for version in range(2):
+        trainer.publish(version)
+        check_arrives(receiver, tensors, version)
+    assert trainer.publish(2) == Where.REFERENCED
+    word = trainer.sender._control.slot_where(0, 0)
+    training = threading.Thread(target=trainer.sender.finish_reads, daemon=True)
+    read = receiver._read_referenced
+
+    def read_later(*arguments):
+        training.start()
+        while trainer.store.words.load(word) == Where.REFERENCED:
+            time.sleep(0.001)
+        read(*arguments)
+
+    monkeypatch.setattr(receiver, "_read_referenced", read_later)
+    check_arrives(receiver, tensors, 2)
+    training.join(HANG_S)
+    assert not training.is_alive()
 
 
 # -- two processes -----------------------------------------------------------------------------------------------------

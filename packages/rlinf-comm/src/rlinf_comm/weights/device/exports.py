@@ -47,7 +47,7 @@ class Exports:
         self._words.store(word, abs(self._words.load(word)) + 1)
 
     def put(self, slot: int, place: int) -> None:
-        """Records that the version of a slot is at a place."""
+        """Records that the version of a slot is packed at a place."""
         self._words.store(self._indices.slot_place(self._rank, slot), place)
 
     def withdraw(self, place: int) -> threading.Thread | None:

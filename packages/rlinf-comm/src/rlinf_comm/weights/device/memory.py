@@ -5,7 +5,8 @@ from version to version. To free an export, its sender withdraws it, receivers c
 freed; so neither side waits for the other in a sync.
 
 Words, each written by one process, in addition to those of the store (rlinf_comm.weights.store.memory):
-    sender    for each place: the number of the export, negative once it is withdrawn; for each slot: its place
+    sender    for each place: the number of the export, negative once it is withdrawn; for each slot: where
+              its version is packed, if it is
     receiver  for each place of each sender: the number of the export that it has mapped, 0 for none
 
 A receiver stores the number that it is about to map and then reads the sender's word; a sender withdraws the number and

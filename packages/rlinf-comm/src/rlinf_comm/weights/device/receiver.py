@@ -108,7 +108,7 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
             for number, src_rank in enumerate(self._src_ranks):
                 if src_rank in referenced_ranks:
                     program = transfer.by_reference(number, self._plan.src_buffers[src_rank])
-                    sources = self._lent_at(opened, src_rank, slots[src_rank], policy_version)
+                    sources = self._lent_at(opened, src_rank, policy_version)
                     sizes = self._buffer_bytes(src_rank)
                 else:
                     program = transfer.stored(number)
@@ -171,16 +171,14 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
     def _packed_at(self, opened: Opened, src_rank: int, slot: int, policy_version: int) -> int:
         """The address of what a sender has packed for a slot."""
         with self._naming(src_rank, policy_version):
-            (address,) = opened.addresses_of(src_rank, self._place_of(src_rank, slot))
+            (address,) = opened.addresses_of(src_rank, self._words.load(self._places.slot_place(src_rank, slot)))
         return address
 
-    def _lent_at(self, opened: Opened, src_rank: int, slot: int, policy_version: int) -> list[int]:
-        """The addresses of a sender's own buffers."""
+    def _lent_at(self, opened: Opened, src_rank: int, policy_version: int) -> list[int]:
+        """The addresses of a sender's own buffers, which stay until this rank has copied them. Where the slot's version
+        is by now cannot be asked: the sender may be packing it at this moment."""
         with self._naming(src_rank, policy_version):
-            return opened.buffers_of(src_rank, self._place_of(src_rank, slot))
-
-    def _place_of(self, src_rank: int, slot: int) -> int:
-        return self._words.load(self._places.slot_place(src_rank, slot))
+            return opened.buffers_of(src_rank, self._places.own_place)
 
     @contextmanager
     def _naming(self, src_rank: int, policy_version: int) -> Iterator[None]:

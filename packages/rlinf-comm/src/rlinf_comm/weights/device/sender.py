@@ -116,12 +116,11 @@ class DeviceWeightSender(DeviceSide, StoreSender):
             return None
         self._device.wait()
 
-        def put(slot: int) -> None:
+        def put(_slot: int) -> None:
             if self._lent is None or self._lent[1] is not export:
                 self._exports.withdraw(self._own_place)
                 self._exports.export(self._own_place, export, _free_nothing)
                 self._lent = [tensor.data_ptr() for tensor in tensors.values()], export
-            self._exports.put(slot, self._own_place)
             self._give_back_unneeded()
 
         return put
