@@ -11,7 +11,7 @@ import pytest
 import torch
 from comm_host_device import HostDevice
 
-from rlinf_comm import IpcError, PeerLost, WeightMismatchError
+from rlinf_comm import IpcError, PeerLost, WeightMismatchError, WeightTimeout
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.weights import Layout, WeightStore, reshard_plan, specs_of
 from rlinf_comm.weights.device import DeviceWeightReceiver, DeviceWeightSender, create_device_store
@@ -187,6 +187,34 @@ def test_a_version_that_is_packed_while_a_receiver_begins_to_copy_it_arrives(mon
     check_arrives(receiver, tensors, 2)
     training.join(HANG_S)
     assert not training.is_alive()
+
+
+def lent_and_taken():
+    trainer = Trainer()
+    receiver, tensors = trainer.receiver(), blank()
+    for version in range(2):
+        trainer.publish(version)
+        check_arrives(receiver, tensors, version)
+    return trainer, receiver
+
+
+def test_memory_that_receivers_did_not_unmap_in_time_is_waited_for_again():
+    trainer, receiver = lent_and_taken()
+    with receiver._kept.open():
+        for _ in range(2):
+            with pytest.raises(WeightTimeout, match="a receiver still has tensors of sender 0 mapped"):
+                trainer.sender.withdraw(0.05)
+    trainer.sender.withdraw()
+
+
+def test_tensors_that_are_not_lent_any_more_are_waited_for_until_they_are_unmapped():
+    trainer, receiver = lent_and_taken()
+    with receiver._kept.open():
+        trainer.tensors = trainer.device.lasting(trainer.tensors)
+        assert trainer.publish(2) == Where.STORED
+        with pytest.raises(WeightTimeout):
+            trainer.sender.withdraw(0.05)
+    trainer.sender.withdraw()
 
 
 # -- two processes -----------------------------------------------------------------------------------------------------

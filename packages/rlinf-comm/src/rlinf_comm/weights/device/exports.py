@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -61,7 +60,7 @@ class Exports:
             return None
         number = self._mark_withdrawn(place)
         self._words.notify_all()
-        if not self.mapped_by(place, number):
+        if number not in self.mapped_at(place).values():
             free()
             return None
         waiter = threading.Thread(
@@ -74,12 +73,11 @@ class Exports:
         for place in list(self._to_free):
             self.withdraw(place)
 
-    def mapped_by(self, place: int, number: int) -> list[int]:
-        """Living receivers that have an export mapped."""
-        load = self._words.load
-        ranks = range(self._plan.num_dst_ranks)
-        mapped = [rank for rank in ranks if load(self._indices.mapped(rank, self._rank, place)) == number]
-        return [rank for rank in mapped if self._is_alive(rank)]
+    def mapped_at(self, place: int) -> dict[int, int]:
+        """Living receivers that have mapped what is or was at a place -> the number of that export."""
+        words = {rank: self._indices.mapped(rank, self._rank, place) for rank in range(self._plan.num_dst_ranks)}
+        mapped = {rank: number for rank, word in words.items() if (number := self._words.load(word))}
+        return {rank: number for rank, number in mapped.items() if self._is_alive(rank)}
 
     def _is_alive(self, dst_rank: int) -> bool:
         first = self._control.receiver(dst_rank)
@@ -95,7 +93,7 @@ class Exports:
     def _free_when_unmapped(self, place: int, number: int, free: Callable[[], object]) -> None:
         while True:
             seen = self._words.sequence()
-            if not self.mapped_by(place, number):
+            if number not in self.mapped_at(place).values():
                 break
             self._words.wait(seen, _LOOK_S)
         free()
@@ -120,13 +118,3 @@ def export_of(device: TransferDevice, tensors: Iterable[torch.Tensor]) -> Export
             handles.append(export_allocation(device.driver, device.ordinal, pointer))
         buffers.append((numbers[base], pointer - base))
     return Export(handles=tuple(handles), buffers=tuple(buffers))
-
-
-def wait_for(waiter: threading.Thread | None, timeout_s: float) -> float | None:
-    """Waits for the memory that `Exports.withdraw` frees. Returns the seconds; None: receivers still have it mapped."""
-    start_s = time.monotonic()
-    if waiter is not None:
-        waiter.join(timeout_s)
-        if waiter.is_alive():
-            return None
-    return time.monotonic() - start_s

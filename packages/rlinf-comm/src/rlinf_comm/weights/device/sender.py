@@ -13,7 +13,7 @@ from rlinf_comm.copies import addresses_of
 from rlinf_comm.errors import WeightTimeout
 from rlinf_comm.ipc.arena import IpcArena
 from rlinf_comm.weights.device.device import TransferDevice
-from rlinf_comm.weights.device.exports import Exports, export_of, wait_for
+from rlinf_comm.weights.device.exports import Exports, export_of
 from rlinf_comm.weights.device.memory import ECHO_BYTES, Export, ExportWords, Mailbox, echo_of
 from rlinf_comm.weights.device.side import DeviceSide
 from rlinf_comm.weights.plan import ReshardPlan
@@ -82,9 +82,10 @@ class DeviceWeightSender(DeviceSide, StoreSender):
         """
         self.finish_reads()
         self._lent = None
-        if wait_for(self._exports.withdraw(self._own_place), timeout_s) is None:
+        self._exports.withdraw(self._own_place)
+        if self._wait_until(lambda: not self._exports.mapped_at(self._own_place), timeout_s) is None:
             raise WeightTimeout(
-                f"weight store {self._store.name!r}: a receiver still has the tensors of sender {self._rank} mapped "
+                f"weight store {self._store.name!r}: a receiver still has tensors of sender {self._rank} mapped "
                 f"after {timeout_s} s; their memory must not be freed"
             )
 
