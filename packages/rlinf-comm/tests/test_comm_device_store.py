@@ -16,7 +16,18 @@ from rlinf_comm import IpcError, LayoutError, PeerLost, WeightMismatchError, Wei
 from rlinf_comm.copies import DigestTable, StridedBox
 from rlinf_comm.cuda import CudaDigestProgram
 from rlinf_comm.testing import assert_bitwise_equal
-from rlinf_comm.weights import Layout, StoreSender, WeightStore, execute, reshard_plan, specs_of
+from rlinf_comm.weights import (
+    Block,
+    BufferSpec,
+    Layout,
+    RankLayout,
+    StoreSender,
+    TensorSpec,
+    WeightStore,
+    execute,
+    reshard_plan,
+    specs_of,
+)
 from rlinf_comm.weights.device import (
     DeviceWeightReceiver,
     DeviceWeightSender,
@@ -170,6 +181,22 @@ def test_tensors_are_read_back_when_they_are_at_new_addresses_and_then_trusted_t
             patch.setattr(held, "run", noted(held.run, version, read_at))
             check()
     assert read_at == [0, 3]
+
+
+def test_tensors_that_are_tied_where_they_are_served_must_be_equal_in_each_version():
+    spec = TensorSpec((40, 12), "bfloat16")
+    apart = Layout.replicated({"embed": spec, "head": spec}, 1)
+    blocks = tuple(Block(name, spec.whole, "embed", 0, (12, 1)) for name in ("embed", "head"))
+    together = Layout(apart.specs, (RankLayout({"embed": BufferSpec((40, 12), "bfloat16")}, blocks),))
+    _, (sender,), (receiver,) = connect(apart, together)
+    tensors = {"embed": torch.zeros(40, 12, dtype=torch.bfloat16)}
+    for version in range(2):
+        sender.publish({"embed": FULL["embed"] + version, "head": FULL["embed"] + version}, version)
+        receiver.take(tensors, version)()
+        assert_bitwise_equal(tensors, {"embed": FULL["embed"] + version})
+    sender.publish({"embed": FULL["embed"], "head": FULL["embed"] + 1}, 2)
+    with pytest.raises(WeightMismatchError, match="differs from what its sender published"):
+        receiver.take(tensors, 2)()
 
 
 def noted(run, version, versions):

@@ -58,6 +58,7 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
         self._kept = KeptMappings(store, plan, dst_rank, device)
         weakref.finalize(self, self._kept.end).atexit = False  # the process ends, and its mappings with it
         self._copied: _Copied | None = None
+        self._has_ties = any(placed.source is None for placed in self._own)
         self._read_back: list[bytes] = []
         """Addresses, of sources and own tensors, whose copies were read back by another program."""
         for src_rank in self._src_ranks:
@@ -70,7 +71,8 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
         """As StoreReceiver.take, on the device. Once it was checked, the memory of a version may hold another one.
 
         The copy digests what it writes in the same pass. The first time that it runs with certain addresses, the check
-        also reads the tensors back with the digest kernel, which knows nothing of the copy's tiles.
+        also reads the tensors back with the digest kernel, which knows nothing of the copy's tiles. Where tensors are
+        tied it always does, since two copies write to their memory.
 
         Raises:
             PeerLost: also when a sender died after it published, since its device memory died with it.
@@ -164,7 +166,7 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
         if copied.addresses in self._read_back:
             return copied.digests
         read = copied.held.run(addresses_of(tensors.values()))
-        if read == copied.digests:
+        if read == copied.digests and not self._has_ties:
             self._read_back = [copied.addresses, *self._read_back[: _NUM_READ_BACK - 1]]
         return read
 
