@@ -189,6 +189,25 @@ def test_a_version_that_is_packed_while_a_receiver_begins_to_copy_it_arrives(mon
     assert not training.is_alive()
 
 
+def test_a_version_for_which_there_was_no_memory_is_packed_when_it_is_tried_again():
+    trainer = Trainer()
+    receiver, tensors = trainer.receiver(), blank()
+    for version in range(4):
+        trainer.publish(version)
+        check_arrives(receiver, tensors, version)
+    assert trainer.publish(4) == Where.REFERENCED and trainer.sender.num_held_bytes() == 0
+    driver: Any = trainer.device.driver
+    driver.refuses |= {"allocate", "create_mapping"}
+    try:
+        with pytest.raises(IpcError, match="no arena of"):
+            trainer.sender.finish_reads()
+    finally:
+        driver.refuses -= {"allocate", "create_mapping"}
+    trainer.sender.finish_reads()
+    update(trainer.tensors, 77)
+    check_arrives(receiver, tensors, 4)
+
+
 def lent_and_taken():
     trainer = Trainer()
     receiver, tensors = trainer.receiver(), blank()

@@ -115,27 +115,39 @@ class StoreSender(StoreSide):
         Receivers that have not taken the version find it in the store, into which it is copied now; all others cost
         nothing. It waits for receivers that copy at this moment, and for nothing else. From any thread, and again.
 
-        Raises: WeightTimeout: one that copies does not come to its end.
+        Where it raises, the tensors are still lent: they must not change before another call has returned.
+
+        Raises:
+            WeightTimeout: one that copies does not come to its end.
+            IpcError: a device store has no memory for the copy.
         """
         with self._lock:
-            referenced, self._referenced = self._referenced, None
+            referenced = self._referenced
             if referenced is None:
                 return
-            where, version = Where.GONE, referenced.policy_version
-            if self._receivers_before(version):
-                where = Where.STORED
-                digests = self._write(referenced.tensors, referenced.slot, version)
-                if self._words.load(self._control.digested(self._rank)) != version:  # or they may be compared just now
-                    self._store_digests(digests, referenced.slot, version)
-            # Who looks from now on finds it there; who looked before has said that it reads.
-            self._words.store(self._control.slot_where(self._rank, referenced.slot), where)
-            self._words.notify_all()
+            version, where_word = referenced.policy_version, self._control.slot_where(self._rank, referenced.slot)
+            if self._words.load(where_word) == Where.REFERENCED:  # or a call before this one did not come to its end
+                where = self._store_if_needed(referenced)
+                # Who looks from now on finds it there; who looked before has said that it reads.
+                self._words.store(where_word, where)
+                self._words.notify_all()
             if self._wait_until(lambda: not self._readers_of(version), _READERS_S) is None:
                 raise WeightTimeout(
                     f"weight store {self._store.name!r}: receivers {self._readers_of(version)} still copy version "
                     f"{version} out of the tensors of sender {self._rank}, which must not change, after {_READERS_S} s",
                     expected_version=version,
                 )
+            self._referenced = None
+
+    def _store_if_needed(self, referenced: _Referenced) -> Where:
+        """Copies a lent version into the store, if a receiver has not taken it."""
+        version = referenced.policy_version
+        if not self._receivers_before(version):
+            return Where.GONE
+        digests = self._write(referenced.tensors, referenced.slot, version)
+        if self._words.load(self._control.digested(self._rank)) != version:  # or they may be compared just now
+            self._store_digests(digests, referenced.slot, version)
+        return Where.STORED
 
     def wait_for_wanted(self, after: int, timeout_s: float) -> int | None:
         """The first of the versions past `after` that a receiver wants; None: nobody wants one within the time."""
