@@ -35,7 +35,8 @@ LARGEST = torch.finfo(torch.float8_e4m3fn).max
 CHUNK = 1 << 26
 """Weights of a stack of experts that are quantized at once; a matrix is not cut."""
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
-"""A scale that is not a normal number would be flushed to 0 by some kernels. Weights of such a block become 0."""
+"""Some kernels would flush a scale that is not a normal number to 0. A block whose scale would be smaller is rounded
+more coarsely."""
 
 
 class NonFiniteWeightError(CommError, ValueError):
