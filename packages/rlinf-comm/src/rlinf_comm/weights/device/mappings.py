@@ -53,11 +53,10 @@ class KeptMappings:
             yield Opened(self)
 
     def end(self) -> None:
-        """Closes all mappings; the thread ends."""
-        with self._lock:
-            self._has_ended = True
-            for key in list(self._mapped):
-                self._close(*key)
+        """The thread closes all mappings and ends. This takes no lock, since a garbage collector may call it in any
+        thread, also in that one."""
+        self._has_ended = True
+        self._words.notify_all()
 
     def _open(self, src_rank: int, place: int) -> _Mapped:
         """Maps what a sender has at a place, unless it is mapped.
@@ -72,10 +71,10 @@ class KeptMappings:
         mapped_word = self._indices.mapped(self._rank, src_rank, place)
         self._words.store(mapped_word, number)  # before it is asked whether it is there
         try:
-            if number <= 0 or self._words.load(self._indices.exported(src_rank, place)) != number:
+            export = read_export(self._store, self._plan, src_rank, place) if number > 0 else None
+            # Asked after the record was read, which may be that of a later export.
+            if export is None or self._words.load(self._indices.exported(src_rank, place)) != number:
                 raise IpcError("its sender has withdrawn it")
-            export = read_export(self._store, self._plan, src_rank, place)
-            assert export is not None, "an export is numbered after it is written down"
             addresses = self._map(export)
         except BaseException:
             self._words.store(mapped_word, 0)
@@ -114,12 +113,13 @@ class KeptMappings:
         while True:
             seen = self._words.sequence()
             with self._lock:
-                if self._has_ended:
-                    return
+                ends = self._has_ended
                 for (src_rank, place), mapped in list(self._mapped.items()):
                     exported = self._words.load(self._indices.exported(src_rank, place))
-                    if exported != mapped.number or not self._is_alive(src_rank):
+                    if ends or exported != mapped.number or not self._is_alive(src_rank):
                         self._close(src_rank, place)
+                if ends:
+                    return
             self._words.wait(seen, _LOOK_S)
 
     def _is_alive(self, src_rank: int) -> bool:
