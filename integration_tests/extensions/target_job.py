@@ -12,7 +12,7 @@ from pydantic import Field
 from rlinf.config.base import Conflict, Section
 from rlinf.config.common import JobConfig
 from rlinf.jobs.spec import JobSpec
-from rlinf_sched import InstanceProfile, Problem, Profiles, StageProfile, TimePoint
+from rlinf_sched import Cluster, InstanceProfile, Problem, Profiles, StageProfile, TimePoint
 from rlinf_sched.derive import gpu_cluster
 from rlinf_workers import Flow
 
@@ -85,7 +85,7 @@ class TargetSpec(JobSpec):
             num_items=config.target.num_guesses,
         )
 
-    def plan_notes(self, config: TargetJobConfig, *, env_step_s: float | None) -> Sequence[str]:
+    def plan_notes(self, config: TargetJobConfig, cluster: Cluster, *, env_step_s: float | None) -> Sequence[str]:
         return ("the times of this job are made up",)
 
 

@@ -1,12 +1,15 @@
 """`actor.max_tokens_per_micro_batch: auto`: on GPUs a number by their memory, on CPU slots padded micro-batches."""
 
+import re
 from typing import Any
 
 import pytest
 
 from rlinf import jobs
+from rlinf.cli.main import main
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
+from rlinf.jobs.reasoning import memory
 from rlinf.jobs.reasoning.memory import BUSY_TOKENS, loads_alone, with_actor, with_token_budget
 from rlinf.machine import InstalledGpu, Machine
 from rlinf.planning.memory import at_once_place
@@ -115,3 +118,29 @@ def test_what_was_chosen_fits_by_the_same_count(recipe) -> None:
         actor = next(load.memory for load in loads_alone(one, shape, size, 1, (0,)) if load.group == "actor")
         needed.append(actor.state + 1.25 * actor.work() + GIB)
     assert needed[0] <= size < needed[1]
+
+
+def test_a_plan_says_which_number_it_took(capsys) -> None:
+    where = ["--model.path", "Qwen2.5-1.5B", "--cluster.num_devices", "1", "--mode", "collocated"]
+    assert main(["plan", "gsm8k-grpo", *where]) == 0
+    assert re.search(r"actor.max_tokens_per_micro_batch=auto is [1-9][\d,]+ tokens", capsys.readouterr().out)
+    assert main(["plan", "gsm8k-grpo", *where, "--actor.max_tokens_per_micro_batch", "4096"]) == 0
+    assert "auto is" not in capsys.readouterr().out
+
+
+def test_a_run_counts_all_nodes_and_the_smallest_gpu(monkeypatch) -> None:
+    """As a plan does: weight sync over a network keeps other bytes on GPUs than within a machine."""
+    where: dict[str, Any] = {}
+
+    def noted(config: Any, shape: Any, **arguments: Any) -> Any:
+        where.update(arguments)
+        return with_actor(config, max_tokens_per_micro_batch=4096)
+
+    monkeypatch.setattr(memory, "with_token_budget", noted)
+    nodes = [
+        Machine(num_cpus=2, memory_bytes=64 * GIB, gpus=(InstalledGpu(name="fake", memory_bytes=size * GIB),))
+        for size in (80, 40)
+    ]
+    config = config_of("sort-grpo", "--mode=collocated", "--cluster.num_devices=2")
+    assert jobs.prepare(config, Machine.of_nodes(nodes)).config.actor.token_budget == 4096
+    assert where == {"device_bytes": 40 * GIB, "num_devices": 2, "nodes": range(2)}

@@ -83,8 +83,8 @@ class JobSpec(Spec):
             hint="measure it with rlinf profile, and plan from the file that it writes",
         )
 
-    def plan_notes(self, config: Any, *, env_step_s: float | None) -> Sequence[str]:
-        """What `problem` takes for granted and a recipe does not say."""
+    def plan_notes(self, config: Any, cluster: Cluster, *, env_step_s: float | None) -> Sequence[str]:
+        """What `problem`, which has this cluster, takes for granted and a recipe does not say."""
         return ()
 
     def loads(self, config: Any, plan: Plan, cluster: Cluster) -> list[Load]:

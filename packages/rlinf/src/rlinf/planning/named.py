@@ -55,7 +55,8 @@ def explain_named(
     except SchedError as error:
         raise UserError(str(error)) from error
     if config is not None:
-        notes = (*config.notes, *job_spec(config).plan_notes(config, env_step_s=env_step_s), *explanation.notes)
+        of_job = job_spec(config).plan_notes(config, problem.cluster, env_step_s=env_step_s)
+        notes = (*config.notes, *of_job, *explanation.notes)
         explanation = replace(explanation, notes=notes)
     return explanation, config
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlinf.jobs.base import Job
     from rlinf.machine import Machine
     from rlinf_envs import KindSpec
-    from rlinf_sched import Problem
+    from rlinf_sched import Cluster, Problem
     from rlinf_workers.launchers import Interpreter
 
 
@@ -57,7 +57,7 @@ class EmbodiedSpec(JobSpec):
 
         return embodied_problem(config, num_devices, gpu=gpu, env_step_s=env_step_s)
 
-    def plan_notes(self, config: EmbodiedConfig, *, env_step_s: float | None) -> Sequence[str]:
+    def plan_notes(self, config: EmbodiedConfig, cluster: Cluster, *, env_step_s: float | None) -> Sequence[str]:
         from rlinf.jobs.embodied.planning import embodied_notes
 
         return embodied_notes(config, env_step_s=env_step_s)

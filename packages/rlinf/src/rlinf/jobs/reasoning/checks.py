@@ -25,7 +25,7 @@ from rlinf.jobs.models import (
     trainer_ways,
 )
 from rlinf.jobs.named_agents import check_partners
-from rlinf.jobs.reasoning.memory import cut_refusal, quantization_refusal, with_actor, with_token_budget
+from rlinf.jobs.reasoning.memory import cut_refusal, quantization_refusal, recompute_notes, with_actor, with_budget_on
 from rlinf.jobs.rewards import check_reward
 from rlinf.jobs.training import backend_settings
 from rlinf.run_folder.checkpoints import refuse_damaged_model
@@ -86,11 +86,8 @@ def micro_batches(job: ReasoningJob) -> Sequence[str]:
             longest = config.rollout.max_sequence_tokens
             reason = architecture_refusal(folder, trainer_ways(config.actor, packs=True), num_tokens=longest)
         if reason is None and job.shape is not None:
-            num_bytes, num_devices = cluster.devices[0].memory_bytes, len(cluster.devices)
-            job.config = with_token_budget(config, job.shape, device_bytes=num_bytes, num_devices=num_devices)
-            if job.config.actor.backend_options == config.actor.backend_options:
-                return ()
-            return ("actor.backend_options.recompute=true: the longest sequence does not fit the GPU's memory without",)
+            job.config = with_budget_on(config, job.shape, cluster)
+            return recompute_notes(config, job.config)
     job.config = with_actor(config, max_tokens_per_micro_batch=None)
     if reason is None:
         return ()

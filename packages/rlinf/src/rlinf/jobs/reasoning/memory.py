@@ -407,6 +407,28 @@ def with_token_budget(
     return with_actor(config, max_tokens_per_micro_batch=config.rollout.max_sequence_tokens)
 
 
+def with_budget_on(config: ReasoningConfig, shape: ModelShape, cluster: Cluster) -> ReasoningConfig:
+    """`with_token_budget` for the GPUs of a cluster, all of its nodes, whichever a plan uses."""
+    return with_token_budget(
+        config,
+        shape,
+        device_bytes=min(device.memory_bytes for device in cluster.devices),
+        num_devices=len(cluster.devices),
+        nodes=range(cluster.num_nodes),
+    )
+
+
+def recompute_notes(config: ReasoningConfig, settled: ReasoningConfig) -> list[str]:
+    """Says that `with_token_budget` has made activations be recomputed, if it has.
+
+    Args:
+        settled: what it made of the config.
+    """
+    if settled.actor.backend_options == config.actor.backend_options:
+        return []
+    return ["actor.backend_options.recompute=true: the longest sequence does not fit the GPU's memory without"]
+
+
 def _token_budget(
     config: ReasoningConfig, shape: ModelShape, device_bytes: int, num_devices: int, nodes: Sequence[int]
 ) -> int | None:

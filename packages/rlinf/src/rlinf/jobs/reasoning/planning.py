@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from rlinf.config.devices import resolve_for_devices
 from rlinf.config.reasoning import ReasoningConfig
@@ -25,8 +24,9 @@ from rlinf.jobs.reasoning.memory import (
     nodes_of,
     policy_shapes,
     rank_memory,
+    recompute_notes,
     reference_shape,
-    with_token_budget,
+    with_budget_on,
 )
 from rlinf.jobs.trainer_memory import named_shape
 from rlinf.planning.memory import Load, MemoryPool, device_place
@@ -60,9 +60,7 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
         sheet = find_gpu(gpu)
         cluster = gpu_cluster(gpu, num_devices)
         nodes = range(cluster.num_nodes)
-        resolved = with_token_budget(
-            resolved, model, device_bytes=sheet.memory_bytes, num_devices=num_devices, nodes=nodes
-        )
+        resolved = with_budget_on(resolved, model, cluster)
         job = job_shape(resolved, device_bytes=sheet.memory_bytes)
         _check_gpu(resolved, model, sheet, num_devices, nodes)
         token_bytes = TOKEN_BYTES
@@ -78,6 +76,18 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
         )
     except SchedError as error:
         raise UserError(str(error)) from error
+
+
+def budget_notes(config: ReasoningConfig, cluster: Cluster) -> list[str]:
+    """What a plan takes for `actor.max_tokens_per_micro_batch: auto`."""
+    resolved = resolve_for_devices(config, len(cluster.devices))
+    if resolved.actor.max_tokens_per_micro_batch != "auto" or resolved.model.path is None:
+        return []
+    settled = with_budget_on(resolved, named_shape(resolved.model.path), cluster)
+    if settled.actor.token_budget is None:
+        return []
+    tokens = f"actor.max_tokens_per_micro_batch=auto is {settled.actor.token_budget:,} tokens"
+    return [tokens, *recompute_notes(resolved, settled)]
 
 
 def turn_notes(config: ReasoningConfig) -> list[str]:
@@ -159,10 +169,9 @@ def reasoning_loads(config: ReasoningConfig, plan: Plan, cluster: Cluster) -> li
     """What the ranks of a plan for `reasoning_problem` hold."""
     resolved = resolve_for_devices(config, int(config.cluster.num_devices))
     assert resolved.model.path is not None, "there is a problem of it"
-    where: Any = {"device_bytes": cluster.devices[0].memory_bytes, "nodes": nodes_of(plan, cluster)}
-    shape = named_shape(resolved.model.path)
-    resolved = with_token_budget(resolved, shape, num_devices=len(cluster.devices), **where)
-    return loads_of(resolved, shape, plan, **where)
+    device_bytes, shape = cluster.devices[0].memory_bytes, named_shape(resolved.model.path)
+    resolved = with_budget_on(resolved, shape, cluster)
+    return loads_of(resolved, shape, plan, device_bytes=device_bytes, nodes=nodes_of(plan, cluster))
 
 
 def with_versions(flow: FlowGraph, config: ReasoningConfig, model: ModelShape, nodes: Sequence[int]) -> FlowGraph:

@@ -54,10 +54,10 @@ class ReasoningSpec(JobSpec):
 
         return reasoning_problem(config, num_devices, gpu=gpu, env_step_s=env_step_s)
 
-    def plan_notes(self, config: ReasoningConfig, *, env_step_s: float | None) -> Sequence[str]:
-        from rlinf.jobs.reasoning.planning import turn_notes
+    def plan_notes(self, config: ReasoningConfig, cluster: Cluster, *, env_step_s: float | None) -> Sequence[str]:
+        from rlinf.jobs.reasoning.planning import budget_notes, turn_notes
 
-        return turn_notes(config)
+        return [*budget_notes(config, cluster), *turn_notes(config)]
 
     def loads(self, config: ReasoningConfig, plan: Plan, cluster: Cluster) -> list[Load]:
         from rlinf.jobs.reasoning.planning import reasoning_loads
