@@ -30,8 +30,17 @@ KNOWN = ("model_path", "tp_size", "mem_fraction_static", "schedule_policy", "max
 SAMPLING = SamplingSettings(group_size=3, max_new_tokens=40)
 
 
-def arguments(tmp_path, device="cpu", static_fraction=None, quantization=None, has_weights=False, **engine_options):
-    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+def arguments(
+    tmp_path,
+    device="cpu",
+    static_fraction=None,
+    quantization=None,
+    has_weights=False,
+    model_type="qwen2",
+    **engine_options,
+):
+    config = {"max_position_embeddings": 64, "model_type": model_type}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     model = ModelSettings(folder=str(tmp_path), has_weights=has_weights, dtype="bfloat16", quantization=quantization)
     return server_arguments(
         model,
@@ -87,6 +96,13 @@ def test_memory_on_gpus_can_be_given_back_and_nothing_of_cpus_is_set(tmp_path):
     assert not args.get("enable_weights_cpu_backup"), "a sync fills them"
     assert args["mem_fraction_static"] == 0.7, "what a plan counts"
     assert "attention_backend" not in args and "max_total_tokens" not in args
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "glm4_moe", "unknown"])
+def test_sglang_copies_what_it_computed_from_weights_when_it_releases_them(model_type, tmp_path):
+    """As with latent attention: no parameter holds it, so the engine's copies of parameters would not restore it."""
+    assert arguments(tmp_path, "cuda", model_type=model_type)["enable_weights_cpu_backup"]
+    assert "enable_weights_cpu_backup" not in arguments(tmp_path, model_type=model_type)
 
 
 def test_the_share_of_what_is_free_holds_the_planned_bytes(tmp_path):

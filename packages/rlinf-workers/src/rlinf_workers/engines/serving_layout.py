@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rlinf_comm import LayoutError
 from rlinf_comm.weights import Layout, RankLayout
-from rlinf_comm.weights.layouts import TransformerShape, huggingface_layout, merged_layout
+from rlinf_comm.weights.layouts import MODEL_TYPES, TransformerShape, huggingface_layout, merged_layout
 from rlinf_workers.engines.inside import HeldWeights, check_held
 from rlinf_workers.models.in_memory import renamed
 from rlinf_workers.models.language_model import ModelSettings
@@ -21,6 +22,16 @@ COMPUTES_AFTER_LOADING = {
 }
 """Architectures of which engines keep what they computed from a weight when it was loaded: with latent attention its
 two halves (SGLang and vLLM), and routers in float32 (SGLang)."""
+
+
+def has_parameters_alone(config: Mapping[str, Any]) -> bool:
+    """Whether an engine computes with a model's parameters and buffers alone, and with nothing that it made of them
+    when they were loaded; False for an architecture that is not known.
+
+    Args:
+        config: the model's config.json.
+    """
+    return config.get("model_type") in MODEL_TYPES and config["model_type"] not in COMPUTES_AFTER_LOADING
 
 
 def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:

@@ -15,6 +15,7 @@ All return a Layout whose buffers have the parameter names of the engine, so tha
 from __future__ import annotations
 
 from rlinf_comm.weights.layouts.assembly import rounded_up
+from rlinf_comm.weights.layouts.config import MODEL_TYPES
 from rlinf_comm.weights.layouts.fsdp2 import fsdp2_layout, local_shards, shard_boxes
 from rlinf_comm.weights.layouts.huggingface import huggingface_layout
 from rlinf_comm.weights.layouts.megatron import megatron_layout
@@ -32,3 +33,4 @@ __all__ = [
     "merged_layout",
 ]
 __all__ += ["shard_boxes", "rounded_up", "is_quantized", "scales_of", "quantized_names", "quantized_layout"]
+__all__ += ["MODEL_TYPES"]

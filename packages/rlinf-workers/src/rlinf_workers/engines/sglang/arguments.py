@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rlinf_workers.engines.serving_layout import has_parameters_alone
 from rlinf_workers.engines.sglang.options import MEM_FRACTION, OWNED, SPARE_TOKENS, unknown_argument
 from rlinf_workers.errors import SettingsRefused
 from rlinf_workers.models.language_model import ModelSettings
@@ -38,8 +39,9 @@ ON_GPU: Mapping[str, Argument] = {
     "mem_fraction_static": MEM_FRACTION,
 }
 """Defaults on GPUs: memory can be released to a trainer on the same devices. SGLang copies no weights to the host then
-(`enable_weights_cpu_backup`): a sync fills them, and where none follows, the engine copies them. The memory fraction is
-for a model that cannot be counted; for others it follows from their sizes (`fraction_of`)."""
+(`enable_weights_cpu_backup`): a sync fills them, and where none follows, the engine copies the parameters; SGLang does
+where it computes with more than those (`has_parameters_alone`), which no sync can fill. The memory fraction is for a
+model that cannot be counted; for others it follows from their sizes (`fraction_of`)."""
 
 START_BYTES = 3 << 29
 """GPU memory that the processes of an engine take before SGLang measures what is free: a CUDA context and the buffers
@@ -78,6 +80,8 @@ def server_arguments(
     """
     config = json.loads((Path(folder) / "config.json").read_text())
     arguments: dict[str, Any] = dict(ON_CPU if device.type == "cpu" else ON_GPU)
+    if device.type != "cpu" and not has_parameters_alone(config):
+        arguments["enable_weights_cpu_backup"] = True
     if (window := config.get("max_position_embeddings")) is not None:
         arguments["context_length"] = window + SPARE_TOKENS
     # The model's files are not quantized, so SGLang cannot load them; the first sync fills its weights.
