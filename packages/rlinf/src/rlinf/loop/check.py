@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from rlinf.config.devices import device_kind
 from rlinf.config.downloads import snapshot_folders
 from rlinf.console.progress import Progress
@@ -151,7 +153,7 @@ def _gap(groups: Sequence[ComparedGroup]) -> LogprobMismatch:
     return gap
 
 
-def _sums(group: ComparedGroup) -> list[float]:
+def _sums(group: ComparedGroup) -> Tensor:
     drift = (group.actor_logprobs - group.samples.rollout_logprobs).double()
     return mismatch_sums(drift, group.samples.loss_mask)
 

@@ -123,8 +123,10 @@ class VLLMEngine(ServingEngine):
 
     def _outputs(self, request_id: str, prompt_ids: list[int], parameters: dict[str, Any], *, streams: bool) -> Any:
         """The asynchronous generator of a request's outputs; closing it cancels the request."""
-        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
-        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+        from vllm.sampling_params import (  # pyright: ignore[reportMissingImports]
+            RequestOutputKind,
+            SamplingParams,
+        )
 
         kind = RequestOutputKind.CUMULATIVE if streams else RequestOutputKind.FINAL_ONLY
         interval = {"stream_interval": STOP_INTERVAL} if streams else {}
