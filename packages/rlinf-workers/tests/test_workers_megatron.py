@@ -79,6 +79,13 @@ REPLAYED = {
     "PP2, recomputed": ("qwen3_moe", 2, {"pipeline_parallel": 2, "recompute": True}),
     "DP2, distributed optimizer": ("qwen3_moe", 1, {"distributed_optimizer": True}),
 }
+GLM = {
+    "TP2 EP2": ("glm4_moe", 2, {**SHARED, "expert_parallel": 2}),
+    "TP2": ("glm4_moe", 2, SHARED),
+    "PP2, recomputed": ("glm4_moe", 2, {"pipeline_parallel": 2, "recompute": True}),
+    "EP2, distributed optimizer": ("glm4_moe", 2, {"expert_parallel": 2, "distributed_optimizer": True}),
+    "DP2": ("glm4_moe", 1, {}),
+}
 FOUR = {
     "CP4, tied": ("qwen2_tied", 4, {"context_parallel": 4}),
     "DP2 CP2, distributed optimizer": ("qwen3", 2, {"context_parallel": 2, "distributed_optimizer": True}),
@@ -192,6 +199,12 @@ def test_ranks_compute_and_learn_what_one_does(case, ranks, models, references, 
 )
 def test_a_critic_does_too(case, ranks, models, critics, references, tmp_path):
     check_case(case, NUM_STEPS, ranks, models, references, tmp_path, critics[case[0]])
+
+
+@pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("case", GLM.values(), ids=GLM)
+def test_glm_with_shared_experts_and_router_biases(case, packs, ranks, models, references, tmp_path):
+    check_case(case, NUM_STEPS, ranks, models, references, tmp_path, packs=packs)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import Glm4MoeConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.models.language_model import ModelSettings, build_model
@@ -48,6 +48,19 @@ EXPERTS = {
     "head_dim": 8,
 }
 
+GLM = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "moe_intermediate_size": 24,
+    "num_experts_per_tok": 2,
+    "attention_bias": True,
+    "use_qk_norm": True,
+    "head_dim": 8,
+    "tie_word_embeddings": False,
+}
+
 
 def write_models(folder: Path) -> dict[str, ModelSettings]:
     """Model type -> a tiny model of it, with weights that no initialisation would give and a tokenizer."""
@@ -56,6 +69,7 @@ def write_models(folder: Path) -> dict[str, ModelSettings]:
         "qwen2_tied": Qwen2Config(**COMMON, tie_word_embeddings=True),
         "qwen3": Qwen3Config(**COMMON, head_dim=16, tie_word_embeddings=False),
         "qwen3_moe": Qwen3MoeConfig(**COMMON, **EXPERTS, tie_word_embeddings=False),
+        "glm4_moe": Glm4MoeConfig(**COMMON, **GLM),
     }
     models = {}
     for name, config in configs.items():
@@ -65,9 +79,9 @@ def write_models(folder: Path) -> dict[str, ModelSettings]:
         model = build_model(settings, torch.device("cpu"))
         generator = torch.Generator().manual_seed(7)
         with torch.no_grad():
-            for key, parameter in model.named_parameters():
-                drawn = 0.1 * torch.randn(parameter.shape, generator=generator)
-                parameter.copy_(drawn + (1.0 if "norm" in key else 0.0))
+            for key, weight in tensors_of(model).items():
+                drawn = 0.1 * torch.randn(weight.shape, generator=generator)
+                weight.copy_(drawn + (1.0 if "norm" in key else 0.0))
         model.save_pretrained(folder / name)
         models[name] = dataclasses.replace(settings, has_weights=True)
     return models

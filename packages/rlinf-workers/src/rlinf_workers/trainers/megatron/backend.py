@@ -21,6 +21,7 @@ from rlinf_comm.weights import Layout, ReshardExecutor, reshard_plan
 from rlinf_comm.weights.layouts import TransformerShape, huggingface_layout
 from rlinf_sched.derive import ModelShape
 from rlinf_workers.models.in_memory import box_in, renamed
+from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.models.weight_files import WeightFiles, region
 from rlinf_workers.models.weight_names import CONVERTS
@@ -34,6 +35,8 @@ from rlinf_workers.trainers.statistics import Statistics
 from rlinf_workers.worker import Worker
 
 T = TypeVar("T")
+UNTRAINED = (".e_score_correction_bias",)
+"""Ends of the names of weights without moments, in transformers' model."""
 Finish = Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Any]]]
 """Outputs of this rank's rows -> a scalar that provides their gradient, and the extra values megatron-core expects."""
 
@@ -99,10 +102,13 @@ class MegatronBackend:
         from megatron.core.transformer.module import Float16Module
 
         from rlinf_workers.trainers.megatron.optimizer import Masters, make_optimizer
+        from rlinf_workers.trainers.megatron.routers import biases_of
 
         config = self._model.config
         if config.bf16:
             self._called = Float16Module(config, self._model)
+            for bias_name, bias in biases_of(self._model).items():
+                self._model.get_submodule(bias_name.rpartition(".")[0]).expert_bias = bias.float()
         if not trains:
             self._model.requires_grad_(False)
             return
@@ -247,9 +253,11 @@ class MegatronBackend:
     # -- weights ---------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _parameters(self) -> dict[str, torch.nn.Parameter]:
-        """By the names in the layout."""
-        return dict(self._model.named_parameters())
+    def _parameters(self) -> dict[str, Any]:
+        """By the names in the layout, with the routers' biases, which are not trained."""
+        from rlinf_workers.trainers.megatron.routers import biases_of
+
+        return {**dict(self._model.named_parameters()), **biases_of(self._model)}
 
     def weights(self) -> dict[str, Tensor]:
         return {name: self._storages.here(parameter) for name, parameter in self._parameters.items()}
@@ -318,7 +326,7 @@ class MegatronBackend:
         weights = self._unwritten()
         model = self.kind.build(torch.device("cpu")).float()
         reshard = reshard_plan(self._in_memory, self._masters_layout)
-        ReshardExecutor(reshard, self._worker.rank).run([dict(model.named_parameters())], weights)
+        ReshardExecutor(reshard, self._worker.rank).run([tensors_of(model)], weights)
         return weights
 
     def _read(self, folder: str, without: Collection[str] = ()) -> dict[str, Tensor]:
@@ -330,10 +338,13 @@ class MegatronBackend:
     def _read_renamed(self, files: WeightFiles, behind: str = "") -> dict[str, Tensor]:
         """This rank's shard of files with the names of transformers' model in memory and an optional suffix."""
         tensors, (whole,) = self._unwritten(), self._in_memory.ranks
-        files.check({f"{name}{behind}": tuple(buffer.shape) for name, buffer in whole.buffers.items()})
-        blocks = {block.name: block for block in whole.blocks}
+        untrained = UNTRAINED if behind else ()
+        shapes = {name: tuple(buffer.shape) for name, buffer in whole.buffers.items() if not name.endswith(untrained)}
+        files.check({f"{name}{behind}": shape for name, shape in shapes.items()})
+        blocks = {block.name: block for block in whole.blocks if block.buffer in shapes}
         for mine in self._layout.ranks[self._worker.rank].blocks:
-            block = blocks[mine.name]
+            if (block := blocks.get(mine.name)) is None:
+                continue
             box = box_in(block, mine.box, whole.buffers[block.buffer].shape)
             region(tensors[mine.buffer], mine).copy_(files.read(block.buffer + behind, box).view(mine.box.shape))
         return tensors
@@ -368,8 +379,8 @@ class MegatronBackend:
 
         state: dict[str, Tensor] = {}
         for field in MOMENTS if self.num_steps else ():
-            local = {name: self._masters.moment(parameter, field) for name, parameter in self._parameters.items()}
-            for name, moment in self._renamed(local).items():
+            local = {name: self._masters.moment(parameter, field) for name, parameter in self._model.named_parameters()}
+            for name, moment in self._renamed(local, UNTRAINED).items():
                 state[f"{name}:{field}"], state[f"{name}:step"] = moment, torch.tensor(float(self.num_steps))
         return state
 
@@ -391,9 +402,14 @@ class MegatronBackend:
         if files.specs:
             self._masters.set_steps(self.num_steps)
 
-    def _renamed(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's share of tensors shaped like the model's, by the names in transformers' model."""
-        sizes = {name: buffer.num_elements for name, buffer in self._in_memory.ranks[0].buffers.items()}
+    def _renamed(self, local: Mapping[str, Tensor], without: tuple[str, ...] = ()) -> dict[str, Tensor]:
+        """This rank's share of tensors shaped like the model's, by the names in transformers' model.
+
+        Args:
+            without: ends of the names of tensors that are left out.
+        """
+        buffers = self._in_memory.ranks[0].buffers
+        sizes = {name: buffer.num_elements for name, buffer in buffers.items() if not name.endswith(without)}
         gather = partial(self._gathered, local)
         return self._shared_out(sizes, partial(stacked, layout=self._in_memory, gather=gather))
 

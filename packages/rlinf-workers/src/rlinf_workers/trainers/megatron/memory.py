@@ -154,6 +154,7 @@ class MegatronPass:
                                                 values for every query head
             gated MLP         5 I d             gate and up in one, the activation, up once more, their product
             experts           n (h + 6 I) d     the MLP's with the product weighted, and the input of each
+            shared experts    5 I d             as the gated MLP; dense layers of a model with experts count as those
             router            2 F E             scores, as they come and sorted by expert
         """
         d, f, tp, model = self._d, FLOAT_BYTES, self.cut.tensor_parallel, self.model
@@ -175,7 +176,7 @@ class MegatronPass:
         of_token = norms + attention // tp
         if not model.num_experts:
             return self.num_tokens * (of_token + 5 * model.intermediate_size * d // tp)
-        of_token += 2 * f * model.num_experts // self._num_shared
+        of_token += 2 * f * model.num_experts // self._num_shared + 5 * model.shared_intermediate_size * d // tp
         width = model.expert_intermediate_size // self.cut.expert_tensor_parallel
         return self.num_tokens * of_token + round(self._num_expert_tokens * (h + 6 * width) * d)
 

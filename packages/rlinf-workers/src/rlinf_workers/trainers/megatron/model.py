@@ -68,6 +68,7 @@ def make_model(config: Any, shape: TransformerShape, options: MegatronOptions, h
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=shape.tied_embeddings,
         position_embedding_type="rope",
+        rotary_percent=_rope(config).get("partial_rotary_factor", 1.0),
         rotary_base=_rope_base(config),  # pyright: ignore[reportArgumentType], it is only a divisor
     )
     model.head, model.num_words = head, shape.vocab
@@ -150,7 +151,7 @@ def _own_parts(spec: Any) -> None:
 
 
 def _transformer_config(config: Any, shape: TransformerShape, options: MegatronOptions) -> TransformerConfig:
-    _check_variant(config)
+    _check_variant(config, shape)
     dtype = getattr(torch, options.compute_dtype)
     settings: dict[str, Any] = {}
     if shape.num_experts:
@@ -162,6 +163,15 @@ def _transformer_config(config: Any, shape: TransformerShape, options: MegatronO
             "moe_router_pre_softmax": not config.norm_topk_prob,
             "moe_router_load_balancing_type": "none",
             "moe_grouped_gemm": False,
+            "moe_shared_expert_intermediate_size": shape.shared_intermediate or None,
+        }
+    if shape.router_bias:
+        settings |= {
+            "moe_router_score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            "moe_router_bias_update_rate": 0.0,  # as in transformers, whose models do not change it
+            "moe_router_topk_scaling_factor": config.routed_scaling_factor,
+            "moe_router_dtype": "fp32",
         }
     if options.recompute:
         settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -211,14 +221,17 @@ def _left_alone(weight: Tensor) -> None:
     """Skips initialization, because weights are loaded after the model exists."""
 
 
-def _rope_base(config: Any) -> float:
+def _rope(config: Any) -> dict[str, Any]:
     """transformers 5 has `rope_parameters`, 4 had `rope_theta` beside `rope_scaling`."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return float(rope.get("rope_theta") or config.rope_theta)
+    return getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
 
 
-def _check_variant(config: Any) -> None:
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+def _rope_base(config: Any) -> float:
+    return float(_rope(config).get("rope_theta") or config.rope_theta)
+
+
+def _check_variant(config: Any, shape: TransformerShape) -> None:
+    rope = _rope(config)
     kind = rope.get("rope_type", rope.get("type", "default"))
     wrong = {
         f"rope_type={kind!r}": kind != "default",
@@ -226,6 +239,12 @@ def _check_variant(config: Any) -> None:
         f"hidden_act={config.hidden_act!r}": config.hidden_act != "silu",
         "attention_dropout": bool(getattr(config, "attention_dropout", 0.0)),
     }
+    if shape.router_bias:
+        wrong |= {
+            f"n_group={config.n_group}": config.n_group != 1,
+            "norm_topk_prob=false": not config.norm_topk_prob,
+            "num_experts_per_tok=1": config.num_experts_per_tok == 1,
+        }
     if faults := [name for name, is_wrong in wrong.items() if is_wrong]:
         raise ValueError(
             f"{', '.join(faults)} in the model's config.json has no equivalent in megatron-core; train with another "

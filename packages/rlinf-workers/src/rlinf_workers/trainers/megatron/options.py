@@ -82,13 +82,16 @@ class MegatronOptions:
         self._divides("tensor_parallel", "attention heads", model.num_heads)
         self._divides("tensor_parallel", "KV groups", model.num_kv_heads)
         self._divides("pipeline_parallel", "layers", model.num_layers)
-        if not model.num_experts:
+        if model.num_dense_layers or not model.num_experts:
             self._divides("tensor_parallel", "columns of a feed-forward layer", model.intermediate_size)
+        if not model.num_experts:
             if self.expert_parallel > 1:
                 text = f"={self.expert_parallel}, but the model has no experts; leave it out"
                 raise OptionError("expert_parallel", text)
             return
         self._divides("expert_parallel", "experts", model.num_experts)
+        if model.shared_intermediate_size:
+            self._divides("tensor_parallel", "columns of the shared experts", model.shared_intermediate_size)
         if self.expert_tensor_parallel > 1:
             self._divides("tensor_parallel", "columns of an expert", model.expert_intermediate_size)
         if self.tensor_parallel > 1 and not self.sequence_parallel:

@@ -164,7 +164,8 @@ class PackedRow:
 
     attention: PackedAttention | ExchangedAttention
     rotations: tuple[Tensor, Tensor] | None = None
-    """Cosines and sines [S, 1, D / 2] of the tokens' positions, which all layers share; set by the model."""
+    """Cosines and sines [S, 1, r / 2] of the tokens' positions, which all layers share; set by the model. The first r
+    of the D numbers of a head are rotated."""
     experts: Tensor | None = None
     """[S, layers, k], the engine's choices, which the routers use (routers.py); None: their own."""
     qkv_format: str = "sbhd"
@@ -178,7 +179,7 @@ class PackedRow:
         """The row with the rotations of these positions, [S].
 
         Args:
-            frequencies: [D / 2]
+            frequencies: [r / 2]
         """
         angles = torch.outer(position_ids.float(), frequencies.to(position_ids.device, torch.float32))[:, None]
         return replace(self, rotations=(angles.cos(), angles.sin()))
@@ -187,8 +188,9 @@ class PackedRow:
         """Rotary embedding of queries or keys, [S, 1, heads, D]."""
         assert self.rotations is not None, "`at` was called"
         cos, sin = (part[:, None].to(states.dtype) for part in self.rotations)
-        left, right = states.chunk(2, -1)
-        return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+        size = cos.shape[-1]
+        left, right, others = states.split([size, size, states.shape[-1] - 2 * size], -1)
+        return torch.cat([left * cos - right * sin, right * cos + left * sin, others], -1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

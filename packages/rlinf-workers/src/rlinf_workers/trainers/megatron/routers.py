@@ -36,6 +36,11 @@ class ReplayedRouter(TopKRouter):
         return output
 
 
+def biases_of(model: nn.Module) -> dict[str, Tensor]:
+    """Name in the model -> the routers' biases for the choice of experts: buffers, which no optimizer trains."""
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith(".expert_bias")}
+
+
 def routers_of(model: nn.Module) -> list[ReplayedRouter]:
     """The routers of this rank's layers, in their order."""
     return [module for module in model.modules() if isinstance(module, ReplayedRouter)]

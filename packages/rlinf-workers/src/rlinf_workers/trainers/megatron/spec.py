@@ -16,7 +16,7 @@ from rlinf_workers.trainers.spec import TrainerSpec
 if TYPE_CHECKING:
     from rlinf_sched.derive import JobShape, ModelShape, RankMemory
 
-MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe")
+MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe", "glm4_moe")
 """Architectures (`model_type`) whose mapping was compared with transformers."""
 
 
