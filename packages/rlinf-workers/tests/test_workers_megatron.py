@@ -86,6 +86,7 @@ GLM = {
     "EP2, distributed optimizer": ("glm4_moe", 2, {"expert_parallel": 2, "distributed_optimizer": True}),
     "DP2": ("glm4_moe", 1, {}),
 }
+KIND_GLM = {"model_type": "glm4_moe"}
 FOUR = {
     "CP4, tied": ("qwen2_tied", 4, {"context_parallel": 4}),
     "DP2 CP2, distributed optimizer": ("qwen3", 2, {"context_parallel": 2, "distributed_optimizer": True}),
@@ -209,6 +210,14 @@ def test_glm_with_shared_experts_and_router_biases(case, packs, ranks, models, r
 
 @pytest.mark.slow
 @pytest.mark.parametrize("critic", [False, True], ids=["policy", "critic"])
+@pytest.mark.parametrize("case", GLM.values(), ids=GLM)
+def test_twenty_steps_of_glm(case, critic, ranks, models, critics, references, tmp_path):
+    folder = critics[case[0]] if critic else None
+    check_case(case, 20, ranks, models, references, tmp_path, folder, packs=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", [False, True], ids=["policy", "critic"])
 @pytest.mark.parametrize("case", [*CASES.values(), *MORE.values()], ids=[*CASES, *MORE])
 def test_twenty_steps(case, critic, ranks, models, critics, references, tmp_path):
     check_case(case, 20, ranks, models, references, tmp_path, critics[case[0]] if critic else None)
@@ -287,6 +296,15 @@ def test_bfloat16_has_float32_masters(per_replica, options, ranks, models, refer
     trained, expected_weights = stored(tmp_path / "trained", "model"), stored(there / "trained", "model")
     assert {tensor.dtype for tensor in trained.values()} == {torch.float32}
     assert 1e-5 < worst(trained, expected_weights)[0] < 0.05
+
+
+def test_router_biases_stay_as_they_are_in_float32(ranks, models, tmp_path):
+    options = {**SHARED, "compute_dtype": "bfloat16"}
+    ranks.call("study", models["glm4_moe"], str(tmp_path), 2, NUM_STEPS, options, None)
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    before, after = stored(Path(models["glm4_moe"].folder), "model")[name], stored(tmp_path / "trained", "model")[name]
+    assert torch.equal(before, after)
+    assert not torch.equal(before, before.bfloat16().float()), "bfloat16 would show"
 
 
 def test_replicated_megatron_and_replicated_go_on_from_each_others_files(ranks, models, references, tmp_path):
@@ -397,13 +415,22 @@ def test_storages_go_and_come_back():
         ({"tensor_parallel": 0}, {}, "tensor_parallel=0: expected `int` >= 1"),
         ({"recompute": "yes"}, {}, "recompute='yes': expected `bool`, got `str`"),
         ({"compute_dtype": "float16"}, {}, "compute_dtype='float16': allowed: 'float32', 'bfloat16'"),
+        ({"tensor_parallel": 2, "sequence_parallel": True}, {**KIND_GLM, "intermediate_size": 49}, "2 does not divide"),
+        (
+            {},
+            {**KIND_GLM, "n_group": 2, "norm_topk_prob": False},
+            "n_group=2, norm_topk_prob=false in the model's config",
+        ),
+        ({}, {**KIND_GLM, "num_experts_per_tok": 1}, "num_experts_per_tok=1 in the model's config.json has no equiv"),
+        ({}, {"use_sliding_window": True}, "use_sliding_window=true in the model's config.json has no equivalent"),
         ({}, {"model_type": "gemma2"}, "model_type='gemma2' has no mapping to megatron-core; supported: qwen2"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_starts(options, config, says, models):
     from transformers import AutoConfig
 
-    kind = "qwen3_moe" if config.get("model_type") == "qwen3_moe" else "qwen2"
+    kind = config.get("model_type", "qwen2")
+    kind = kind if kind in models else "qwen2"
     sizes = AutoConfig.from_pretrained(models[kind].folder).to_dict()
     problems = ["".join(problem) for problem in SPEC.problems(options)]
     assert says in (problems[0] if problems else SPEC.config_problem(options, {**sizes, **config}) or "")

@@ -23,6 +23,7 @@ from rlinf_workers.trainers.megatron.heads import Head
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.trainers.megatron.queries import Query
 from rlinf_workers.trainers.megatron.routers import ReplayedRouter, replay
+from rlinf_workers.trainers.megatron.spec import rope_of, variant_problem
 
 VOCAB_MULTIPLE = 8
 """The embedding rows on each rank are a multiple of it, for tensor cores in bfloat16."""
@@ -68,7 +69,7 @@ def make_model(config: Any, shape: TransformerShape, options: MegatronOptions, h
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=shape.tied_embeddings,
         position_embedding_type="rope",
-        rotary_percent=_rope(config).get("partial_rotary_factor", 1.0),
+        rotary_percent=_rotated_share(config),
         rotary_base=_rope_base(config),  # pyright: ignore[reportArgumentType], it is only a divisor
     )
     model.head, model.num_words = head, shape.vocab
@@ -151,7 +152,8 @@ def _own_parts(spec: Any) -> None:
 
 
 def _transformer_config(config: Any, shape: TransformerShape, options: MegatronOptions) -> TransformerConfig:
-    _check_variant(config, shape)
+    if problem := variant_problem(config.to_dict()):
+        raise ValueError(problem)
     dtype = getattr(torch, options.compute_dtype)
     settings: dict[str, Any] = {}
     if shape.num_experts:
@@ -221,32 +223,12 @@ def _left_alone(weight: Tensor) -> None:
     """Skips initialization, because weights are loaded after the model exists."""
 
 
-def _rope(config: Any) -> dict[str, Any]:
-    """transformers 5 has `rope_parameters`, 4 had `rope_theta` beside `rope_scaling`."""
-    return getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-
-
 def _rope_base(config: Any) -> float:
-    return float(_rope(config).get("rope_theta") or config.rope_theta)
+    return float(rope_of(config.to_dict()).get("rope_theta") or config.rope_theta)
 
 
-def _check_variant(config: Any, shape: TransformerShape) -> None:
-    rope = _rope(config)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    wrong = {
-        f"rope_type={kind!r}": kind != "default",
-        "use_sliding_window=true": bool(getattr(config, "use_sliding_window", False)),
-        f"hidden_act={config.hidden_act!r}": config.hidden_act != "silu",
-        "attention_dropout": bool(getattr(config, "attention_dropout", 0.0)),
-    }
-    if shape.router_bias:
-        wrong |= {
-            f"n_group={config.n_group}": config.n_group != 1,
-            "norm_topk_prob=false": not config.norm_topk_prob,
-            "num_experts_per_tok=1": config.num_experts_per_tok == 1,
-        }
-    if faults := [name for name, is_wrong in wrong.items() if is_wrong]:
-        raise ValueError(
-            f"{', '.join(faults)} in the model's config.json has no equivalent in megatron-core; train with another "
-            "backend"
-        )
+def _rotated_share(config: Any) -> float:
+    """The share of each head's numbers that positions rotate; transformers 4 had it beside the others."""
+    return float(
+        rope_of(config.to_dict()).get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", 1.0)
+    )

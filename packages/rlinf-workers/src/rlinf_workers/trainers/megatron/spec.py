@@ -57,7 +57,7 @@ class MegatronSpec(TrainerSpec):
         from rlinf_sched.derive import ModelShape
 
         problem = self.model_problem(options, ModelShape.from_config(config))
-        return problem and "".join(problem)
+        return "".join(problem) if problem else variant_problem(config)
 
     def notes(self, *, on_gpu: bool) -> tuple[str, ...]:
         if on_gpu:
@@ -83,6 +83,36 @@ class MegatronSpec(TrainerSpec):
     def cut(self, job: JobShape) -> tuple[int, int]:
         options = self.read(job.trainer_options)
         return options.expert_parallel, options.pipeline_parallel
+
+
+def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """transformers 5 has `rope_parameters`, 4 had `rope_theta` beside `rope_scaling`."""
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+
+
+def variant_problem(config: Mapping[str, Any]) -> str | None:
+    """What of a supported architecture megatron-core would compute differently than transformers; None: nothing."""
+    rope = rope_of(config)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    wrong = {
+        f"rope_type={kind!r}": kind != "default",
+        "use_sliding_window=true": bool(config.get("use_sliding_window")),
+        f"hidden_act={config.get('hidden_act')!r}": config.get("hidden_act", "silu") != "silu",
+        "attention_dropout": bool(config.get("attention_dropout")),
+    }
+    if config["model_type"] == "glm4_moe":
+        num_groups, num_chosen = config.get("n_group", 1), config.get("num_experts_per_tok")
+        wrong |= {
+            f"n_group={num_groups}": num_groups != 1,
+            "norm_topk_prob=false": not config.get("norm_topk_prob", True),
+            f"num_experts_per_tok={num_chosen}": num_chosen == 1,
+        }
+    if faults := [name for name, is_wrong in wrong.items() if is_wrong]:
+        return (
+            f"{', '.join(faults)} in the model's config.json has no equivalent in megatron-core; train with another "
+            "backend"
+        )
+    return None
 
 
 def is_installed() -> bool:
