@@ -333,7 +333,7 @@ def test_a_policy_that_acts_in_two_steps_at_once_holds_two_versions_of_the_weigh
         (["absent.yaml"], "absent.yaml: No such file or directory"),
         ([LAPTOP, "--mode", "fast"], "argument --mode: invalid choice: 'fast'"),
         ([LAPTOP, "--num_items", "3"], "--num_items: only a recipe takes overrides"),
-        (["sort-grpo", "--rollout.engine", "vllm"], "rollout.engine=vllm: no generation engine is called 'vllm'"),
+        (["sort-grpo", "--rollout.engine", "tgi"], "rollout.engine=tgi: no generation engine is called 'tgi'"),
         (["sort-grpo", "--actor.backend", "fsdp"], "actor.backend=fsdp: no training backend is called 'fsdp'"),
         (["pushcube-ppo", "--cluster.launcher", "slurm"], "cluster.launcher: no launcher is called 'slurm'"),
         ([*RECIPE, "--reference.path", "absent"], "reference.path: model='absent' is neither the folder of"),
