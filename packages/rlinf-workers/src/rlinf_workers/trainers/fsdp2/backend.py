@@ -58,6 +58,7 @@ from rlinf_workers.trainers.fsdp2.sharding import (
     whole,
     whole_model,
 )
+from rlinf_workers.trainers.gradient_norm import gradient_norm
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 from rlinf_workers.trainers.served import LowRank, Served
 from rlinf_workers.trainers.statistics import Statistics, StatisticSums
@@ -261,7 +262,7 @@ class FSDP2Backend:
         gradients = [local(p.grad) for p in self._parameters.values() if p.grad is not None]
         if self._is_fused:
             torch._foreach_mul_(gradients, 1.0 / divisor)
-            squares = nn.utils.get_total_norm(gradients).double().square()[None]
+            squares = gradient_norm(gradients).double().square()[None]
         else:
             squares = torch.zeros(1, dtype=torch.float64, device=self._worker.device)
             for gradient in gradients:

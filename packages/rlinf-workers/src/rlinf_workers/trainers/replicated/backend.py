@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlinf_algos import DeferredChecks
 from rlinf_comm.weights import Layout, specs_of
@@ -42,6 +42,7 @@ from rlinf_workers.trainers.base import (
 )
 from rlinf_workers.trainers.checkpoint import host_copy, load_optimizer, optimizer_tensors, writers
 from rlinf_workers.trainers.denormals import flushed_denormals
+from rlinf_workers.trainers.gradient_norm import gradient_norm
 from rlinf_workers.trainers.served import Served
 from rlinf_workers.trainers.statistics import Statistics, StatisticSums
 from rlinf_workers.worker import Worker
@@ -159,8 +160,7 @@ class ReplicatedBackend:
         totals = list(self._of_shard(self.shards[0]).values())
         for total in totals:
             total *= 1.0 / divisor
-        # The norm of the parameters' norms: float32 loses three digits in a sum over a whole buffer of a large model.
-        grad_norm = float(nn.utils.get_total_norm([cast(Tensor, one.grad) for one in self._parameters]))
+        grad_norm = float(gradient_norm([cast(Tensor, one.grad) for one in self._parameters]))
         self._settings.begin_step(self._optimizer, self.num_steps, grad_norm, self._worker)
         if (factor := self._settings.clip_factor(grad_norm)) < 1.0:
             for total in totals:
