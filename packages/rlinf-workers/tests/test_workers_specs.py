@@ -68,3 +68,14 @@ def test_stages_of_recipes_take_about_what_they_took(measured: MeasuredStage) ->
     }
     instance = profile_of[measured.role](measured.model, gpu, job).instances[0]
     assert instance.seconds(measured.num_groups) + instance.step_s == pytest.approx(measured.seconds, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("compile", "perhaps", "='perhaps': allowed: true, false, 'auto'"),
+        ("compute_dtype", "float16", "='float16': allowed: 'float32', 'bfloat16'"),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_answered_with_those_that_recipes_may_have(option: str, value: str, text: str):
+    assert list(TRAINERS.spec("fsdp2").problems({option: value})) == [(option, text)]

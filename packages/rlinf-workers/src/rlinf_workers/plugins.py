@@ -77,8 +77,7 @@ class Spec:
             reason, _, place = str(error).partition(" - at `$.")
             option = place.partition("`")[0].partition("[")[0]
             if "enum value" in reason:
-                choices = get_args(get_type_hints(self.options)[option])
-                reason = f"allowed: {', '.join(map(repr, choices))}"
+                reason = f"allowed: {', '.join(_choices(get_type_hints(self.options)[option]))}"
             raise OptionError(option, f"={options.get(option)!r}: {reason[0].lower()}{reason[1:]}") from None
 
     def problems(self, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -89,6 +88,13 @@ class Spec:
             self.read(options)
         except OptionError as error:
             yield error.option, error.text
+
+
+def _choices(kind: Any) -> list[str]:
+    """The values of a Literal, of bool, or of a union of such, as a recipe has them."""
+    if kind is bool:
+        return ["true", "false"]
+    return [text for one in get_args(kind) for text in ([repr(one)] if isinstance(one, str | int) else _choices(one))]
 
 
 def imported(path: str) -> Any:
