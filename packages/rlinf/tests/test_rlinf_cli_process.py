@@ -64,7 +64,7 @@ def test_a_mistake_ends_with_2_before_anything_heavy_is_imported(tmp_path: Path)
 
 
 MISTYPED = {
-    "train sort-grpo --rollout.engine vllm": "rollout.engine=vllm: no generation engine is called 'vllm'",
+    "train sort-grpo --rollout.engine tgi": "rollout.engine=tgi: no generation engine is called 'tgi'",
     "train sort-grpo --rollout.engine absent:E": "the generation engine 'absent:E' cannot be imported: No module named",
     "train sort-grpo --actor.backend fsdp": "actor.backend=fsdp: no training backend is called 'fsdp'",
     "train sort-grpo --cluster.launcher slurm": "cluster.launcher: no launcher is called 'slurm'",
@@ -77,7 +77,7 @@ MISTYPED = {
     "train pushcube-ppo --env.kind import --env.id absent:E": "the environment 'absent:E' cannot be imported",
     "train pushcube-ppo --sft_warm_up.source lerobot --sft_warm_up.path x": "/x: No such file or directory",
     "eval gsm8k=absent.jsonl --model .": "/absent.jsonl: No such file or directory",
-    "eval gsm8k=absent.jsonl --model . --engine vllm": "engine=vllm: no generation engine is called 'vllm'",
+    "eval gsm8k=absent.jsonl --model . --engine tgi": "engine=tgi: no generation engine is called 'tgi'",
     "train gsm8k-grpo --model.path absent --task.train_files x --task.eval_files y": "/absent: does not exist",
     "train gsm8k-grpo --model.path a/absent --task.train_files x --task.eval_files y": "model.path=a/absent: ",
     "train gsm8k-grpo --model.path . --task.train_files a/absent --task.eval_files x": "task.train_files=a/absent: ",
@@ -96,8 +96,8 @@ MISTYPED = {
     "report absent": "there is no run folder absent",
     "explain absent": "absent is not the folder of a run",
     "config explain num_generation": "did you mean algorithm.group_size",
-    "check sort-grpo --rollout.engine vllm": "rollout.engine=vllm: no generation engine is called 'vllm'",
-    "profile sort-grpo --rollout.engine vllm": "rollout.engine=vllm: no generation engine is called 'vllm'",
+    "check sort-grpo --rollout.engine tgi": "rollout.engine=tgi: no generation engine is called 'tgi'",
+    "profile sort-grpo --rollout.engine tgi": "rollout.engine=tgi: no generation engine is called 'tgi'",
 }
 """Command line -> part of its answer."""
 

@@ -60,7 +60,7 @@ def test_gsm8k_trains_on_every_gpu(tmp_path: Path) -> None:
     assert job.config.actor.num_shards == 8  # what config.yaml keeps
 
 
-@pytest.mark.parametrize(("memory_bytes", "leaves"), [(80 << 30, False), (1 << 30, True)])
+@pytest.mark.parametrize(("memory_bytes", "leaves"), [(80 << 30, False), (2900 << 20, True)])
 def test_state_leaves_a_gpu_only_where_it_has_to(memory_bytes: int, leaves: bool) -> None:
     machine = replace(SERVER, gpus=(InstalledGpu(name="fake", memory_bytes=memory_bytes),))
     job = jobs.prepare(load_config("sort-grpo", parse_overrides([])), machine)
