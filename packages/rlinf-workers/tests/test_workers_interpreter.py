@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+import rlinf_comm.protocol
 import rlinf_workers
 from rlinf_comm import DecodeError
 from rlinf_comm.wire import Connection, Deadline, disagreement, encode_hello, receive_hello
@@ -75,7 +76,7 @@ def test_a_hello_is_read_by_those_who_know_more_or_less():
     own = structs.replace(interpreter.own_hello("worker"), interpreter="/d", python="3.11")
     text = disagreement(own, received(later))
     assert text is not None and "/p (Python 3.15)" in text and "/d (Python 3.11)" in text
-    assert f"rlinf-comm: 7 against 1, rlinf-workers: none against {PROTOCOL}" in text
+    assert f"rlinf-comm: 7 against {rlinf_comm.protocol.PROTOCOL}, rlinf-workers: none against {PROTOCOL}" in text
     assert disagreement(own, received(encode_hello(own))) is None
     with pytest.raises(DecodeError, match="no hello"):
         received(b'{"role": "actor"}')

@@ -12,6 +12,7 @@ DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 GLM_MOE = ("glm4_moe",)
 """GLM-4.5 and later: DeepSeek-V3's experts, with grouped-query attention."""
 MODEL_TYPES = ("llama", "qwen2", "qwen3", *QWEN_MOE, *DEEPSEEK, *GLM_MOE)
+"""The `model_type` of configs for which there are ready layouts."""
 
 
 def shape_fields(config: Mapping[str, Any], *, quantized: bool, mtp: bool) -> dict[str, Any]:
