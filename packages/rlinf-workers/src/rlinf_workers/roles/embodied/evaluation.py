@@ -49,8 +49,8 @@ class EvaluationEnvironment(Environment):
         ends, self._ends = self._ends, []
         return ends
 
-    def _record_episode(self, episode: EpisodeEnd, *, cut: bool) -> None:
-        super()._record_episode(episode, cut=cut)
+    def _record_episode(self, episode: EpisodeEnd, cut: bool) -> None:
+        super()._record_episode(episode, cut)
         self._ends.append(episode)
 
 
