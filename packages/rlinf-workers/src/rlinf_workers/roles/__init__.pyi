@@ -87,3 +87,4 @@ from .records.language import (
     Prompt as Prompt,
     ScoredGroup as ScoredGroup,
 )
+from .records.pictures import Pictures as Pictures

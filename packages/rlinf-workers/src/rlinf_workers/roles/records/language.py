@@ -15,6 +15,7 @@ from torch import Tensor
 from rlinf_comm import record
 from rlinf_workers.agents.records import NOT_OF_POLICY, Author, Cause
 from rlinf_workers.roles.records.kept_tokens import KeptTokens
+from rlinf_workers.roles.records.pictures import Pictures
 from rlinf_workers.worker import DIGEST_LENGTH
 
 
@@ -39,6 +40,8 @@ class Prompt:
     """All columns of the data row as a JSON object, for rewards that read them; None if none does."""
     messages_json: str | None = None
     """The conversation that an agent goes on with, a JSON list of {"role", "content"}; None: there is no agent."""
+    pictures: Pictures | None = None
+    """What a vision-language model sees; None: the prompt is text alone."""
 
 
 @record
@@ -202,11 +205,13 @@ class SampleGroup:
         return dict(zip(versions.tolist(), counts.tolist(), strict=True))
 
     def digest(self) -> str:
-        """Hexadecimal digest of the prompt, the sampled tokens, their log-probabilities, the versions that sampled
+        """Hexadecimal digest of the prompt with its pictures, the sampled tokens, their log-probabilities, the versions that sampled
         them, and their experts and what sampling left, if these were recorded; if other authors have written some, of
         all tokens, and of the rewards and causes."""
         mask, sha = self.loss_mask.bool(), hashlib.sha256(str(self.index).encode())
         parts = [self.prompt.token_ids, mask.sum(-1)]
+        if self.prompt.pictures is not None:
+            sha.update(self.prompt.pictures.digest.encode())
         if self.lengths is not None:
             is_token = torch.arange(mask.shape[1]) < self.lengths[:, None]
             parts += [self.lengths, mask[is_token], self.completion_ids[is_token]]
