@@ -205,9 +205,9 @@ class SampleGroup:
         return dict(zip(versions.tolist(), counts.tolist(), strict=True))
 
     def digest(self) -> str:
-        """Hexadecimal digest of the prompt with its pictures, the sampled tokens, their log-probabilities, the versions that sampled
-        them, and their experts and what sampling left, if these were recorded; if other authors have written some, of
-        all tokens, and of the rewards and causes."""
+        """Hexadecimal digest of the prompt with its pictures, the sampled tokens, their log-probabilities, the versions
+        that sampled them, and their experts and what sampling left, if these were recorded; if other authors have
+        written some, of all tokens, and of the rewards and causes."""
         mask, sha = self.loss_mask.bool(), hashlib.sha256(str(self.index).encode())
         parts = [self.prompt.token_ids, mask.sum(-1)]
         if self.prompt.pictures is not None:
