@@ -12,6 +12,11 @@ from .lora import (
     policy_targets as policy_targets,
     write_merged as write_merged,
 )
+from .picture_processor import (
+    PictureProcessor as PictureProcessor,
+    StoredPicture as StoredPicture,
+    reads_pictures as reads_pictures,
+)
 from .routers import has_balanced_routers as has_balanced_routers
 from .weight_files import index_name as index_name
 from .weight_writer import (

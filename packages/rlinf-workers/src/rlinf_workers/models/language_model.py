@@ -135,14 +135,19 @@ def describe_model(settings: ModelSettings, folder: str) -> None:
 
 
 def load_tokenizer(folder: str) -> Any:
-    """The tokenizer of a Hugging Face folder."""
+    """The tokenizer of a Hugging Face folder; its chat template may also be that of the folder's processor
+    (chat_template.json), as vision-language models are published."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     config_path = Path(folder) / "tokenizer_config.json"
     config = json.loads(config_path.read_text()) if config_path.exists() else {}
     if config.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend"):
-        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = _json_of(Path(folder, "chat_template.json")).get("chat_template")
+    return tokenizer
 
 
 def end_tokens(folder: str, tokenizer: Any) -> dict[str, tuple[int, ...]]:
