@@ -6,7 +6,7 @@ import argparse
 import os
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         snapshot = _with_own_logs(read_snapshot(read_plain(folder / WAITS)), folder)
     except FileNotFoundError:
-        print(printable_lines(_ended(folder, manifest)))
+        print(printable_lines(_ended(folder, manifest) + _choice(manifest)))
         return 0
     except UserError:
         raise  # a ValueError, too
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if driver is None:
         raise UserError(f"{folder / WAITS} names no driver; was it edited?")
     if process_states([driver])[DRIVER].condition == "gone":
-        print(printable_lines(_ended(folder, manifest)))
+        print(printable_lines(_ended(folder, manifest) + _choice(manifest)))
         return 0
     silent_s = time.time() - snapshot.taken_s
     elsewhere = _seen_elsewhere(folder, snapshot) if silent_s <= STALE_S else []
@@ -87,8 +87,15 @@ def run(args: argparse.Namespace) -> int:
         )
     if driver.host != platform.node():
         print(f"the run is on {driver.host}: call rlinf explain there, which sees its processes")
-    print(explanation_text(explanation, every=args.all))
+    print(explanation_text(explanation, every=args.all) + _choice(manifest))
     return 0
+
+
+def _choice(manifest: Mapping[str, Any]) -> str:
+    """A line on the engine that `rollout.engine: auto` stands for; empty if the recipe names one."""
+    from rlinf.config.reasoning import ENGINE_CHOICE
+
+    return "".join(f"\n{note}" for note in manifest.get("notes", ()) if note.startswith(ENGINE_CHOICE))
 
 
 def _with_own_logs(snapshot: Snapshot, folder: Path) -> Snapshot:

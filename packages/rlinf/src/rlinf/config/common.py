@@ -138,17 +138,19 @@ class ShardedTrainerConfig(TrainerConfig):
         return self.num_shards
 
 
+ENGINE = (
+    "What generates completions: huggingface, sglang (docs/sglang.md), vllm (docs/vllm.md), or package.module:Class of "
+    "a custom engine (docs/plugins/engine.md)."
+)
+
+
 class EngineConfig(Section):
     """The engine of a rollout."""
 
     AT: ClassVar[str]
     """Prefix of the keys in messages: "rollout." or nothing."""
 
-    engine: str = Field(
-        default="huggingface",
-        description="What generates completions: huggingface, sglang (docs/sglang.md), vllm (docs/vllm.md), or "
-        "package.module:Class of a custom engine (docs/plugins/engine.md).",
-    )
+    engine: str = Field(default="huggingface", description=ENGINE)
     engine_options: dict[str, bool | int | float | str | list[int | float | str]] = Field(
         default={},
         description="Options of the engine: cuda_graphs, refill, cache_share and keep_turns of huggingface; the "

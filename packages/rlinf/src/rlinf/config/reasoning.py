@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from rlinf.config.agents import AgentConfig, agent_by_name, trainer_of
 from rlinf.config.algorithm import CompletionsAlgorithm
 from rlinf.config.base import Conflict, ModelPath, Section, either, neighbours, not_multiple
 from rlinf.config.common import (
+    ENGINE,
     KEPT_IN_TRAINING,
     MIN_P,
     NUM_SHARDS,
@@ -30,7 +32,44 @@ from rlinf.config.lora import LoraConfig
 from rlinf.config.rewards import MAX_JUDGE_FAILURES, RewardConfig
 from rlinf.config.tasks import FilesTask, TaskConfig
 from rlinf_algos import preset
+from rlinf_workers.engines.spec import EngineSpec
 from rlinf_workers.plugins import ENGINES, TRAINERS
+
+AUTO_ENGINE = "auto"
+ENGINE_CHOICE = f"rollout.engine={AUTO_ENGINE} is "
+"""How the note about the chosen engine begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnyEngineSpec(EngineSpec):
+    """The spec of `rollout.engine: auto`: it refuses nothing, because each candidate is validated with the config
+    before one is chosen (jobs/reasoning/engine_choice.py)."""
+
+    def devices_per_rank(self, tensor_parallel_size: int) -> int:
+        return tensor_parallel_size
+
+    def new_weights_problem(self, options: Mapping[str, Any], on_new_weights: str, *, has_stop: bool) -> str | None:
+        return None
+
+    def late_groups_problem(self, options: Mapping[str, Any]) -> str | None:
+        return None
+
+    def episodes_problem(self, options: Mapping[str, Any]) -> str | None:
+        return None
+
+    def experts_problem(self, options: Mapping[str, Any], *, has_stop: bool) -> str | None:
+        return None
+
+    def kept_problem(self, options: Mapping[str, Any]) -> str | None:
+        return None
+
+    def options_beside(self, options: Mapping[str, Any], num_engines: int, *, on_gpu: bool) -> Mapping[str, Any] | None:
+        return options
+
+
+ANY_ENGINE = AnyEngineSpec(
+    name=AUTO_ENGINE, implementation=ENGINES.spec(ENGINES.default).implementation, quantizations=("fp8",)
+)
 
 
 class ArchitectureConfig(Section):
@@ -103,6 +142,11 @@ class RolloutConfig(EngineConfig):
 
     AT = "rollout."
 
+    engine: str = Field(
+        default=EngineConfig.model_fields["engine"].default,
+        description=f"{ENGINE} auto: the fastest of those that are installed and accept this recipe's settings, by "
+        "derived times or a short probe (docs/how-do-i.md).",
+    )
     num_prompts: int = Field(
         default=64, ge=1, description="Prompts per step; each gets algorithm.group_size completions."
     )
@@ -147,6 +191,10 @@ class RolloutConfig(EngineConfig):
         description="Stop the run if the first step's log-prob mismatch between trainer and engine is larger than "
         "rounding explains (docs/trust.md); false: print a note and go on.",
     )
+
+    @property
+    def engine_spec(self) -> EngineSpec:
+        return ANY_ENGINE if self.engine == AUTO_ENGINE else super().engine_spec
 
     @property
     def truncated_by(self) -> str | None:

@@ -33,8 +33,9 @@ def prepare(config: JobConfig, machine: Machine | None = None) -> Job:
     from rlinf.run_folder.fingerprints import code_fingerprints
 
     run_checks("driver", config)
-    venvs = examine_venvs(config.group_venvs)
     machine = machine or machine_of(config.cluster)
+    config = job_spec(config).settle(config, machine)
+    venvs = examine_venvs(config.group_venvs)
     num_devices = check_cluster(config.cluster, machine)
     run_checks("machine", config, machine, num_devices)
     config = resolve_for_devices(config, num_devices)

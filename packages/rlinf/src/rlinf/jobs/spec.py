@@ -61,6 +61,15 @@ class JobSpec(Spec):
         """The config with what it leaves to the devices."""
         return config
 
+    def settle(self, config: Any, machine: Machine) -> Any:
+        """The config with what is chosen by measurement, and notes about it; other processes of the run have not
+        started. Raises: UserError, RunFailed."""
+        return config
+
+    def settle_for_plan(self, config: Any, num_devices: int, *, gpu: str) -> Any:
+        """`settle` for the GPUs of `problem`: nothing is measured. Raises: UserError."""
+        return config
+
     def env_kinds(self, config: Any) -> Sequence[KindSpec]:
         """Returns the kinds of environments that a run uses, for `rlinf doctor`."""
         return ()

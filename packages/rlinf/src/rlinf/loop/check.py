@@ -13,19 +13,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from rlinf.config.devices import device_kind
-from rlinf.config.downloads import snapshot_folders
-from rlinf.console.progress import Progress
 from rlinf.glossary import policy_prefix
 from rlinf.jobs.agreement import MismatchVerdict, judge
 from rlinf.jobs.reasoning.job import ReasoningJob
-from rlinf.loop.deadlines import Deadlines
-from rlinf.loop.session import Session
-from rlinf.planning.plans import make_plans
-from rlinf.processes import fork_server
-from rlinf.processes.executor import make_executor, run_failed
+from rlinf.loop.brief_session import brief_session
 from rlinf.run_folder import RunFolder
-from rlinf_workers import COMPUTE_SPAN, SYNC_SPAN, FlowRun, WorkersError
+from rlinf_workers import COMPUTE_SPAN, SYNC_SPAN, FlowRun
 from rlinf_workers.roles import ComparedGroup, LogprobMismatch, WorstToken, mismatch_sums, worst_token
 
 NUM_PROMPTS, NUM_WORST = 8, 5
@@ -89,35 +82,16 @@ def check(job: ReasoningJob, folder: RunFolder) -> Check:
     Raises: UserError before a process starts; RunFailed if a worker dies or raises; the message names a weight that did
     not arrive.
     """
-    config, flows = job.config, job.build(folder.path)
+    flows = job.build(folder.path)
     checked = job.check_flows(flows.train)
-    planned = make_plans(job, replace(flows, others=tuple(checked.values())), folder.path)
-    job.write_inputs(folder.path)
-    forks = device_kind(config.cluster, job.machine) == "cpu" and fork_server.start(config)
-    executor = make_executor(
-        config.cluster,
-        planned.cluster,
-        models=snapshot_folders(config),
-        log_folder=folder.path / "logs",
-        worker_timeout_s=config.run.worker_timeout_s,
-        forks=forks,
-        venvs=job.venvs,
-    )
-    session = Session(job, flows, executor, folder, Progress(total=len(ROUNDS)), Deadlines(config.run.step_timeout_s))
-    with executor:
-        try:
-            for flow in checked.values():
-                executor.start(flow, planned.plans[flow.name])
-            session.sync_weights()
-            rounds = []
-            for policy, flow in checked.items():
-                for number, name in enumerate(ROUNDS):
-                    feeds = {"prompts": job.feeds(number)["prompts"][:NUM_PROMPTS]}
-                    rounds.append(_checked(job, policy, name, session.run_flow(flow, step=number, feeds=feeds)))
-        except WorkersError as error:
-            raise run_failed(error, None) from error
+    with brief_session(job, folder, flows, list(checked.values()), num_rounds=len(ROUNDS)) as session:
+        rounds = []
+        for policy, flow in checked.items():
+            for number, name in enumerate(ROUNDS):
+                feeds = {"prompts": job.feeds(number)["prompts"][:NUM_PROMPTS]}
+                rounds.append(_checked(job, policy, name, session.run_flow(flow, step=number, feeds=feeds)))
         edges = [edge for flow in checked.values() for edge in flow.graph().weight_edges]
-        sizes = map(executor.weights_bytes, edges)
+        sizes = map(session.executor.weights_bytes, edges)
         return Check(rounds=rounds, start_s=session.start_s, weights_bytes=sum(sizes))
 
 

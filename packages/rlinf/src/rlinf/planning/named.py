@@ -85,12 +85,14 @@ def _problem(
             hint=f"workloads: {', '.join(WORKLOADS)}\nrecipes: {', '.join(recipes)}",
         )
     from rlinf.jobs.checks import check_names
-    from rlinf.planning.problems import problem_of_recipe
+    from rlinf.planning.problems import problem_of_recipe, settled_for_plan
 
     of_mode = [] if mode == "auto" else [Override(key=("mode",), text=mode)]
     config = load_config(name, [*_unread_data(name, overrides), *overrides, *of_mode])
     check_names(config)
-    return problem_of_recipe(config, gpu=gpu or "H100", env_step_s=env_step_s), config
+    gpu = gpu or "H100"
+    config = settled_for_plan(config, gpu=gpu)
+    return problem_of_recipe(config, gpu=gpu, env_step_s=env_step_s), config
 
 
 def _unread_data(name: str, overrides: Sequence[Override]) -> list[Override]:

@@ -20,6 +20,11 @@ def problem_of_recipe(config: JobConfig, *, gpu: str = "H100", env_step_s: float
     return job_spec(config).problem(config, _num_devices(config), gpu=gpu, env_step_s=env_step_s)
 
 
+def settled_for_plan(config: JobConfig, *, gpu: str = "H100") -> JobConfig:
+    """The config with what a plan for these GPUs chooses. Raises: UserError, as `problem_of_recipe`."""
+    return job_spec(config).settle_for_plan(config, _num_devices(config), gpu=gpu)
+
+
 def _num_devices(config: JobConfig) -> int:
     if config.cluster.num_devices == "auto":
         raise UserError(

@@ -125,6 +125,13 @@ def check_flow(train: Flow, config: ReasoningConfig, rollout: Any, trainer: str 
     return flow.weights(trainer, to="rollout")
 
 
+def probe_flow(train: Flow, config: ReasoningConfig) -> Flow:
+    """The engine alone samples (`rollout.engine: auto`)."""
+    flow = Flow("engine-probe").workers_of(train, "rollout")
+    add_generation(flow, config)
+    return flow
+
+
 def add_generation(flow: Flow, config: ReasoningConfig, **how: Any) -> None:
     """The stage that samples; `how` are further arguments of `Flow.stage`."""
     span = config.rollout.devices_per_rank

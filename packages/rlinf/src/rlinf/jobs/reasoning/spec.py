@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlinf.config.inputs import check_model_folder, model_family
-from rlinf.config.reasoning import ReasoningConfig
+from rlinf.config.reasoning import AUTO_ENGINE, ReasoningConfig
 from rlinf.config.rewards import FunctionReward, ModelReward, RewardConfig, members_of
 from rlinf.config.tasks import FilesTask
 from rlinf.jobs.checks import check_data, refused
@@ -14,6 +14,7 @@ from rlinf_algos import Registry
 from rlinf_workers.plugins import ENGINES, TRAINERS
 
 if TYPE_CHECKING:
+    from rlinf.machine import Machine
     from rlinf.planning.memory import Load
     from rlinf_sched import Cluster, Plan, Problem
 
@@ -24,7 +25,8 @@ class ReasoningSpec(JobSpec):
 
     def names(self, config: ReasoningConfig) -> Iterable[tuple[Registry[Any], str, str]]:
         yield TRAINERS, config.actor.backend, f"actor.backend={config.actor.backend}"
-        yield ENGINES, config.rollout.engine, f"rollout.engine={config.rollout.engine}"
+        if config.rollout.engine != AUTO_ENGINE:
+            yield ENGINES, config.rollout.engine, f"rollout.engine={config.rollout.engine}"
 
     def check_references(self, config: ReasoningConfig) -> None:
         for key, path in config.model_paths.items():
@@ -40,6 +42,20 @@ class ReasoningSpec(JobSpec):
         return with_shards(
             config, num_devices, most=most, whole=config.sft_warm_up.batch_size if config.sft_warm_up else 0
         )
+
+    def settle(self, config: ReasoningConfig, machine: Machine) -> ReasoningConfig:
+        if config.rollout.engine != AUTO_ENGINE:
+            return config
+        from rlinf.jobs.reasoning.engine_choice import choose_engine
+
+        return choose_engine(config, machine)
+
+    def settle_for_plan(self, config: ReasoningConfig, num_devices: int, *, gpu: str) -> ReasoningConfig:
+        if config.rollout.engine != AUTO_ENGINE:
+            return config
+        from rlinf.jobs.reasoning.engine_choice import choose_planned_engine
+
+        return choose_planned_engine(config, num_devices, gpu)
 
     def preload(self, config: ReasoningConfig) -> Sequence[str]:
         family = config.model.architecture.family if config.model.architecture else model_family(config.model.path)
