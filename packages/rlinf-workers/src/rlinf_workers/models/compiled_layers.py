@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from rlinf_workers.models.pictures import without_vision_tower
 from rlinf_workers.models.routers import routers_of
 
 Compiles = bool | Literal["auto"]
@@ -30,10 +31,10 @@ PACKED_ARGUMENT = "attend"
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The layers of all transformers in a model: the modules of each list of decoder or encoder layers; empty for other
-    models."""
+    """The layers of all transformers in a model: the modules of each list of decoder or encoder layers, except those of
+    the vision tower of a vision-language model, which batches of text do not use; empty for other models."""
     names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    lists = [module for module in without_vision_tower(model).modules() if isinstance(module, nn.ModuleList)]
     return [layer for layers in lists for layer in layers if type(layer).__name__ in names]
 
 

@@ -21,9 +21,12 @@ from rlinf_algos import (
 )
 from rlinf_sched.derive import MAX_LOGITS_BYTES
 from rlinf_workers.models.packed import KeptIds
+from rlinf_workers.models.pictures import VISION_LANGUAGE
 from rlinf_workers.trainers.base import ModelOutputs
 
-PLAIN_HEADS = frozenset({"gemma", "gemma2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"})
+PLAIN_HEADS = VISION_LANGUAGE | frozenset(
+    {"gemma", "gemma2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"}
+)
 """Architectures (`model_type`) whose logits are a linear layer of the last states, with at most a soft cap."""
 
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 
 from rlinf_comm import record
+from rlinf_workers.models.pictures import auto_class
 from rlinf_workers.models.placement import align
 from rlinf_workers.models.sharded_init import meta_parameters
 
@@ -77,25 +78,29 @@ def is_adapter(folder: str) -> bool:
 
 
 def build_model(settings: ModelSettings, device: torch.device) -> Any:
-    """A causal language model (`transformers.PreTrainedModel`) in eval mode. transformers chooses the attention: SDPA,
-    or eager for a model that requires it (Gemma 2 caps attention scores). For an adapter's folder, the base with the
-    adapter merged."""
-    from transformers import AutoModelForCausalLM
-
+    """A causal language model, or one that also reads pictures (`transformers.PreTrainedModel`), in eval mode.
+    transformers chooses the attention: SDPA, or eager for a model that requires it (Gemma 2 caps attention scores). For
+    an adapter's folder, the base with the adapter merged."""
     dtype = getattr(torch, settings.dtype)
     if is_adapter(settings.folder):
         from rlinf_workers.models.lora import merged_model
 
         model: Any = merged_model(settings.folder, dtype)
     elif settings.has_weights:
-        model = AutoModelForCausalLM.from_pretrained(
-            settings.folder, dtype=dtype, trust_remote_code=False, local_files_only=True
-        )
+        model = pretrained_model(settings.folder, dtype)
     else:
         model = _from_config(settings)
     model = model.to(device).eval()
     align(model)
     return model
+
+
+def pretrained_model(folder: str, dtype: torch.dtype) -> Any:
+    """The model of a folder with weights, as transformers loads it."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    return auto_class(config).from_pretrained(folder, dtype=dtype, trust_remote_code=False, local_files_only=True)
 
 
 def outline_model(settings: ModelSettings) -> Any:
@@ -108,12 +113,13 @@ def outline_model(settings: ModelSettings) -> Any:
 
 
 def _from_config(settings: ModelSettings) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
         config = AutoConfig.from_pretrained(settings.folder, trust_remote_code=False, local_files_only=True)
-        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.dtype), trust_remote_code=False)
+        dtype = getattr(torch, settings.dtype)
+        return auto_class(config).from_config(config, dtype=dtype, trust_remote_code=False)
 
 
 def describe_model(settings: ModelSettings, folder: str) -> None:
@@ -121,11 +127,11 @@ def describe_model(settings: ModelSettings, folder: str) -> None:
 
     No model is created, because transformers changes torch's default dtype while it creates one.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
 
     config = AutoConfig.from_pretrained(settings.folder, trust_remote_code=False, local_files_only=True)
     config.dtype = settings.dtype
-    model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    model_class: Any = auto_class(config)._model_mapping[type(config)]
     config.architectures = [model_class.__name__]
     generation = GenerationConfig.from_model_config(config)
     if settings.has_weights and Path(settings.folder, "generation_config.json").exists():

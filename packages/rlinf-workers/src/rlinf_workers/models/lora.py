@@ -21,7 +21,14 @@ from torch import Tensor, nn
 
 from rlinf_comm import record
 from rlinf_workers.errors import WeightFilesError
-from rlinf_workers.models.language_model import ADAPTER_CONFIG, ModelSettings, is_adapter, load_tokenizer
+from rlinf_workers.models.language_model import (
+    ADAPTER_CONFIG,
+    ModelSettings,
+    is_adapter,
+    load_tokenizer,
+    pretrained_model,
+)
+from rlinf_workers.models.pictures import auto_class
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs
 from rlinf_workers.trainers.served import LowRank, Served
@@ -72,12 +79,11 @@ def find_targets(folder: str, targets: Sequence[str]) -> tuple[tuple[str, ...], 
     Returns: the targets for `LoraSettings`, as short as possible; and name -> (inputs, outputs) of every matched layer.
     Raises: ValueError for a target that matches no layer, or one that cannot be adapted.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True), trust_remote_code=False
-        )
+        model: Any = auto_class(config).from_config(config, trust_remote_code=False)
     head = model.get_output_embeddings()
     linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head}
     return _chosen_targets(model, linear, targets, model.config.model_type, "the head")
@@ -237,11 +243,8 @@ def merged_model(folder: str, dtype: torch.dtype) -> Any:
     """The plain model (`transformers.PreTrainedModel`) of an adapter and its base, merged by peft. Raises: OSError if
     the base has moved."""
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(
-        base_of(folder), dtype=dtype, trust_remote_code=False, local_files_only=True
-    )
+    base = pretrained_model(base_of(folder), dtype)
     return PeftModel.from_pretrained(base, folder).merge_and_unload()  # pyright: ignore[reportCallIssue]
 
 

@@ -22,10 +22,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlinf_workers.collectives import RankGroup
 from rlinf_workers.models.packed_attention import PackedAttention, attention_of, attention_of_sequences, packed
+from rlinf_workers.models.pictures import has_rope_positions, rope_offset, rope_positions, seen
 from rlinf_workers.models.placement import to_device
 from rlinf_workers.models.sequence_parallel import ExchangedAttention, RowShare, ranks_of_rows
 from rlinf_workers.models.sequences import PAD_ID, fit_width
 from rlinf_workers.roles.records.language import Example, SampleGroup
+from rlinf_workers.roles.records.pictures import Pictures
 
 Batch = TypeVar("Batch")
 
@@ -59,7 +61,7 @@ class PackedBatch:
     token_ids: Tensor
     """[N] int64"""
     position_ids: Tensor
-    """[N] int64, from 0 in each sequence."""
+    """[N] int64, from 0 in each sequence; [3, N] where prompts have pictures at positions in time, rows and columns."""
     attention: PackedAttention | ExchangedAttention
     answers_at: Tensor
     """[M] int64, the row position whose state predicts each token with a loss."""
@@ -73,6 +75,10 @@ class PackedBatch:
     """[N, layers, k] uint8 or int16, the experts that the engine chose (router_replay.py); None: they are not known."""
     kept_tokens: KeptIds | None = None
     """What sampling left for the M tokens with a loss; None: all tokens."""
+    pictures: tuple[Pictures, ...] = ()
+    """Those of the prompts that have some, in their order."""
+    is_prompt: Tensor | None = None
+    """[N] bool, where there are pictures: the tokens of prompts."""
     share: RowShare | None = None
     """Where several ranks compute the row together; N and M then count this rank's tokens. None: the whole row."""
 
@@ -84,7 +90,7 @@ class PackedBatch:
 
     def to(self, device: torch.device) -> PackedBatch:
         names = ["token_ids", "position_ids", "attention", "answers_at", "ids", "completion_ids", "loss_mask"]
-        names += [name for name in ("experts", "kept_tokens") if getattr(self, name) is not None]
+        names += [name for name in ("experts", "kept_tokens", "is_prompt") if getattr(self, name) is not None]
         values = {name: getattr(self, name) for name in names}
         return replace(
             self,
@@ -114,6 +120,8 @@ def part_of_rank(batch: PackedBatch, ranks: RankGroup, multiple: int = 1) -> Pac
         multiple: each rank's number of tokens, padding included, is a multiple of it.
     """
     assert isinstance(batch.attention, PackedAttention), "a row is shared once"
+    if batch.pictures:
+        raise ValueError("ranks share packed rows of text alone; leave sequence_parallel out for prompts with pictures")
     share = RowShare(ranks, len(batch.token_ids), multiple)
     places = batch.answers_at - share.first
     is_own = (places >= 0) & (places < share.num_own)
@@ -173,6 +181,9 @@ def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
     positions = torch.arange(int(of_segment.sum())) + (first_position - start).repeat_interleave(of_segment)
 
     prompt_starts, starts = start[~is_completion], start[is_completion]
+    pictures = [group.prompt.pictures for group in groups]
+    if has_rope_positions(pictures):
+        positions = _rope_positions(pictures, positions, of_segment, is_completion, prompts)
     tokens, experts, numbers = [], [], torch.arange(width)
     is_computed = (numbers >= begins[:, None]) & (numbers < (begins + lengths)[:, None])
     for group, ids, computed in zip(
@@ -195,7 +206,35 @@ def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
         loss_mask=loss_mask,
         experts=torch.cat(experts) if len(experts) == len(tokens) else None,
         kept_tokens=_kept_of(groups),
+        pictures=tuple(one for one in pictures if one is not None),
+        is_prompt=(~is_completion).repeat_interleave(of_segment) if any(pictures) else None,
     )
+
+
+def _rope_positions(
+    pictures: Sequence[Pictures | None],
+    positions: Tensor,
+    of_segment: Tensor,
+    is_completion: Tensor,
+    prompts: Tensor,
+) -> Tensor:
+    """[3, N], the positions in time, rows and columns.
+
+    Args:
+        pictures: [P], of the prompts.
+        positions: [N], those of text.
+        of_segment: [P + B], number of tokens of each prompt and completion.
+        is_completion: [P + B] bool
+        prompts: [B], the prompt of each completion.
+    """
+    offsets = torch.zeros_like(of_segment)
+    offsets[is_completion] = torch.tensor([rope_offset(one) for one in pictures])[prompts]
+    positions = (positions + offsets.repeat_interleave(of_segment)).repeat(3, 1)
+    is_prompt = (~is_completion).repeat_interleave(of_segment)
+    lengths = of_segment[~is_completion].tolist()
+    own = [rope_positions(one, length) for one, length in zip(pictures, lengths, strict=True)]
+    positions[:, is_prompt] = torch.cat(own, 1)
+    return positions
 
 
 def _kept_of(groups: Sequence[SampleGroup]) -> KeptIds | None:
@@ -256,19 +295,21 @@ def packed_states(model: Any, batch: PackedBatch) -> Tensor:
 
 
 def _call(model: Any, called: Any, batch: PackedBatch, **arguments: Any) -> Any:
-    attention = batch.attention
-    with packed(model):
+    attention, positions = batch.attention, batch.position_ids
+    num_layers = model.config.get_text_config().num_hidden_layers
+    with packed(model), seen(model, batch.pictures, batch.is_prompt) as pictures:
         attention.num_calls = 0
         outputs = called(
             input_ids=batch.token_ids[None],
-            position_ids=batch.position_ids[None],
+            position_ids=positions[None] if positions.dim() == 1 else positions[:, None],
             use_cache=False,
             attend=attention,
+            **pictures,
             **arguments,
         )
-    if attention.num_calls != model.config.num_hidden_layers:
+    if attention.num_calls != num_layers:
         raise RuntimeError(
-            f"{type(model).__name__}: {attention.num_calls} of {model.config.num_hidden_layers} layers kept the packed "
-            "sequences apart; leave max_tokens_per_micro_batch out"
+            f"{type(model).__name__}: {attention.num_calls} of {num_layers} layers kept the packed sequences apart; "
+            "leave max_tokens_per_micro_batch out"
         )
     return outputs

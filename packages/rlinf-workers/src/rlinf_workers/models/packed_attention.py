@@ -264,12 +264,20 @@ def packed(model: Any) -> Iterator[None]:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, _attention)
-    before = model.config._attn_implementation
-    model.config._attn_implementation = NAME
+    with decoder_attention(model, NAME):
+        yield
+
+
+@contextmanager
+def decoder_attention(model: Any, name: str) -> Iterator[None]:
+    """Context in which the layers of a language model, not those of its vision tower, use the attention function that
+    is registered under this name."""
+    config = model.config.get_text_config()
+    before, config._attn_implementation = config._attn_implementation, name
     try:
         yield
     finally:
-        model.config._attn_implementation = before
+        config._attn_implementation = before
 
 
 @torch.compiler.disable

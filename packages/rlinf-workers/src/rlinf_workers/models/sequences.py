@@ -18,8 +18,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlinf_workers.models.cache_argument import as_cache
+from rlinf_workers.models.pictures import has_rope_positions, rope_positions, seen
 from rlinf_workers.models.placement import to_device
-from rlinf_workers.roles.records.language import SampleGroup
+from rlinf_workers.roles.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.records.pictures import Pictures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +42,10 @@ class SequenceBatch:
     """[B, T] float32"""
     group_sizes: tuple[int, ...] = ()
     """[P], completions of each prompt; empty: all have equally many."""
+    pictures: tuple[Pictures, ...] = ()
+    """Those of the prompts that have some, in their order."""
+    prompt_positions: Tensor | None = None
+    """[3, P, L] int64, where prompts have pictures at positions in time, rows and columns."""
 
     @property
     def repeats(self) -> int | Tensor:
@@ -49,7 +55,8 @@ class SequenceBatch:
         return torch.tensor(self.group_sizes, device=self.prompt_ids.device)
 
     def to(self, device: torch.device) -> SequenceBatch:
-        names = ("prompt_ids", "prompt_mask", "completion_ids", "loss_mask")
+        names = ["prompt_ids", "prompt_mask", "completion_ids", "loss_mask"]
+        names += ["prompt_positions"] * (self.prompt_positions is not None)
         return replace(self, **{name: to_device(getattr(self, name), device) for name in names})
 
 
@@ -67,12 +74,15 @@ def pack_groups(groups: Sequence[SampleGroup]) -> SequenceBatch:
     prompt_width = max(len(group.prompt.token_ids) for group in groups)
     completion_width = max(1, *(int(group.extents.max()) for group in groups))
     prompt_ids, prompt_mask = pad_left([group.prompt.token_ids for group in groups], prompt_width, PAD_ID)
+    pictures = [group.prompt.pictures for group in groups]
     return SequenceBatch(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
         completion_ids=torch.cat([fit_width(group.computed_ids, completion_width, PAD_ID) for group in groups]),
         loss_mask=torch.cat([fit_width(group.loss_mask, completion_width, 0.0) for group in groups]),
         group_sizes=tuple(len(group.completion_ids) for group in groups),
+        pictures=tuple(one for one in pictures if one is not None),
+        prompt_positions=prompt_positions([group.prompt for group in groups], prompt_width),
     )
 
 
@@ -83,9 +93,17 @@ def pad_left(rows: Sequence[Tensor], width: int, pad_id: int) -> tuple[Tensor, T
     return torch.stack(token_ids), torch.stack(mask)
 
 
+def prompt_positions(prompts: Sequence[Prompt], width: int) -> Tensor | None:
+    """[3, P, width] int64, positions of prompts that are padded on the left; None: they are those of text."""
+    if not has_rope_positions([prompt.pictures for prompt in prompts]):
+        return None
+    own = [rope_positions(prompt.pictures, len(prompt.token_ids)) for prompt in prompts]
+    return torch.stack([pad(positions, (width - positions.shape[1], 0)) for positions in own], 1)
+
+
 def completion_logits(model: Any, batch: SequenceBatch) -> Tensor:
     """The head's outputs before each completion token, [B, T, V]; a critic's head has V = 1."""
-    return _before_completions(lambda **arguments: model(**arguments).logits, model.config, batch)
+    return _before_completions(lambda **arguments: model(**arguments).logits, model, batch)
 
 
 def completion_states(model: Any, batch: SequenceBatch) -> Tensor:
@@ -94,10 +112,10 @@ def completion_states(model: Any, batch: SequenceBatch) -> Tensor:
     def states(logits_to_keep: int = 0, **arguments: Any) -> Tensor:
         return model.base_model(**arguments).last_hidden_state[:, -logits_to_keep:]
 
-    return _before_completions(states, model.config, batch)
+    return _before_completions(states, model, batch)
 
 
-def _before_completions(outputs: Callable[..., Tensor], config: Any, batch: SequenceBatch) -> Tensor:
+def _before_completions(outputs: Callable[..., Tensor], model: Any, batch: SequenceBatch) -> Tensor:
     """The model's outputs before each completion token.
 
     Args:
@@ -108,21 +126,24 @@ def _before_completions(outputs: Callable[..., Tensor], config: Any, batch: Sequ
     repeats, (width, num_tokens) = batch.repeats, (batch.prompt_ids.shape[1], batch.completion_ids.shape[1])
     # Without left padding no mask beyond causality is needed, and attention takes its fast path.
     mask = None if bool(batch.prompt_mask.all()) else batch.prompt_mask
-    cache: Any = DynamicCache(config=config)  # it repeats by a tensor too
-    prompts = outputs(
-        input_ids=batch.prompt_ids, **as_cache(cache), logits_to_keep=1, use_cache=True, **_positions(mask, width)
-    )
+    cache: Any = DynamicCache(config=model.config)  # it repeats by a tensor too
+    places = _positions(mask, width)
+    if batch.prompt_positions is not None:
+        places["position_ids"] = batch.prompt_positions
+    with seen(model, batch.pictures) as pictures:
+        prompts = outputs(
+            input_ids=batch.prompt_ids, **as_cache(cache), logits_to_keep=1, use_cache=True, **places, **pictures
+        )
     all_outputs = prompts.repeat_interleave(repeats, 0)
     if num_tokens > 1:
         cache.batch_repeat_interleave(repeats)
         if mask is not None:
             mask = torch.cat([mask.repeat_interleave(repeats, 0), torch.ones_like(batch.completion_ids[:, 1:])], 1)
-        completions = outputs(
-            input_ids=batch.completion_ids[:, :-1],
-            **as_cache(cache),
-            use_cache=True,
-            **_positions(mask, num_tokens - 1),
-        )
+        places = _positions(mask, num_tokens - 1)
+        if batch.prompt_positions is not None:
+            first = batch.prompt_positions.amax((0, 2)).repeat_interleave(repeats, 0)[:, None] + 1
+            places["position_ids"] = first + torch.arange(num_tokens - 1, device=first.device)
+        completions = outputs(input_ids=batch.completion_ids[:, :-1], **as_cache(cache), use_cache=True, **places)
         all_outputs = torch.cat([all_outputs, completions], 1)
     return all_outputs
 

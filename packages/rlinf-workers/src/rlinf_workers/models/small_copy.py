@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from rlinf_workers.models.pictures import auto_class
+
 WINDOW = 6
 """Attention window of a layer with a sliding window or with chunks, in tokens."""
 POSITIONS = 128
@@ -113,16 +115,14 @@ def small_model(config: Any, *, seed: int = 4) -> Any:
 
     Raises: NoSmallCopy.
     """
-    from transformers import AutoModelForCausalLM
-
     try:
         with torch.device("meta"):
-            outline = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+            outline = auto_class(config).from_config(config, dtype=torch.float32, trust_remote_code=False)
         if (size := sum(parameter.numel() for parameter in outline.parameters())) > MAX_PARAMETERS:
             raise NoSmallCopy(f"its small copy has {size:,} parameters")
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+            model: Any = auto_class(config).from_config(config, dtype=torch.float32, trust_remote_code=False)
     except NoSmallCopy:
         raise
     except Exception as error:  # as above

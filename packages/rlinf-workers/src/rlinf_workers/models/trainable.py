@@ -27,6 +27,8 @@ from rlinf_workers.models.language_model import (
     outline_model,
 )
 from rlinf_workers.models.packed import KeptIds, PackedBatch, own_part, packed_logits, packed_states
+from rlinf_workers.models.pictures import has_rope_positions, rope_positions, seen
+from rlinf_workers.models.placement import to_device
 from rlinf_workers.models.router_replay import agreement, replayed_experts
 from rlinf_workers.models.routers import balance_loss, recorded_routers
 from rlinf_workers.models.sequence_parallel import RowShare, ranks_of_rows
@@ -252,7 +254,12 @@ def _example_answers(model: Any, batch: ExampleBatch) -> ModelOutputs:
     if (ranks := ranks_of_rows()) is None:
         return ModelOutputs(logprobs=_example_logprobs(model, batch))
     share = RowShare(ranks, len(batch.token_ids))
-    own = replace(batch, token_ids=share.own(batch.token_ids), loss_mask=share.own(batch.loss_mask))
+    own = replace(
+        batch,
+        token_ids=share.own(batch.token_ids),
+        loss_mask=share.own(batch.loss_mask),
+        pictures=batch.pictures[share.first : share.first + share.num_own],
+    )
     return ModelOutputs(logprobs=share.whole(_example_logprobs(model, own)))
 
 
@@ -283,9 +290,20 @@ def _likeliest_answers(model: Any, batch: PackedBatch | ExampleBatch) -> ModelOu
 
 def _example_states(model: Any, batch: ExampleBatch) -> Tensor:
     """What the head is given before each token but the first, [B, T - 1, H]."""
-    return model.base_model(input_ids=batch.token_ids, use_cache=False).last_hidden_state[:, :-1]
+    return _call_with_examples(model, model.base_model, batch).last_hidden_state[:, :-1]
 
 
 def _example_logits(model: Any, batch: ExampleBatch) -> Tensor:
     """[B, T - 1, V]"""
-    return model(input_ids=batch.token_ids, use_cache=False).logits[:, :-1]
+    return _call_with_examples(model, model, batch).logits[:, :-1]
+
+
+def _call_with_examples(model: Any, called: Any, batch: ExampleBatch) -> Any:
+    arguments: dict[str, Tensor] = {}
+    if has_rope_positions(batch.pictures):
+        positions = [rope_positions(one, batch.token_ids.shape[1]) for one in batch.pictures]
+        positions += [rope_positions(None, batch.token_ids.shape[1])] * (len(batch.token_ids) - len(positions))
+        arguments["position_ids"] = to_device(torch.stack(positions, 1), batch.token_ids.device)
+    pictures = [one for one in batch.pictures if one is not None]
+    with seen(model, pictures, batch.loss_mask == 0) as pixels:
+        return called(input_ids=batch.token_ids, use_cache=False, **arguments, **pixels)

@@ -26,8 +26,9 @@ from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings, prompt_no
 from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.language_model import LoadedModel, ModelSettings, load_model
+from rlinf_workers.models.pictures import rope_offset, seen
 from rlinf_workers.models.router_replay import experts_of_groups, recorded_experts
-from rlinf_workers.models.sequences import pad_left
+from rlinf_workers.models.sequences import pad_left, prompt_positions
 from rlinf_workers.roles.records.kept_tokens import KeptTokens, split_by_row
 from rlinf_workers.roles.records.language import Prompt
 from rlinf_workers.serving import ServedModule
@@ -84,6 +85,7 @@ class HuggingFaceEngine(ServedModule):
         super().__init__(self._model, device)
         self._tokenizer, self._pad_id = loaded.tokenizer, loaded.pad_id
         self._stop_ids = torch.tensor(loaded.stop_ids, device=device)
+        self._blank = torch.tensor([self._pad_id])
         self._pads = max_prompt_tokens is not None
         self._width = max_prompt_tokens
         self._max_batch_sequences = max_batch_sequences or MAX_BATCH_SEQUENCES
@@ -191,7 +193,9 @@ class HuggingFaceEngine(ServedModule):
         stops = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
         kept_tokens: list[list[Tensor]] | None = [[] for _ in noise] if sampling.records_kept else None
         with recorded_experts(self._model) if sampling.records_experts else nullcontext() as choices:
-            if self._decoder is None or choices is not None or kept_tokens is not None:  # graphs record nothing
+            # Graphs record nothing, and prefill no pictures.
+            is_plain = choices is None and kept_tokens is None and not any(prompt.pictures for prompt in prompts)
+            if self._decoder is None or not is_plain:
                 tensors = self._generate_batch(prompts, sampling, noise, stops, kept_tokens)
             else:
                 tensors = self._decoder.generate(*self._pad(prompts, len(prompts)), noise, sampling, stops)
@@ -273,7 +277,9 @@ class HuggingFaceEngine(ServedModule):
         padded_prompts = max(num_prompts, -(-MIN_ROWS // group_size))
         prompt_ids, mask = self._pad(prompts, max(padded_prompts, MIN_ROWS))
         cache = DynamicCache(config=self._model.config)
-        logits = self._forward(prompt_ids, mask, cache)[:padded_prompts].repeat_interleave(group_size, 0)
+        logits = self._prefill(prompts, prompt_ids, mask, cache)[:padded_prompts].repeat_interleave(group_size, 0)
+        offsets = self._rope_offsets(prompts, padded_prompts)
+        offsets = None if offsets is None else offsets.repeat_interleave(group_size, 0)
         cache.batch_select_indices(torch.arange(padded_prompts, device=self._device).repeat_interleave(group_size))
         mask = mask[:padded_prompts].repeat_interleave(group_size, 0)
         noise = torch.cat([noise, noise.new_zeros(len(logits) - len(noise), num_tokens)])
@@ -299,27 +305,55 @@ class HuggingFaceEngine(ServedModule):
             if t + 1 == num_tokens or not running.any():
                 break
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
-            logits = self._forward(token_ids[:, t : t + 1], mask, cache)
+            logits = self._forward(token_ids[:, t : t + 1], mask, cache, offsets)
         num_rows = num_prompts * group_size
         return token_ids[:num_rows], logprobs[:num_rows], loss_mask[:num_rows], running[:num_rows]
 
-    def _forward(self, token_ids: Tensor, mask: Tensor, cache: Any) -> Tensor:
-        """Logits of the last position, [B, V]; fills the cache."""
-        if not self._pads:
+    def _prefill(self, prompts: Sequence[Prompt], token_ids: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        """As `_forward`, for padded prompts and what they show."""
+        pictures = [prompt.pictures for prompt in prompts if prompt.pictures is not None]
+        if not pictures:
+            return self._forward(token_ids, mask, cache)
+        blank = Prompt(index=0, token_ids=self._blank, reference_answer="")
+        rows = [*prompts, *[blank] * (len(token_ids) - len(prompts))]
+        positions = prompt_positions(rows, token_ids.shape[1])
+        if positions is None:
+            positions = (mask.cumsum(-1) - 1).clamp_(min=0)
+        with whole_masks(), seen(self._model, pictures) as arguments:
+            positions = positions.to(self._device)
+            return self._last_logits(token_ids, cache, attention_mask=mask, position_ids=positions, **arguments)
+
+    def _forward(self, token_ids: Tensor, mask: Tensor, cache: Any, offsets: Tensor | None = None) -> Tensor:
+        """Logits of the last position, [B, V]; fills the cache.
+
+        Args:
+            offsets: [B] int64, how far positions differ from the numbers of tokens before them.
+        """
+        if not self._pads and offsets is None:
             return self._last_logits(token_ids, cache)
         positions = (mask.cumsum(-1) - 1).clamp_(min=0)[:, -token_ids.shape[1] :]
+        if offsets is not None:
+            positions = positions + offsets[:, None]
         with whole_masks():
             return self._last_logits(token_ids, cache, attention_mask=mask, position_ids=positions)
+
+    def _rope_offsets(self, prompts: Sequence[Prompt], num_rows: int) -> Tensor | None:
+        """[num_rows] int64, of prompts with pictures; None: there are none."""
+        if not any(prompt.pictures for prompt in prompts):
+            return None
+        offsets = [rope_offset(prompt.pictures) for prompt in prompts]
+        return torch.tensor(offsets + [0] * (num_rows - len(prompts)), device=self._device)
 
     def _last_logits(self, token_ids: Tensor, cache: Any, **arguments: Tensor) -> Tensor:
         output = self._model(input_ids=token_ids, **as_cache(cache), use_cache=True, logits_to_keep=1, **arguments)
         return output.logits[:, -1]
 
     def _pad(self, prompts: Sequence[Prompt], num_rows: int) -> tuple[Tensor, Tensor]:
-        """Prompt ids [num_rows, L], left-padded, and their mask; rows past the prompts repeat the last one."""
+        """Prompt ids [num_rows, L], left-padded, and their mask; rows past the prompts repeat the last one, or have one
+        token if it has pictures."""
         assert self._width is not None, "set by the first prompts"
         rows = [prompt.token_ids for prompt in prompts]
-        rows += rows[-1:] * (num_rows - len(rows))
+        rows += [self._blank if prompts[-1].pictures else rows[-1]] * (num_rows - len(rows))
         token_ids, mask = pad_left(rows, self._width, self._pad_id)
         return token_ids.to(self._device), mask.to(self._device)
 

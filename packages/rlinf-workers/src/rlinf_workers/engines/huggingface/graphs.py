@@ -33,6 +33,7 @@ from rlinf_workers.engines.sampling import SamplingSettings, sample_by_blocks
 from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.cache_argument import as_cache
+from rlinf_workers.models.packed_attention import decoder_attention
 
 _LOG = logging.getLogger(__name__)
 CHECK_EVERY = 16
@@ -362,13 +363,12 @@ class FixedDecoder:
         assert self._buffers is not None, "reserved by _begin"
         buffers, rows = self._buffers, slice(0, step.num_rows)
         buffers.bias.index_fill_(3, buffers.slot, 0.0)
-        config = self._model.config
-        before, config._attn_implementation = config._attn_implementation, ATTENTION
         for norm in self._norms:
             norm.forward = partial(_norm, norm)
         bias = buffers.bias[rows, ..., : step.num_keys]
+        places = StepPlaces(queries=buffers.slot, num_keys=step.num_keys, bias=bias)
         try:
-            with step_masks(ATTENTION, StepPlaces(queries=buffers.slot, num_keys=step.num_keys, bias=bias)):
+            with decoder_attention(self._model, ATTENTION), step_masks(ATTENTION, places):
                 output = self._model(
                     input_ids=buffers.tokens[rows, None],
                     position_ids=buffers.positions[rows, None],
@@ -378,7 +378,6 @@ class FixedDecoder:
                     logits_to_keep=1,
                 )
         finally:
-            config._attn_implementation = before
             for norm in self._norms:
                 del norm.forward
         self._draw(buffers, rows, output.logits[:, -1], step.sampling)

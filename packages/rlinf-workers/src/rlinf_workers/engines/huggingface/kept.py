@@ -35,6 +35,7 @@ from transformers import AttentionInterface, Cache
 from rlinf_workers.engines.huggingface.masks import token_masks
 from rlinf_workers.engines.huggingface.rows import row_tokens
 from rlinf_workers.models.cache_argument import as_cache
+from rlinf_workers.models.packed_attention import decoder_attention
 
 ATTENTION = "rlinf_kept_turns"
 TOKENS_AT_ONCE = 2048
@@ -216,20 +217,15 @@ def _forward(model: Any, portions: Sequence[_Portion], num_rows: int) -> None:
     ends = pad(ends, (0, max(0, FEWEST_ROWS - len(ends)))).to(model.device)
     num_keys = max(row_tokens(one.places.stop) for one in portions)
     AttentionInterface.register(ATTENTION, partial(_attention, portions))
-    config = model.config
-    before, config._attn_implementation = config._attn_implementation, ATTENTION
-    try:
-        with token_masks(ATTENTION, positions, num_keys):
-            output = model(
-                input_ids=token_ids[None],
-                position_ids=positions[None],
-                attention_mask=torch.ones(1, num_keys, dtype=torch.bool, device=model.device),
-                **as_cache(_NoCache(layers=[])),
-                use_cache=True,
-                logits_to_keep=ends,
-            )
-    finally:
-        config._attn_implementation = before
+    with decoder_attention(model, ATTENTION), token_masks(ATTENTION, positions, num_keys):
+        output = model(
+            input_ids=token_ids[None],
+            position_ids=positions[None],
+            attention_mask=torch.ones(1, num_keys, dtype=torch.bool, device=model.device),
+            **as_cache(_NoCache(layers=[])),
+            use_cache=True,
+            logits_to_keep=ends,
+        )
     for i, one in enumerate(portions):
         one.sequence.num_done = one.places.stop
         if one.places.stop == len(one.sequence.token_ids):

@@ -23,7 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -51,9 +51,11 @@ from rlinf_workers.engines.segments import Segments, extended
 from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.cache_argument import as_cache
+from rlinf_workers.models.packed_attention import decoder_attention
+from rlinf_workers.models.pictures import rope_offset, seen
 from rlinf_workers.models.placement import HOST
 from rlinf_workers.models.router_replay import recorded_experts
-from rlinf_workers.models.sequences import pad_left
+from rlinf_workers.models.sequences import pad_left, prompt_positions
 from rlinf_workers.roles.records.kept_tokens import KeptTokens, split_by_row
 from rlinf_workers.roles.records.language import Prompt
 
@@ -139,6 +141,8 @@ class _Cache:
     """[R] int64, sampled last; not in the cache yet"""
     positions: Tensor
     """[R] int64, the column of `tokens`"""
+    offsets: Tensor
+    """[R] int64, how far the positions of new tokens differ from their columns; not 0 after pictures"""
     counts: Tensor
     """[R] int64, number of sampled tokens"""
     noise: Tensor
@@ -153,7 +157,7 @@ class _Cache:
     """The n running rows, which come first."""
 
     def of_rows(self) -> tuple[str, ...]:
-        names = ("tokens", "positions", "counts", "noise", "token_ids", "logprobs")
+        names = ("tokens", "positions", "offsets", "counts", "noise", "token_ids", "logprobs")
         return names if self.experts is None else (*names, "experts")
 
     def grow(self, num_rows: int) -> None:
@@ -479,6 +483,7 @@ class Slots:
             values=places(values),
             tokens=none(),
             positions=none(),
+            offsets=none(),
             counts=none(),
             noise=none(num_tokens, dtype=torch.float32),
             token_ids=none(num_tokens),
@@ -529,6 +534,7 @@ class Slots:
             for place, layer in zip(places, layers, strict=True):
                 place[rows, :, :num_tokens] = layer
         cache.positions[rows] = num_tokens - 1
+        cache.offsets[rows] = rope_offset(first.prompt.pictures)
         cache.counts[rows] = 0
         cache.token_ids[rows] = self._pad_id
         cache.logprobs[rows] = 0.0
@@ -559,44 +565,55 @@ class Slots:
 
     def _prefill(self, waiting: Sequence[_Waiting]) -> None:
         """Prefills prompts. Equal ones, such as those of the first turns of a group of episodes, are computed once."""
-        by_tokens: dict[bytes, list[_Waiting]] = {}
+        by_content: dict[tuple[bytes, str], list[_Waiting]] = {}
         for one in waiting:
-            by_tokens.setdefault(one.token_ids.numpy().tobytes(), []).append(one)
-        sequences = [alike[0].token_ids for alike in by_tokens.values()]
+            digest = "" if one.prompt.pictures is None else one.prompt.pictures.digest
+            by_content.setdefault((one.token_ids.numpy().tobytes(), digest), []).append(one)
+        first = [alike[0] for alike in by_content.values()]
         if self._kept is None:
-            computed = self._prefill_by_width(sequences)
+            computed = self._prefill_by_width(first)
+        elif any(one.prompt.pictures for one in first):
+            raise ValueError("engine_options.keep_turns is for prompts of text alone; leave it out")
         else:
-            computed = [(*one, None) for one in self._kept.prefill(sequences)]
-        for alike, prefilled in zip(by_tokens.values(), computed, strict=True):
+            computed = [(*one, None) for one in self._kept.prefill([one.token_ids for one in first])]
+        for alike, prefilled in zip(by_content.values(), computed, strict=True):
             for one in alike:
                 one.prefilled = prefilled
 
-    def _prefill_by_width(self, sequences: Sequence[Tensor]) -> list[_Prefilled]:
+    def _prefill_by_width(self, waiting: Sequence[_Waiting]) -> list[_Prefilled]:
         """Prefills sequences, those of one width in one forward pass: left-padded to the length given by
         `row_tokens`."""
         by_width: dict[int, list[int]] = {}
-        for index, sequence in enumerate(sequences):
-            by_width.setdefault(row_tokens(len(sequence)), []).append(index)
+        for index, one in enumerate(waiting):
+            by_width.setdefault(row_tokens(len(one.token_ids)), []).append(index)
         computed: dict[int, _Prefilled] = {}
         for width, indices in by_width.items():
             at_once = max(1, PREFILL_TOKENS // width)
             for start in range(0, len(indices), at_once):
                 part = indices[start : start + at_once]
-                prefilled = self._prefill_some([sequences[index] for index in part], width)
+                prefilled = self._prefill_some([waiting[index] for index in part], width)
                 computed |= zip(part, prefilled, strict=True)
-        return [computed[index] for index in range(len(sequences))]
+        return [computed[index] for index in range(len(waiting))]
 
-    def _prefill_some(self, sequences: Sequence[Tensor], width: int) -> list[_Prefilled]:
+    def _prefill_some(self, waiting: Sequence[_Waiting], width: int) -> list[_Prefilled]:
+        sequences = [one.token_ids for one in waiting]
         token_ids, mask = pad_left(sequences, width, self._pad_id)
+        positions = prompt_positions([replace(one.prompt, token_ids=one.token_ids) for one in waiting], width)
+        if positions is None:
+            positions = (mask.cumsum(1) - 1).clamp_(min=0)
+        num_sampled = torch.tensor([0 if one.begun is None else len(one.begun.token_ids) for one in waiting])
+        is_prompt = (torch.arange(width) < width - num_sampled[:, None]).to(self._device)
+        pictures = [one.prompt.pictures for one in waiting if one.prompt.pictures is not None]
         cache = DynamicCache()  # without the config: it keeps all keys of layers with a window, too
-        with whole_masks(), self._recorded() as choices:
+        with whole_masks(), self._recorded() as choices, seen(self._model, pictures, is_prompt) as arguments:
             output = self._model(
                 input_ids=token_ids.to(self._device),
-                position_ids=(mask.cumsum(1) - 1).clamp_(min=0).to(self._device),
+                position_ids=positions.to(self._device),
                 attention_mask=mask.to(self._device),
                 **as_cache(cache),
                 use_cache=True,
                 logits_to_keep=MIN_ROWS,  # also for one prompt, the head computes this many rows
+                **arguments,
             )
         experts: Tensor | None = None
         if choices is not None:
@@ -616,25 +633,24 @@ class Slots:
         cache = self._cache
         assert cache is not None and cache.rows, "a row is running, or _begin has assigned one"
         rows = slice(0, self._num_rows(cache))
-        cache.positions[len(cache.rows) : rows.stop] = 0
+        cache.positions[len(cache.rows) : rows.stop] = cache.offsets[len(cache.rows) : rows.stop] = 0
         num_keys = self._num_keys(cache)
         positions = cache.positions[rows]
         mask = torch.arange(num_keys, device=self._device) <= positions[:, None]
-        config = self._model.config
-        before, config._attn_implementation = config._attn_implementation, ATTENTION
-        try:
-            places = StepPlaces(queries=positions, num_keys=num_keys)
-            with step_masks(ATTENTION, places), self._recorded() as choices:
-                output = self._model(
-                    input_ids=cache.tokens[rows, None],
-                    position_ids=positions[:, None],
-                    attention_mask=mask,
-                    **as_cache(_RowsCache(cache, positions, num_keys)),
-                    use_cache=True,
-                    logits_to_keep=1,
-                )
-        finally:
-            config._attn_implementation = before
+        places = StepPlaces(queries=positions, num_keys=num_keys)
+        with (
+            decoder_attention(self._model, ATTENTION),
+            step_masks(ATTENTION, places),
+            self._recorded() as choices,
+        ):
+            output = self._model(
+                input_ids=cache.tokens[rows, None],
+                position_ids=(positions + cache.offsets[rows])[:, None],
+                attention_mask=mask,
+                **as_cache(_RowsCache(cache, positions, num_keys)),
+                use_cache=True,
+                logits_to_keep=1,
+            )
         if choices is not None and cache.experts is not None:
             running = torch.arange(len(cache.rows), device=self._device)
             chosen = torch.stack([call for (call,) in choices], 1)  # [rows, layers, k]

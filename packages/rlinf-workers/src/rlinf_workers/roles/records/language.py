@@ -308,6 +308,8 @@ class ExampleBatch:
     """[B, L + T] int64, prompt and answer, right-padded."""
     loss_mask: Tensor
     """[B, L + T] float32; 1 on the tokens to learn."""
+    pictures: tuple[Pictures | None, ...] = ()
+    """[B], those of the prompts; empty: all are text alone."""
 
     def to(self, device: torch.device) -> ExampleBatch:
         return replace(self, token_ids=self.token_ids.to(device), loss_mask=self.loss_mask.to(device))

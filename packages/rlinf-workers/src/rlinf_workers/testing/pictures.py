@@ -1,0 +1,128 @@
+"""Tiny vision-language models, and prompts with pictures for them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.pictures import auto_class
+from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.roles.records.pictures import Pictures
+from rlinf_workers.testing.architectures import SIZES, write_tokenizer
+
+IMAGE, VIDEO, START, END = 15, 16, 17, 18
+"""Tokens of the tiny models that stand for a picture or a video, and begin and end it."""
+PATCH, MERGE = 8, 2
+_TEXT = {**SIZES, "hidden_size": 32, "tie_word_embeddings": False, "max_position_embeddings": 256}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+_TOWER = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": PATCH}
+_TOWER |= {"out_hidden_size": 32, "spatial_merge_size": MERGE, "temporal_patch_size": 2}
+_TOKENS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START, "vision_end_token_id": END}
+_QWEN3 = {
+    "text_config": {**_TEXT, "rope_parameters": {**_ROPE, "mrope_interleaved": True}},
+    "vision_config": {**_TOWER, "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 64},
+    **_TOKENS,
+}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {
+        "text_config": {**_TEXT, "rope_parameters": _ROPE},
+        "vision_config": {**_TOWER, "window_size": 4 * PATCH, "fullatt_block_indexes": [1]},
+        **_TOKENS,
+    },
+    "qwen3_vl": _QWEN3,
+    "qwen3_vl_moe": {
+        **_QWEN3,
+        "text_config": {
+            **_QWEN3["text_config"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "decoder_sparse_step": 1,
+        },
+    },
+    "smolvlm": {
+        "text_config": {**_TEXT, "model_type": "llama"},
+        "vision_config": {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 4 * PATCH,
+            "patch_size": PATCH,
+        },
+        "image_token_id": IMAGE,
+        "scale_factor": MERGE,
+        "pad_token_id": 0,
+    },
+}
+
+
+def tiny_vision_language(name: str, folder: Path) -> ModelSettings:
+    """Writes a model of an architecture of `models.pictures.VISION_LANGUAGE`, with random weights and a tokenizer."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(name, tie_word_embeddings=False, **_CONFIGS[name])
+    model = auto_class(config).from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return ModelSettings(folder=str(folder), has_weights=True)
+
+
+def prompt_with_pictures(
+    model: Any, index: int, sizes: Sequence[tuple[int, int]], *, num_words: int = 3, seed: int | None = None
+) -> Prompt:
+    """A prompt of words, with a picture of random numbers after each of the first.
+
+    Args:
+        sizes: rows and columns of the placeholders of each picture; of a tiled model all pictures have equally many.
+        seed: of the pictures; None: the index.
+    """
+    generator = torch.Generator().manual_seed(index if seed is None else seed)
+    words = torch.randint(2, 13, (max(num_words, len(sizes)),), generator=torch.Generator().manual_seed(len(sizes)))
+    if model.config.model_type == "smolvlm":
+        per_picture = model.model.image_seq_len if hasattr(model.model, "image_seq_len") else MERGE * MERGE
+        arguments = {"pixel_values": torch.randn(len(sizes), 3, 4 * PATCH, 4 * PATCH, generator=generator)}
+        counts = [per_picture] * len(sizes)
+    else:
+        grids = torch.tensor([[1, MERGE * rows, MERGE * columns] for rows, columns in sizes]).view(-1, 3)
+        num_patches = int(grids.prod(-1).sum())
+        pixels = torch.randn(num_patches, 3 * 2 * PATCH * PATCH, generator=generator)
+        arguments = {"pixel_values": pixels, "image_grid_thw": grids}
+        counts = [rows * columns for rows, columns in sizes]
+    parts: list[Tensor] = []
+    for number, word in enumerate(words):
+        parts.append(word[None])
+        if number < len(counts):
+            parts += [torch.tensor([START]), torch.full((counts[number],), IMAGE), torch.tensor([END])]
+    token_ids = torch.cat(parts)
+    if not sizes:
+        return Prompt(index=index, token_ids=token_ids, reference_answer="")
+    sha = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in arguments.values()))
+    return Prompt(
+        index=index,
+        token_ids=token_ids,
+        reference_answer="",
+        pictures=Pictures(
+            arguments=arguments,
+            position_ids=_positions(model, token_ids, arguments.get("image_grid_thw")),
+            digest=sha.hexdigest(),
+        ),
+    )
+
+
+def _positions(model: Any, token_ids: Tensor, grids: Tensor | None) -> Tensor | None:
+    """transformers' own."""
+    if not hasattr(model.model, "get_rope_index"):
+        return None
+    types = (token_ids == IMAGE).int()[None]
+    return model.model.get_rope_index(token_ids[None], mm_token_type_ids=types, image_grid_thw=grids)[0][:, 0]

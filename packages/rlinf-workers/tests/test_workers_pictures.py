@@ -1,0 +1,176 @@
+"""Models that see: engine and trainer against one plain forward pass of transformers, for each architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.models.language_model import LoadedModel, ModelSettings, build_model
+from rlinf_workers.models.packed import pack_without_padding, packed_logits
+from rlinf_workers.models.pictures import VISION_LANGUAGE
+from rlinf_workers.models.sequences import completion_logits, pack_groups
+from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.roles.records.language import ExampleBatch, Prompt, SampleGroup
+from rlinf_workers.testing.pictures import IMAGE, prompt_with_pictures, tiny_vision_language
+
+CPU = torch.device("cpu")
+BOUND = 1e-5
+"""Nats; rounding in float32."""
+SIZES = [[(1, 1)], [(2, 3), (1, 2)], [], [(3, 1)], [(2, 2)], [(1, 4), (3, 2), (1, 1)]]
+"""Rows and columns of the pictures of each prompt; the third is text alone."""
+
+
+@pytest.fixture(params=sorted(VISION_LANGUAGE), scope="module")
+def model(request: Any, tmp_path_factory: Any) -> Any:
+    return build_model(tiny_vision_language(request.param, tmp_path_factory.mktemp("model")), CPU)
+
+
+def plain_logits(model: Any, prompt: Prompt, completion: Tensor) -> Tensor:
+    """[T, V] before each token of the completion, in two calls, so that only the prompt has pictures. Positions and
+    features are the model's own doing."""
+    from transformers import DynamicCache
+
+    arguments: dict[str, Any] = {}
+    if prompt.pictures is not None:
+        tiled = model.config.model_type == "smolvlm"
+        arguments = {name: one[None] if tiled else one for name, one in prompt.pictures.arguments.items()}
+        if not tiled:
+            arguments["mm_token_type_ids"] = (prompt.token_ids == IMAGE).int()[None]
+    cache = DynamicCache(config=model.config)
+    first = model(input_ids=prompt.token_ids[None], cache=cache, use_cache=True, **arguments).logits[0, -1:]
+    if len(completion) == 1:
+        rest = first[:0]
+    else:
+        rest = model(input_ids=completion[None, :-1], cache=cache, use_cache=True).logits[0]
+    if hasattr(model.model, "rope_deltas"):
+        model.model.rope_deltas = None
+    return torch.cat([first, rest])
+
+
+def logprobs_of(logits: Tensor, completion: Tensor) -> Tensor:
+    return logits.log_softmax(-1).gather(-1, completion[:, None])[:, 0]
+
+
+def prompts_of(model: Any) -> list[Prompt]:
+    return [prompt_with_pictures(model, index, sizes) for index, sizes in enumerate(SIZES)]
+
+
+def sampled(model: Any, prompts: Sequence[Prompt], *, at_once: int = 2, **options: Any) -> dict[tuple[int, int], Any]:
+    """(Prompt, member) -> tokens and log-probabilities."""
+    loaded = LoadedModel(model=model, tokenizer=None, stop_ids=(1,), pad_id=0)
+    engine = HuggingFaceEngine(loaded, CPU, max_prompt_tokens=32, **options)
+    sampling = SamplingSettings(group_size=3, max_new_tokens=6)
+    waiting, answers = list(prompts), {}
+    while len(answers) < 3 * len(prompts):
+        while waiting and (count := min(at_once, engine.free_capacity(3), len(waiting))):
+            engine.submit([waiting.pop(0) for _ in range(count)], sampling, seed=0, step=0)
+        for one in engine.finished():
+            for i, member in enumerate(one.members):
+                length = int(one.loss_mask[i].sum())
+                answers[one.index, member] = one.token_ids[i, :length], one.logprobs[i, :length]
+    return answers
+
+
+@pytest.mark.parametrize("options", [{}, {"refill": True, "max_batch_sequences": 8}], ids=["batch", "refill"])
+@torch.no_grad()
+def test_the_engine_samples_from_what_the_model_sees(model: Any, options: dict[str, Any]):
+    prompts = prompts_of(model)
+    for (index, _), (tokens, logprobs) in sampled(model, prompts, **options).items():
+        plain = logprobs_of(plain_logits(model, prompts[index], tokens), tokens)
+        assert (plain - logprobs).abs().max() < BOUND, f"prompt {index}"
+
+
+@pytest.mark.parametrize("options", [{}, {"refill": True, "max_batch_sequences": 8}], ids=["batch", "refill"])
+def test_equal_tokens_with_other_pictures_are_other_prompts(model: Any, options: dict[str, Any]):
+    prompts = [prompt_with_pictures(model, index, [(2, 2)]) for index in range(2)]
+    assert torch.equal(prompts[0].token_ids, prompts[1].token_ids)
+    answers = sampled(model, prompts, **options)
+    alone = sampled(model, prompts[1:], **options)
+    for key, (tokens, logprobs) in alone.items():
+        assert torch.equal(tokens, answers[key][0])
+        if "moe" not in model.config.model_type:
+            assert torch.equal(logprobs, answers[key][1]), "the same bits beside another prompt"
+
+
+def groups_of(model: Any) -> list[SampleGroup]:
+    """Completions with tokens that stand for pictures: the policy may sample them."""
+    generator = torch.Generator().manual_seed(9)
+    mask = (torch.arange(5) < torch.tensor([5, 2, 0, 4])[:, None]).float()
+    groups = []
+    for prompt in prompts_of(model):
+        ids = torch.randint(2, 13, mask.shape, generator=generator)
+        ids[0, 1] = ids[3, 0] = IMAGE
+        zeros = torch.zeros_like(mask)
+        groups.append(
+            SampleGroup(prompt=prompt, completion_ids=ids, loss_mask=mask, rollout_logprobs=zeros, policy_version=0)
+        )
+    return groups
+
+
+def _padded(model: Any, groups: Sequence[SampleGroup]) -> Tensor:
+    batch = pack_groups(groups)
+    logits = completion_logits(model, batch)
+    return torch.cat(
+        [
+            logprobs_of(row, ids)[mask != 0]
+            for row, ids, mask in zip(logits, batch.completion_ids, batch.loss_mask, strict=True)
+        ]
+    )
+
+
+def _packed(model: Any, groups: Sequence[SampleGroup]) -> Tensor:
+    batch = pack_without_padding(groups)
+    return logprobs_of(packed_logits(model, batch), batch.ids)
+
+
+@pytest.mark.parametrize("answers", [_padded, _packed], ids=["padded", "packed"])
+def test_the_trainer_sees_what_the_engine_saw(model: Any, answers: Any):
+    """Log-probabilities and the gradients of all parameters, those of the vision tower included."""
+    groups = groups_of(model)
+    plain = torch.cat(
+        [
+            logprobs_of(plain_logits(model, group.prompt, ids[:length]), ids[:length])
+            for group in groups
+            for ids, length in zip(group.completion_ids, group.row_lengths.tolist(), strict=True)
+            if length
+        ]
+    )
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    weights = torch.linspace(-1, 1, len(plain))
+    expected = torch.autograd.grad(plain @ weights, parameters, allow_unused=True)
+    own = answers(model, groups)
+    assert (own - plain).abs().max() < BOUND
+    for name, one, other in zip(
+        names, torch.autograd.grad(own @ weights, parameters, allow_unused=True), expected, strict=True
+    ):
+        if other is None:
+            assert one is None or not one.any(), name
+            continue
+        assert (one - other).norm() <= 1e-4 * other.norm() + 1e-6, name
+
+
+@torch.no_grad()
+def test_examples_are_learned_with_their_pictures(model: Any):
+    prompts, generator = prompts_of(model), torch.Generator().manual_seed(3)
+    answers = [torch.randint(2, 13, (4,), generator=generator) for _ in prompts]
+    rows = [torch.cat([prompt.token_ids, answer]) for prompt, answer in zip(prompts, answers, strict=True)]
+    is_answer = [torch.arange(len(row)) >= len(row) - 4 for row in rows]
+    batch = ExampleBatch(
+        shard=0,
+        token_ids=pad_sequence(rows, batch_first=True),
+        loss_mask=pad_sequence([mask.float() for mask in is_answer], batch_first=True),
+        pictures=tuple(prompt.pictures for prompt in prompts),
+    )
+    logprobs = (
+        TokenModel(ModelSettings(folder="", has_weights=False), 1.0).answers(model, batch, entropies=False).logprobs
+    )
+    own = logprobs[batch.loss_mask[:, 1:] != 0].view(-1, 4)
+    for row, prompt, answer in zip(own, prompts, answers, strict=True):
+        assert (row - logprobs_of(plain_logits(model, prompt, answer), answer)).abs().max() < BOUND
