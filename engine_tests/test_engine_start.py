@@ -44,10 +44,10 @@ def test_another_version_is_refused_with_those_that_are_known(model, monkeypatch
 def test_the_names_that_a_config_is_checked_against_are_those_of_this_version():
     from sglang.srt.server_args import ServerArgs  # pyright: ignore[reportMissingImports]
 
-    from rlinf_workers.engines.sglang.options import SERVER_ARGUMENTS
+    from rlinf_workers.engines.sglang.options import ARGUMENTS
 
     names = {name for name in ServerArgs.__struct_fields__ if not name.startswith("_")}
-    assert set(SERVER_ARGUMENTS.read_text().split()) == names
+    assert ARGUMENTS.names == names
 
 
 def test_names_and_values_that_sglang_does_not_take_are_its_users(model):

@@ -15,6 +15,7 @@ from rlinf_workers import WorkersError
 from rlinf_workers.engines.vllm import arguments
 from rlinf_workers.engines.vllm.engine import VLLMEngine
 from rlinf_workers.testing import engines
+from served_checks import check_pause_and_suspension, take_all
 
 NAMES = [check.__name__ for check in engines.ENGINE_CHECKS]
 
@@ -51,33 +52,8 @@ def test_it_conforms(check, engine, model):
     check(lambda **_: engine, model)
 
 
-def take_all(engine):
-    while engine.finished():
-        continue
-
-
 def test_a_pause_and_a_suspension_change_no_token(engine):
-    """Greedy, with the same weights."""
-    sampling, prompts = replace(engines.GREEDY, group_size=2, max_new_tokens=40), engines.prompts_of([4, 6])
-    expected = {(one.index, one.members): one for one in engines.sample(engine, prompts, sampling)}
-    engine.submit(prompts, sampling, seed=1, step=0)
-    parts = engine.pause("recompute")
-    engine.weights_received(3)
-    engine.resume()
-    unfinished = engine.suspend()
-    engine.weights_received(4)
-    engine.submit_unfinished(unfinished, sampling)
-    while finished := engine.finished():
-        parts += finished
-    rows = 0
-    for part in parts:
-        for i in range(len(part.members)):
-            length = int(part.loss_mask[i].sum())
-            (whole,) = {tuple(one.token_ids[0].tolist()) for (index, _), one in expected.items() if index == part.index}
-            assert tuple(part.token_ids[i, :length].tolist()) == whole[:length]
-            assert not part.segments or sum(one.num_tokens for one in part.segments[i]) == length
-            rows += 1
-    assert rows == 4
+    check_pause_and_suspension(engine)
 
 
 def test_log_probabilities_are_of_all_tokens_at_the_sampling_temperature(engine, model):

@@ -4,7 +4,7 @@ import asyncio
 import queue
 import random
 import threading
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,18 +14,17 @@ import torch
 from rlinf_comm import WeightMismatchError
 from rlinf_workers.engines.base import UnfinishedCompletion, not_begun
 from rlinf_workers.engines.capacity import Capacity
+from rlinf_workers.engines.completions import ServerAnswer
 from rlinf_workers.engines.inside import Inside
 from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
-from rlinf_workers.engines.vllm.arguments import FIXED, ON_CPU, ON_GPU, check_names, engine_arguments, env_vars
+from rlinf_workers.engines.vllm.arguments import FIXED, ON_CPU, ON_GPU, engine_arguments, env_vars
 from rlinf_workers.engines.vllm.engine import VLLMEngine, check_architecture
-from rlinf_workers.engines.vllm.options import ENGINE_ARGUMENTS, OWNED, VLLMOptions
-from rlinf_workers.engines.vllm.requests import answer_of, cut_at, request_parameters
-from rlinf_workers.engines.vllm.server import with_hint
+from rlinf_workers.engines.vllm.options import ARGUMENTS, OWNED, VLLMOptions
+from rlinf_workers.engines.vllm.requests import answer_of, request_parameters
 from rlinf_workers.errors import SettingsRefused
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.testing.engines import prompts_of
 
-KNOWN = ENGINE_ARGUMENTS.read_text().split()
 SAMPLING = SamplingSettings(group_size=2, max_new_tokens=8)
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
@@ -37,56 +36,10 @@ def request(num_tokens: int = 0, member: int = 0) -> UnfinishedCompletion:
     return replace(begun, token_ids=ids, logprobs=logprobs)
 
 
-@dataclass
-class Output:
-    """As vLLM's CompletionOutput."""
-
-    token_ids: list[int]
-    logprobs: Any
-    finish_reason: str | None = "length"
-    stop_reason: int | str | None = None
-    weight_versions: Any = None
-
-
-class Flat:
-    """As vLLM's FlatLogprobs."""
-
-    def __init__(self, logprobs: list[float]) -> None:
-        self.logprobs = logprobs
-
-    def __getitem__(self, places: slice) -> "Flat":
-        return Flat(self.logprobs[places])
-
-
-def output(ids: list[int], **about: Any) -> Output:
-    return Output(ids, Flat([-float(i) for i in ids]), **about)
-
-
-def answer(
-    vllm_output: Output, stop_ids: tuple[int, ...] = (1,), *, of: UnfinishedCompletion | None = None, **about
-) -> Any:
-    return answer_of(vllm_output, of or request(), stop_ids, max_new_tokens=8, policy_version=5, **about)
-
-
 def test_every_argument_that_is_read_set_or_kept_back_here_is_one_of_vllms():
     read = {field.name for field in fields(VLLMOptions)}
-    assert (read | OWNED.keys() | ON_CPU.keys() | ON_GPU.keys() | FIXED.keys()) <= set(KNOWN)
+    assert (read | OWNED.keys() | ON_CPU.keys() | ON_GPU.keys() | FIXED.keys()) <= ARGUMENTS.names
     assert not (ON_CPU.keys() & OWNED.keys()), "a recipe may change a default of a device"
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("gpu_memory_utilisation", "did you mean gpu_memory_utilization?"),
-        ("zzz", "vllm serve --help"),
-        ("load_format", "weights come from the trainer"),
-        ("worker_extension_cls", "the worker starts, watches and ends"),
-    ],
-)
-def test_names_that_no_recipe_may_set_are_refused(name, says):
-    with pytest.raises(SettingsRefused, match=f"engine_options.{name}.*") as error:
-        check_names([name], KNOWN)
-    assert says in str(error.value)
 
 
 def test_a_recipes_argument_wins_over_what_is_set_for_the_device_and_not_over_ours():
@@ -127,31 +80,14 @@ def test_requests_say_how_to_sample_and_have_seeds_of_their_own():
     assert continued["seed"] != first["seed"], "its first token would have the noise of the completion's first"
 
 
-def test_an_answer_ends_with_a_stop_token_or_a_stop_string_or_is_truncated():
-    assert answer(output([4, 5])).truncated
-    assert not answer(output([4, 1], finish_reason="stop", stop_reason=1)).truncated
-    cut = answer(cut_at(output([4, 5, 6], finish_reason=None), 2))
-    assert not cut.truncated and cut.token_ids == [4, 5] and cut.logprobs == [-4.0, -5.0]
-    with pytest.raises(ValueError, match="vLLM ended it with error"):
-        answer(output([4], finish_reason="error"))
-    with pytest.raises(ValueError, match="returned 1 log-probabilities of 2 tokens"):
-        answer(replace(output([4, 5]), logprobs=Flat([-1.0])))
-
-
-def test_an_answer_lists_which_version_sampled_which_tokens_after_those_before():
+def test_an_output_of_vllm_is_an_answer():
+    """As its CompletionOutput, FlatLogprobs and spans of versions."""
     spans = [SimpleNamespace(version="default", end=1), SimpleNamespace(version="7", end=3)]
-    one = answer(output([4, 5, 6], weight_versions=spans), of=request(2))
-    assert one.token_ids == [0, 1, 4, 5, 6] and one.logprobs == [-0.5, -0.5, -4.0, -5.0, -6.0]
-    assert [(part.num_tokens, part.policy_version) for part in one.segments] == [(3, -1), (2, 7)]
-
-
-def test_a_suspended_request_is_unfinished_unless_its_last_token_ends_it():
-    aborted = output([4, 5], finish_reason="abort")
-    one = answer(aborted, is_suspended=True)
-    assert isinstance(one, UnfinishedCompletion) and one.token_ids.tolist() == [4, 5]
-    assert not isinstance(answer(aborted, (5,), is_suspended=True), UnfinishedCompletion)
-    with pytest.raises(ValueError, match="ended it with abort"):
-        answer(aborted)
+    about = {"finish_reason": "stop", "stop_reason": 6, "weight_versions": spans}
+    output = SimpleNamespace(token_ids=[4, 5, 6], logprobs=SimpleNamespace(logprobs=[-1.0, -2.0, -3.0]), **about)
+    assert answer_of(output) == ServerAnswer(
+        token_ids=[4, 5, 6], logprobs=[-1.0, -2.0, -3.0], versions=[(1, "default"), (3, "7")], reason="stop", details=6
+    )
 
 
 class FakeAsyncLLM:
@@ -257,8 +193,3 @@ def test_each_of_1000_bits_that_flip_while_an_engine_sleeps_is_named():
         assert raised.value.tensors == (name,)
         bits[place] ^= bit
     inside.check_remembered()
-
-
-def test_errors_of_vllm_come_with_what_to_do_here():
-    assert "gpu_memory_utilization" in with_hint("ValueError: No available memory for the cache blocks.")
-    assert with_hint("ValueError: else") == "ValueError: else"

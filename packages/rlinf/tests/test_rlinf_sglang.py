@@ -24,7 +24,7 @@ from rlinf_sched.derive.steps import launch_s
 from rlinf_sched.derive.training import DENSE_UTILISATION
 from rlinf_workers.engines.sglang.arguments import ON_CPU, ON_GPU
 from rlinf_workers.engines.sglang.memory import gpu_sizes, kv_tokens
-from rlinf_workers.engines.sglang.options import OWNED, SERVER_ARGUMENTS, SGLangOptions
+from rlinf_workers.engines.sglang.options import ARGUMENTS, OWNED, SGLangOptions
 from rlinf_workers.engines.sglang.spec import SPEC as SGLANG_SPEC
 from rlinf_workers.launchers import Interpreter
 
@@ -120,7 +120,7 @@ def test_a_version_that_nobody_tried_checks_its_own_names():
 
 def test_every_argument_that_is_read_set_or_kept_back_here_is_one_of_sglangs():
     read = {field.name for field in fields(SGLangOptions)}
-    assert (read | OWNED.keys() | ON_CPU.keys() | ON_GPU.keys()) <= set(SERVER_ARGUMENTS.read_text().split())
+    assert (read | OWNED.keys() | ON_CPU.keys() | ON_GPU.keys()) <= ARGUMENTS.names
 
 
 def test_an_argument_may_be_a_list():

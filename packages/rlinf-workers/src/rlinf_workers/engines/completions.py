@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlinf_workers.engines.base import Completions
-from rlinf_workers.engines.segments import Segments
+from rlinf_workers.engines.base import Completions, UnfinishedCompletion
+from rlinf_workers.engines.segments import Segments, extended
+
+NO_VERSION = "default"
+"""The servers' name of the weights before any whose version they were told."""
+STOP_STRING = "stop string"
+"""The reason of an answer that was truncated after a stop string; the servers do not look for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +44,84 @@ def sampling_seed(seed: int, step: int, index: int, member: int, *more: int) -> 
     """[0, 2**63): the seed of a completion, independent of its place and batch; `more` numbers give other seeds."""
     (number,) = np.random.SeedSequence([seed, step, index, member, *more]).generate_state(1, np.uint64)
     return int(number >> np.uint64(1))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerAnswer:
+    """A server's output for one request, which asks for the rest of a completion; the same for every server."""
+
+    token_ids: list[int]
+    """Those that the request sampled."""
+    logprobs: list[float]
+    """Of the full distribution at the sampling temperature."""
+    versions: list[tuple[int, str]]
+    """(number of tokens up to its end, version) of each part that one version sampled; empty: the server does not
+    report versions."""
+    reason: str | None
+    """Why the request ended: stop, length, abort, ...; None: it goes on."""
+    details: int | str | None = None
+    """The token of a stop, or the server's message."""
+    experts: str | None = None
+    """As the server encodes them."""
+
+    def up_to(self, length: int) -> ServerAnswer:
+        """Its first tokens, which end with a stop string."""
+        return replace(
+            self, token_ids=self.token_ids[:length], logprobs=self.logprobs[:length], reason=STOP_STRING, details=None
+        )
+
+
+def joined(
+    request: UnfinishedCompletion,
+    answer: ServerAnswer,
+    stop_token_ids: Sequence[int],
+    *,
+    title: str,
+    max_new_tokens: int,
+    policy_version: int,
+    is_suspended: bool = False,
+) -> Completion | UnfinishedCompletion:
+    """Joins the tokens of a request with those that the completion had before.
+
+    Args:
+        title: the server's name.
+        policy_version: samples the tokens if the server does not report versions.
+        is_suspended: whether the request may have been aborted; the completion is then unfinished, unless it ended
+            with its last token.
+
+    Raises: ValueError for a request that ended in any other way, or with tokens without log-probabilities.
+    """
+    before, new_ids = request.token_ids.tolist(), answer.token_ids
+    token_ids, logprobs = [*before, *new_ids], [*request.logprobs.tolist(), *answer.logprobs]
+    where = f"prompt {request.prompt.index}, completion {request.member}: {title}"
+    if len(answer.logprobs) != len(new_ids):
+        raise ValueError(f"{where} returned {len(answer.logprobs)} log-probabilities of {len(new_ids)} tokens")
+    segments = request.segments
+    for end, version in answer.versions or [(len(new_ids), str(policy_version))]:
+        number = -1 if version == NO_VERSION else int(version)
+        segments = extended(segments, len(before) + min(end, len(new_ids)), number)
+    is_end = answer.reason == STOP_STRING or (answer.reason == "stop" and answer.details in stop_token_ids)
+    is_truncated = answer.reason == "length"
+    if is_suspended and answer.reason == "abort":
+        is_end = bool(new_ids) and new_ids[-1] in stop_token_ids
+        is_truncated = len(token_ids) >= max_new_tokens
+        if not is_end and not is_truncated:
+            return replace(
+                request,
+                token_ids=torch.tensor(token_ids, dtype=torch.int64),
+                logprobs=torch.tensor(logprobs, dtype=torch.float32),
+                segments=segments,
+            )
+    if not is_end and not is_truncated:
+        raise ValueError(f"{where} ended it with {answer.reason} ({answer.details}), tokens {new_ids[-3:]}")
+    return Completion(
+        index=request.prompt.index,
+        member=request.member,
+        token_ids=token_ids,
+        logprobs=logprobs,
+        truncated=not is_end,
+        segments=segments,
+    )
 
 
 def completions_of(answers: Sequence[Completion]) -> list[Completions]:

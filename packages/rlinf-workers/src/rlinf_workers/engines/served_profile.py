@@ -1,4 +1,5 @@
-"""Estimated times of a server for the groups of a step: it runs as many as its KV cache holds."""
+"""Estimated times of a server for the groups of a step, of which it runs as many as its KV cache holds, and the sizes
+that both servers have."""
 
 from __future__ import annotations
 
@@ -11,7 +12,26 @@ from rlinf_sched.derive import (
     continuous_points,
     describe_numbers,
     group_cache_tokens,
+    kv_bytes,
 )
+
+CPU_SHARE = 0.25
+"""Maximum share of a CPU slot's memory for the KV cache, if the recipe sets no size."""
+
+
+def weights_bytes(model: ModelShape, job: JobShape) -> int:
+    """Bytes of the weights on one device of an engine; norms, which are replicated, are counted as if sharded."""
+    return -(-job.served_weights_bytes(model) // job.tensor_parallel)
+
+
+def kv_token_bytes(model: ModelShape, job: JobShape) -> int:
+    """Bytes of one token's keys and values on one device of an engine."""
+    return kv_bytes(model, job.served) // job.tensor_parallel
+
+
+def cpu_sequences(job: JobShape) -> int:
+    """Completions that an engine on CPU slots may have at once."""
+    return min(job.num_groups * job.lengths.group_size, job.max_sequences)
 
 
 def served_profile(

@@ -4,14 +4,16 @@ processes that die. SGLang and vLLM derive from it."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,11 +21,14 @@ from torch import Tensor
 from rlinf_comm.weights import Layout
 from rlinf_workers.engines.base import Completions, OnNewWeights, UnfinishedCompletion, not_begun
 from rlinf_workers.engines.capacity import Capacity
-from rlinf_workers.engines.completions import Completion, completions_of
+from rlinf_workers.engines.completions import Completion, ServerAnswer, completions_of, joined
 from rlinf_workers.engines.processes import EngineProcesses
 from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
-from rlinf_workers.engines.spec import EngineSpec
+from rlinf_workers.engines.served_spec import ServedSpec
+from rlinf_workers.engines.server_loop import ServerLoop
+from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import SettingsRefused, WorkersError
+from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.models.language_model import (
     ModelSettings,
     build_model,
@@ -37,41 +42,20 @@ from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
 
 ABORT_INTERVAL_S = 0.02
 """Between two aborts of all requests, until all have come back: a request may still be on its way to the server."""
+STOP_INTERVAL = 8
+"""Tokens between two checks for a stop string: each is a message, and at most this many tokens are computed in vain."""
 LOST_S = 1.0
 """Time within which the stage notices a dead process of the engine."""
-
-
-class RunningServer(Protocol):
-    """A running server with an event loop in its own thread."""
-
-    num_tokens: int
-    """Capacity of its KV cache."""
-    num_sequence_tokens: int
-    """The longest sequence that it accepts, prompt and completion together."""
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Runs a coroutine in its loop and waits for it."""
-        ...
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Starts a coroutine in its loop."""
-        ...
-
-    def close(self) -> None:
-        """Stops its processes and waits for them."""
-        ...
 
 
 class ServingEngine:
     """A GenerationEngine in front of a server with one process per device of the rank.
 
-    A subclass calls `_prepare`, starts its server, and calls `_serve`; it implements the coroutines at the end of this
-    class, which run in the server's loop.
+    A subclass calls `_prepare`, then `_serve` with what starts its server; it implements the coroutines at the end of
+    this class, which run in the server's loop.
     """
 
-    SPEC: ClassVar[EngineSpec]
-    TITLE: ClassVar[str]
-    """The server's name in messages."""
+    SPEC: ClassVar[ServedSpec]
     CACHE_OPTIONS: ClassVar[str]
     """Options that make its KV cache larger, for messages."""
     CHECKS_WAKES: ClassVar[bool] = False
@@ -81,7 +65,7 @@ class ServingEngine:
     """Whether it computes nothing after `_resume` until `_continue`, also if no request is in flight."""
 
     _server: Any
-    """A `RunningServer`; subclasses also use what is their own."""
+    """A `ServerLoop`; subclasses also use what is their own."""
     _backs_weights_up = True
     """Whether the server keeps a copy of the weights by itself when it releases its memory."""
     _is_remembered = False
@@ -96,6 +80,8 @@ class ServingEngine:
         num_devices: int,
         options: Mapping[str, Any],
     ) -> None:
+        self._folder = SweptFolder(f"rlinf-{self.SPEC.name}-")
+        self._model = replace(model, folder=str(model_folder(model, self._folder.path)))
         tokenizer = load_tokenizer(model.folder)
         self._stop_ids = stop_token_ids(model.folder, tokenizer)
         self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
@@ -118,11 +104,16 @@ class ServingEngine:
         """Whether its state is offloaded; and meanwhile, whether requests are paused, and whether the processes have
         copies of their weights."""
 
-    def _serve(
-        self, server: RunningServer, model: ModelSettings, device: torch.device, max_sequences: int | None
-    ) -> None:
-        """Connects to the processes of a server that has started."""
-        self._server, self._model = server, model
+    def _serve(self, start: Callable[[], ServerLoop], device: torch.device, max_sequences: int | None) -> None:
+        """Starts the server, and connects to its processes.
+
+        Raises: SettingsRefused, with the recipe's arguments that the server's error mentions.
+        """
+        try:
+            server = start()
+        except SettingsRefused as error:
+            raise SettingsRefused(f"{error}{suspects(str(error), self._options)}") from error
+        self._server = server
         self._capacity = Capacity(server.num_tokens, max_sequences)
         self._processes = EngineProcesses(self._num_devices, self.enter)
         if device.type == "cuda":
@@ -323,6 +314,49 @@ class ServingEngine:
         else:
             self._results.put(await self._generate(request, sampling, version, before))
 
+    async def _generate(
+        self, request: UnfinishedCompletion, sampling: SamplingSettings, version: int, before: Tensor | None
+    ) -> Completion | UnfinishedCompletion:
+        """Samples the rest of a completion.
+
+        Args:
+            version: samples the tokens if the server does not report versions.
+            before: as `_prefill` returned it.
+        """
+        answer = await self._last_answer(request, sampling, before)
+        completion = joined(
+            request,
+            answer,
+            self._stop_ids,
+            title=self.SPEC.arguments.title,
+            max_new_tokens=sampling.max_new_tokens,
+            policy_version=version,
+            is_suspended=self._is_suspending,
+        )
+        if sampling.records_experts and isinstance(completion, Completion):
+            return self._with_experts(completion, answer, len(request.prompt.token_ids), before)
+        return completion
+
+    async def _last_answer(
+        self, request: UnfinishedCompletion, sampling: SamplingSettings, before: Tensor | None
+    ) -> ServerAnswer:
+        """All that the server samples of a request, truncated after the first stop string; servers have no tokenizer to
+        find it."""
+        stops = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
+        earlier, answer = request.token_ids.tolist(), None
+        begun = len(earlier)
+        async with contextlib.aclosing(self._answers(request, sampling, before, streams=bool(stops))) as answers:
+            async for answer in answers:
+                if stops is None:
+                    continue
+                end = stops.end([*earlier, *answer.token_ids], begun=begun)
+                if end is not None:
+                    return answer.up_to(end - len(earlier))
+                begun = len(earlier) + len(answer.token_ids)
+        if answer is None:
+            raise WorkersError(f"{self.SPEC.arguments.title} ended a request without an output")
+        return answer
+
     async def _abort_all(self) -> None:
         """Returns when all requests in flight are in the results."""
         self._is_suspending = True
@@ -358,7 +392,7 @@ class ServingEngine:
         if needed > limit:
             raise WorkersError(
                 f"prompt {prompt.index} and its completion may have {length} + {sampling.max_new_tokens} = {needed} "
-                f"tokens, and {self.TITLE} accepts {limit} in one sequence (its KV cache holds "
+                f"tokens, and {self.SPEC.arguments.title} accepts {limit} in one sequence (its KV cache holds "
                 f"{self._server.num_tokens}). Give it more ({self.CACHE_OPTIONS}), or lower max_new_tokens or "
                 "max_prompt_tokens"
             )
@@ -372,15 +406,21 @@ class ServingEngine:
         """
         return None
 
-    async def _generate(
-        self, request: UnfinishedCompletion, sampling: SamplingSettings, version: int, before: Tensor | None
-    ) -> Completion | UnfinishedCompletion:
-        """Samples the rest of a completion.
+    def _answers(
+        self, request: UnfinishedCompletion, sampling: SamplingSettings, before: Tensor | None, *, streams: bool
+    ) -> AsyncGenerator[ServerAnswer, None]:
+        """Samples the rest of a completion; closing the generator cancels the request.
 
         Args:
-            version: samples the tokens if the server does not report versions.
             before: as `_prefill` returned it.
+            streams: yield all tokens so far after each STOP_INTERVAL, not only at the end.
         """
+        raise NotImplementedError
+
+    def _with_experts(
+        self, completion: Completion, answer: ServerAnswer, num_prompt_tokens: int, before: Tensor | None
+    ) -> Completion:
+        """Adds the experts of a completion's tokens, with settings that record them."""
         raise NotImplementedError
 
     def _abort_requests(self) -> None:
@@ -428,12 +468,12 @@ def model_folder(model: ModelSettings, folder: Path) -> Path:
     return folder
 
 
-def check_version(spec: EngineSpec, title: str, *, any_version: bool) -> None:
+def check_version(spec: ServedSpec, *, any_version: bool) -> None:
     """Checks the installed version of an engine's package.
 
     Raises: SettingsRefused if it is not installed, or in an untested version.
     """
-    actual = next(filter(None, map(_version_of, spec.packages)), None)
+    actual, title = next(filter(None, map(_version_of, spec.packages)), None), spec.arguments.title
     if actual is None:
         raise SettingsRefused(
             f"{title} is not installed in the venv of the rollout; `rlinf venv create {spec.name}` creates one "

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlinf_workers.engines.serving_layout import has_parameters_alone
-from rlinf_workers.engines.sglang.options import MEM_FRACTION, OWNED, SPARE_TOKENS, unknown_argument
-from rlinf_workers.errors import SettingsRefused
+from rlinf_workers.engines.sglang.options import MEM_FRACTION, SPARE_TOKENS
 from rlinf_workers.models.language_model import ModelSettings
 
 Argument = bool | int | float | str | list
@@ -75,7 +74,7 @@ def server_arguments(
     Args:
         folder: the folder that SGLang loads, with config.json; `model.folder` or a copy.
         loader: import path of the function that fills its weights.
-        engine_options: the recipe's options, already checked by `check_names`.
+        engine_options: the recipe's options, already checked.
         static_fraction: `mem_fraction_static` unless the options have one; None: the device's default.
     """
     config = json.loads((Path(folder) / "config.json").read_text())
@@ -114,16 +113,3 @@ def fraction_of(static_bytes: int, free_bytes: int) -> float:
     """
     free = max(1, free_bytes - START_BYTES)
     return min(MAX_FRACTION, math.ceil(1000 * (static_bytes + LOADING_BYTES) / free) / 1000)
-
-
-def check_names(names: Iterable[str], argument_names: Iterable[str]) -> None:
-    """Rejects the first name that no recipe may set; `argument_names` are those of the installed SGLang.
-
-    Raises: SettingsRefused.
-    """
-    argument_names = {name for name in argument_names if not name.startswith("_")}
-    for name in names:
-        if name in OWNED:
-            raise SettingsRefused(f"engine_options.{name} cannot be set: {OWNED[name]}; leave it out")
-        if name not in argument_names:
-            raise SettingsRefused(f"engine_options.{name}{unknown_argument(name, argument_names)}")

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,25 +17,20 @@ import torch
 from torch import Tensor
 
 from rlinf_workers.engines.base import UnfinishedCompletion
-from rlinf_workers.engines.completions import Completion
+from rlinf_workers.engines.completions import Completion, ServerAnswer
 from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.engines.serving import ServingEngine, bound_cores, check_version, model_folder, suspects
-from rlinf_workers.engines.sglang.arguments import Argument, check_names, fraction_of, server_arguments
+from rlinf_workers.engines.serving import STOP_INTERVAL, ServingEngine, bound_cores, check_version
+from rlinf_workers.engines.sglang.arguments import Argument, fraction_of, server_arguments
 from rlinf_workers.engines.sglang.experts import ExpertRows
 from rlinf_workers.engines.sglang.loader import LOADER
-from rlinf_workers.engines.sglang.requests import answer_of, cut_at, request_parameters
+from rlinf_workers.engines.sglang.requests import answer_of, request_parameters
 from rlinf_workers.engines.sglang.server import EngineServer
 from rlinf_workers.engines.sglang.spec import SPEC
-from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.gpu_memory import free_gpu_bytes
-from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.roles.records.language import Prompt
 
-STOP_INTERVAL = 8
-"""Tokens between two checks for a stop string: each is a message from the scheduler, and at most this many tokens are
-computed in vain."""
 IDLE_S = 3600.0
 """Time limit of SGLang for its scheduler to become idle. The deadline of the step, which follows from predicted and
 measured times, passes before."""
@@ -56,7 +51,7 @@ class SGLangEngine(ServingEngine):
         server: server arguments of SGLang.
     """
 
-    SPEC, TITLE = SPEC, "SGLang"
+    SPEC = SPEC
     CACHE_OPTIONS = "engine_options.mem_fraction_static, or max_total_tokens on CPU slots"
 
     def __init__(
@@ -71,30 +66,23 @@ class SGLangEngine(ServingEngine):
         static_bytes: int | None = None,
         **server: Argument,
     ) -> None:
-        argument_names = known_arguments(device, devices, any_version=any_version)
-        check_names(server, argument_names)
-        folder, num_devices = SweptFolder("rlinf-sglang-"), max(1, len(devices))
-        served = model_folder(model, folder.path)
-        check_architecture(served)
+        SPEC.arguments.check(server, known_arguments(device, devices, any_version=any_version))
+        num_devices = max(1, len(devices))
         self._prepare(model, device, max_prompt_tokens=max_prompt_tokens, num_devices=num_devices, options=server)
-        config = json.loads((served / "config.json").read_text())
+        config = check_architecture(Path(self._model.folder))
         self._expert_rows = ExpertRows.of(config) if server.get("enable_return_routed_experts") else None
         arguments = server_arguments(
             model,
             device,
             num_devices=num_devices,
-            folder=str(served),
+            folder=self._model.folder,
             loader=LOADER,
             stop_token_ids=self._stop_ids,
             engine_options=server,
             static_fraction=self._static_fraction(static_bytes),
         )
         self._backs_weights_up = bool(arguments.get("enable_weights_cpu_backup"))
-        try:
-            started = EngineServer(arguments, folder, self._on_lost)
-        except SettingsRefused as error:
-            raise SettingsRefused(f"{error}{suspects(str(error), server)}") from error
-        self._serve(started, replace(model, folder=str(served)), device, max_batch_sequences)
+        self._serve(lambda: EngineServer(arguments, self._folder, self._on_lost), device, max_batch_sequences)
         self._note_small_pool()
 
     def _static_fraction(self, static_bytes: int | None) -> float | None:
@@ -125,11 +113,11 @@ class SGLangEngine(ServingEngine):
         output = await self._server.engine.async_generate(
             input_ids=prompt_ids, sampling_params={"max_new_tokens": 0}, return_routed_experts=rows is not None
         )
-        return None if rows is None else rows.read(output["meta_info"], len(prompt_ids) - 1)
+        return None if rows is None else rows.read(answer_of(output).experts, len(prompt_ids) - 1)
 
-    async def _generate(
-        self, request: UnfinishedCompletion, sampling: SamplingSettings, version: int, before: Tensor | None
-    ) -> Completion | UnfinishedCompletion:
+    async def _answers(
+        self, request: UnfinishedCompletion, sampling: SamplingSettings, before: Tensor | None, *, streams: bool
+    ) -> AsyncGenerator[ServerAnswer, None]:
         arguments = {
             "input_ids": [*request.prompt.token_ids.tolist(), *request.token_ids.tolist()],
             "sampling_params": request_parameters(request, sampling, self._stop_ids),
@@ -140,48 +128,23 @@ class SGLangEngine(ServingEngine):
                 "return_routed_experts": True,
                 "routed_experts_start_len": 0 if before is None else len(before),
             }
-        if sampling.stop:
-            stops = StopStrings(self._tokenizer, sampling.stop)
-            output = await self._until_stop(arguments, stops, request.token_ids.tolist())
-        else:
-            output = await self._server.engine.async_generate(**arguments)
-        answer = answer_of(
-            output,
-            request,
-            self._stop_ids,
-            max_new_tokens=sampling.max_new_tokens,
-            policy_version=version,
-            is_suspended=self._is_suspending,
-        )
-        if sampling.records_experts and isinstance(answer, Completion):
-            answer = self._with_experts(answer, output["meta_info"], len(request.prompt.token_ids), before)
-        return answer
+        if not streams:
+            yield answer_of(await self._server.engine.async_generate(**arguments))
+            return
+        arguments["sampling_params"]["stream_interval"] = STOP_INTERVAL
+        async with contextlib.aclosing(await self._server.engine.async_generate(**arguments, stream=True)) as outputs:
+            async for output in outputs:
+                yield answer_of(output)
 
     def _with_experts(
-        self, answer: Completion, about: Mapping[str, Any], num_prompt_tokens: int, before: Tensor | None
+        self, completion: Completion, answer: ServerAnswer, num_prompt_tokens: int, before: Tensor | None
     ) -> Completion:
         """Adds the experts of its prompt, and of all its tokens but the last."""
         assert self._expert_rows is not None, "refused by submit"
         num_before = 0 if before is None else len(before)
-        rows = self._expert_rows.read(about, num_prompt_tokens + len(answer.token_ids) - 1 - num_before)
+        rows = self._expert_rows.read(answer.experts, num_prompt_tokens + len(completion.token_ids) - 1 - num_before)
         experts = rows if before is None else torch.cat([before, rows])
-        return replace(answer, prompt_experts=experts[:num_prompt_tokens], experts=experts[num_prompt_tokens:])
-
-    async def _until_stop(self, request: dict[str, Any], stops: StopStrings, before: Sequence[int]) -> dict[str, Any]:
-        """The output of a request, truncated after the first stop string; SGLang has no tokenizer to find it.
-
-        Args:
-            before: tokens of the completion that the request continues.
-        """
-        output, begun = {}, len(before)
-        request["sampling_params"] |= {"stream_interval": STOP_INTERVAL}
-        async with contextlib.aclosing(await self._server.engine.async_generate(**request, stream=True)) as outputs:
-            async for output in outputs:
-                end = stops.end([*before, *output["output_ids"]], begun=begun)
-                if end is not None:
-                    return cut_at(output, end - len(before))  # closing the generator cancels the request
-                begun = len(before) + len(output["output_ids"])
-        return output
+        return replace(completion, prompt_experts=experts[:num_prompt_tokens], experts=experts[num_prompt_tokens:])
 
     def _abort_requests(self) -> None:
         """SGLang computes one more token of requests that run. If it had moved one back to its queue for lack of
@@ -262,7 +225,7 @@ def known_arguments(device: torch.device, devices: Sequence[str], *, any_version
 
     Raises: SettingsRefused if it is not installed, or in an untested version.
     """
-    check_version(SPEC, "SGLang", any_version=any_version)
+    check_version(SPEC, any_version=any_version)
     os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
     if device.type == "cpu":
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
@@ -274,13 +237,15 @@ def known_arguments(device: torch.device, devices: Sequence[str], *, any_version
     return list(srt.ServerArgs.__struct_fields__)
 
 
-def check_architecture(folder: Path) -> None:
+def check_architecture(folder: Path) -> Mapping[str, Any]:
     """Checks that SGLang has its own implementation of a model. It would serve others through transformers, with
     parameters in other places; this searches its sources for the name, without importing them.
 
+    Returns: the model's config.
     Raises: SettingsRefused.
     """
-    names = json.loads((folder / "config.json").read_text()).get("architectures") or ["None"]
+    config = json.loads((folder / "config.json").read_text())
+    names = config.get("architectures") or ["None"]
     spec = importlib.util.find_spec("sglang")
     assert spec is not None and spec.submodule_search_locations, "its version was read before"
     sources = Path(spec.submodule_search_locations[0], "srt", "models").rglob("*.py")
@@ -289,3 +254,4 @@ def check_architecture(folder: Path) -> None:
             f"SGLang does not implement {names[0]} (architectures in config.json of the model); use "
             "the engine huggingface, or a model that it implements"
         )
+    return config

@@ -48,9 +48,9 @@ class ExpertRows:
             dtype=torch.uint8 if num_experts <= MAX_UINT8_EXPERTS else torch.int16,
         )
 
-    def read(self, about: Mapping[str, Any], num_rows: int) -> Tensor:
-        """[num_rows, layers, k], from the `meta_info` of an output. Raises: WorkersError if they are missing."""
-        numbers = np.frombuffer(base64.b64decode(about.get("routed_experts") or ""), dtype=np.int32)
+    def read(self, encoded: str | None, num_rows: int) -> Tensor:
+        """[num_rows, layers, k], from `routed_experts` of an output. Raises: WorkersError if they are missing."""
+        numbers = np.frombuffer(base64.b64decode(encoded or ""), dtype=np.int32)
         if numbers.size != num_rows * self.num_layers * self.num_choices:
             raise WorkersError(
                 f"SGLang returned {numbers.size} experts, not {num_rows} tokens x {self.num_layers} layers x "

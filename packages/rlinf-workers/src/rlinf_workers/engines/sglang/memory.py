@@ -20,12 +20,10 @@ from rlinf_sched.derive import (
     RankMemory,
     feed_forward_bytes,
     group_cache_tokens,
-    kv_bytes,
 )
+from rlinf_workers.engines.served_profile import CPU_SHARE, cpu_sequences, kv_token_bytes, weights_bytes
 from rlinf_workers.engines.sglang.options import MEM_FRACTION, NOT_CUT, SPARE_TOKENS, SGLangOptions
 
-CPU_SHARE = 0.25
-"""Maximum share of a CPU slot's memory for the KV pool, if the recipe sets no size."""
 MB = 1 << 20
 MAX_GRAPH_ROWS = 1024
 """Largest batch for which a CUDA graph is captured. SGLang's own limit, 256 rows on most cards, is less than the
@@ -47,10 +45,9 @@ _PREFILL_STEPS = ((32, 4), (256, 16), (512, 32), (1024, 64), (4096, 256), (math.
 
 
 def sglang_memory(model: ModelShape, job: JobShape) -> RankMemory:
-    """The memory of one device of a rank. Weights are filled in place, so a sync needs no extra memory; norms, which
-    are replicated on each device, are counted as if sharded."""
+    """The memory of one device of a rank. Weights are filled in place, so a sync needs no extra memory."""
     return RankMemory(
-        weights=_weights_bytes(model, job),
+        weights=weights_bytes(model, job),
         kv_pool=max(0, kv_tokens(model, job)) * kv_token_bytes(model, job),
         activations=_gpu_work_bytes(model, job) if job.on_gpu else _cpu_work_bytes(model, job),
     )
@@ -64,14 +61,9 @@ def kv_tokens(model: ModelShape, job: JobShape) -> int:
         return _cpu_tokens(model, job) if most is None else most
     if most is None and options.mem_fraction_static is None:
         most = _num_sequences(job) * job.longest_tokens
-    room = (options.mem_fraction_static or MEM_FRACTION) * job.device_bytes - _weights_bytes(model, job)
+    room = (options.mem_fraction_static or MEM_FRACTION) * job.device_bytes - weights_bytes(model, job)
     fitting = math.floor(room / kv_token_bytes(model, job))
     return fitting if most is None else min(fitting, most)
-
-
-def kv_token_bytes(model: ModelShape, job: JobShape) -> int:
-    """Bytes of one token's keys and values on one device of an engine."""
-    return kv_bytes(model, job.served) // job.tensor_parallel
 
 
 def gpu_sizes(model: ModelShape, job: JobShape) -> dict[str, Any]:
@@ -113,15 +105,10 @@ def _graph_rows(model: ModelShape, job: JobShape) -> int:
     return min(_num_running(model, job), MAX_GRAPH_ROWS) if largest is None else largest
 
 
-def _weights_bytes(model: ModelShape, job: JobShape) -> int:
-    return -(-job.served_weights_bytes(model) // job.tensor_parallel)
-
-
 def _cpu_tokens(model: ModelShape, job: JobShape) -> int:
     """Tokens of all concurrent sequences of a rank at their maximum length, within a share of the slot's memory."""
-    num_sequences = min(job.num_groups * job.lengths.group_size, job.max_sequences)
     most = int(CPU_SHARE * job.device_bytes) // kv_token_bytes(model, job)
-    return min(num_sequences * job.longest_tokens, most)
+    return min(cpu_sequences(job) * job.longest_tokens, most)
 
 
 def _gpu_work_bytes(model: ModelShape, job: JobShape) -> int:

@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-SERVER_ARGUMENTS = Path(__file__).with_name("server_arguments.txt")
-"""Names of the server arguments of SGLang 0.5.23, so that a machine without SGLang can check them too."""
-ANY_VERSION = "any_version"
-"""The one option that is not SGLang's: accept a version that was not tested."""
+from rlinf_workers.engines.server_arguments import ServerArguments, ServerOptions
+
 MEM_FRACTION = 0.7
 """Largest fraction of a GPU for weights and KV pool, if the recipe sets none. SGLang itself would take nearly 0.9, all
 that its own forward passes leave; a trainer's contexts and a published version on the same device need memory, too."""
@@ -49,29 +46,11 @@ OWNED: Mapping[str, str] = {
 """Arguments that no recipe may set, and why."""
 
 
-def problems(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Problems of a recipe's options: (option, text after its name)."""
-    for option in options:
-        if option in OWNED:
-            yield option, f" cannot be set: {OWNED[option]}; leave it out"
-    if not options.get(ANY_VERSION):
-        names = {ANY_VERSION, *SERVER_ARGUMENTS.read_text(encoding="utf-8").split()}
-        for option in options:
-            if option not in names:
-                yield option, unknown_argument(option, names)
-    yield from SGLangOptions.of(options).problems()
-
-
-def unknown_argument(name: str, names: Iterable[str]) -> str:
-    """The problem of an argument that is not in SGLang's `names`, with the closest allowed ones."""
-    near = difflib.get_close_matches(name, sorted(set(names) - OWNED.keys()), n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`python -m sglang.launch_server --help` lists them"
-    return f": SGLang has no server argument of that name; {hint}"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SGLangOptions:
-    """The server arguments that determine memory and times; None: SGLang's own default, or that of memory.py."""
+class SGLangOptions(ServerOptions):
+    """The server arguments that determine memory and times."""
+
+    SPECIAL: ClassVar[Mapping[str, int]] = {"chunked_prefill_size": NOT_CUT}
 
     mem_fraction_static: float | None = None
     """Fraction of a device's memory for weights and KV pool."""
@@ -88,25 +67,12 @@ class SGLangOptions:
     context_length: int | None = None
     """Longest sequence, prompt and completion together."""
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """The problem of the first invalid value."""
-        share = self.mem_fraction_static
-        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1):
-            yield "mem_fraction_static", f"={share!r} is not a fraction; use a number between 0 and 1"
-            return
-        if not isinstance(self.disable_cuda_graph, bool):
-            yield "disable_cuda_graph", f"={self.disable_cuda_graph!r} is neither true nor false"
-            return
-        for name in (field.name for field in fields(self) if "int" in str(field.type)):
-            value = getattr(self, name)
-            if value is None or (name == "chunked_prefill_size" and value == NOT_CUT):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                yield name, f"={value!r} is not a number of at least 1"
-                return
 
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> SGLangOptions:
-        """From the server arguments of a recipe; ignores other names."""
-        names = [field.name for field in fields(cls)]
-        return cls(**{name: arguments[name] for name in names if arguments.get(name) is not None})
+ARGUMENTS = ServerArguments(
+    title="SGLang",
+    kind="server argument",
+    names_file=Path(__file__).with_name("server_arguments.txt"),  # of 0.5.23
+    owned=OWNED,
+    options=SGLangOptions,
+    help_command="python -m sglang.launch_server --help",
+)

@@ -1,147 +1,88 @@
-"""One `sglang.Engine` in its own thread, with its event loop and supervised processes.
-
-SGLang ends the whole process when one of its children fails. A worker has to report which process ended, how, and the
-last error it logged; so SGLang's own watchdog is stopped and replaced by ours. All SGLang code runs in the loop's
-thread; the kernel kills its processes when that thread ends, and so with the worker.
-"""
+"""One `sglang.Engine`. SGLang ends the whole process when one of its children fails, so its own watchdog is stopped and
+replaced by that of `ServerLoop`."""
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import importlib.util
-import multiprocessing
 import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from multiprocessing.connection import wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
-from rlinf_workers.engines.server_processes import kill_family, last_error
+from rlinf_workers.engines.server_loop import ServerLoop
 from rlinf_workers.engines.sglang.child import FOLDER_VARIABLE, MEETING_VARIABLE, run_scheduler
-from rlinf_workers.errors import ProcessLost, SettingsRefused, WorkersError
+from rlinf_workers.errors import WorkersError
 from rlinf_workers.leftovers import SweptFolder
 
-T = TypeVar("T")
+PORT_TAKEN = "another process took the port that SGLang had chosen; start the run again"
 
 
-class EngineServer:
-    """A running engine.
+class EngineServer(ServerLoop):
+    """A running `sglang.Engine`; its own methods would wait for the loop that is already running."""
 
-    Args:
-        arguments: all server arguments.
-        folder: for files exchanged between the worker and the engine's processes, and SGLang's sockets; `close` removes
-            it.
-        on_lost: called once, in its own thread, with the error that names the ended process and how it ended.
-    Attributes:
-        num_tokens: capacity of the KV cache.
-        num_sequence_tokens: the longest accepted sequence, prompt and completion together.
-    Raises: SettingsRefused if the engine does not start, with the reason that it logged.
-    """
+    TITLE = "SGLang"
+    HINTS: ClassVar[Mapping[str, str]] = {
+        "EADDRINUSE": PORT_TAKEN,
+        "ddress already in use": PORT_TAKEN,
+        "mem-fraction-static": "that is engine_options.mem_fraction_static",
+        "Memory pool size is too small": "raise engine_options.mem_fraction_static, or max_total_tokens on CPU slots",
+    }
 
     def __init__(
         self, arguments: Mapping[str, Any], folder: SweptFolder, on_lost: Callable[[WorkersError], None]
     ) -> None:
-        self._folder, self._on_lost = folder, on_lost
         os.environ[FOLDER_VARIABLE] = str(folder.path)
         # Its ranks rendezvous through a file: SGLang's own store would listen on every address and accept any keys.
         os.environ[MEETING_VARIABLE] = f"file://{folder.path / 'ranks'}"  # torch reads it literally
         _ignore_sigquit()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="sglang", daemon=True)
-        self._thread.start()
-        others = set(multiprocessing.active_children())
-        self._processes: list[Any] = []
-        try:
-            self._engine = self.run(_start(arguments, folder))
-        except Exception as error:
-            reason = last_error(folder.path) or f"{type(error).__name__}: {error}"
-            self._end(others)
-            raise SettingsRefused(f"SGLang did not start: {with_hint(reason)}") from error
-        self._others = others
-        self._processes = [one for one in multiprocessing.active_children() if one not in others]
-        reported = self._engine._scheduler_init_result.scheduler_infos[0]
+        super().__init__(arguments, folder, on_lost)
+        reported = self.engine._scheduler_init_result.scheduler_infos[0]
         self.num_tokens = int(reported["max_total_num_tokens"])
         # SGLang reserves five tokens of a sequence when it limits the prompt length, and one more when it truncates a
         # completion.
         self.num_sequence_tokens = int(reported["max_req_input_len"]) + 4
-        self._closing, self._closed = multiprocessing.Pipe()
-        threading.Thread(target=self._watch, name="watch sglang", daemon=True).start()
 
     @property
     def manager(self) -> Any:
         """SGLang's tokenizer manager; run its coroutines with `run` or `spawn`."""
-        return self._engine.tokenizer_manager
-
-    @property
-    def engine(self) -> Any:
-        """The `sglang.Engine`; its own methods would wait for the loop that is already running."""
-        return self._engine
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine in the engine's loop and waits for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Starts a coroutine in the engine's loop."""
-        asyncio.run_coroutine_threadsafe(work, self._loop)
+        return self.engine.tokenizer_manager
 
     def close(self) -> None:
-        """Stops the engine's processes and waits for them."""
-        self._closed.send(None)
-        self._end(self._others)
-        _close_sockets(self.manager.recv_from_detokenizer, self._engine.send_to_rpc)
+        super().close()
+        _close_sockets(self.manager.recv_from_detokenizer, self.engine.send_to_rpc)
 
-    def _end(self, others: set[Any]) -> None:
-        for process in multiprocessing.active_children():
-            if process not in others:
-                kill_family(process.pid)
-                process.join()
-        self.run(_cancel_others())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._folder.close()
+    def _name_of(self, process: Any) -> str:
+        return f"scheduler process {self._processes.index(process)} of {len(self._processes)}"
 
-    def _watch(self) -> None:
-        by_sentinel = {process.sentinel: (rank, process) for rank, process in enumerate(self._processes)}
-        ended = wait([self._closing, *by_sentinel])
-        if self._closing in ended:
-            return
-        rank, process = by_sentinel[ended[0]]  # type: ignore[index]
-        process.join()
-        how = f"signal {-process.exitcode}" if process.exitcode < 0 else f"exit code {process.exitcode}"
-        reason = last_error(self._folder.path, process.pid)
-        self._on_lost(
-            ProcessLost(
-                f"SGLang's scheduler process {rank} of {len(self._processes)} (pid {process.pid}) ended with {how}"
-                + (f": {reason}" if reason else "; the machine may have run out of memory")
-            )
-        )
+    async def _start(self, arguments: Mapping[str, Any]) -> Any:
+        libraries = cuda_libraries() if arguments.get("enable_memory_saver") else []
+        managers: list[Any] = []
+        try:
+            with _temporary_files_in(self._folder.path), _library_path(libraries):
+                started = _engine_class(self._folder, managers)(**arguments)
+        except Exception:
+            _close_sockets(*(manager.recv_from_detokenizer for manager in managers))
+            raise
+        atexit.unregister(started.shutdown)  # it would end every child of this process, not only its own
+        manager = started.tokenizer_manager
+        manager._subprocess_watchdog.stop()
+        manager._subprocess_watchdog = None
+        manager.auto_create_handle_loop()
+        return started
 
 
-HINTS = {
-    "EADDRINUSE": "another process took the port that SGLang had chosen; start the run again",
-    "ddress already in use": "another process took the port that SGLang had chosen; start the run again",
-    "mem-fraction-static": "that is engine_options.mem_fraction_static",
-    "Memory pool size is too small": "raise engine_options.mem_fraction_static, or max_total_tokens on CPU slots",
-}
-"""Substring of an SGLang error -> what to do."""
+def _engine_class(folder: SweptFolder, managers: list[Any]) -> Any:
+    """SGLang's engine with schedulers that end with this process, and without a detokenizer.
 
-
-def with_hint(reason: str) -> str:
-    """An SGLang error with advice, if there is any."""
-    hint = next((hint for text, hint in HINTS.items() if text in reason), None)
-    return reason if hint is None else f"{reason}\n{hint}"
-
-
-async def _start(arguments: Mapping[str, Any], folder: SweptFolder) -> Any:
+    Args:
+        managers: gets the tokenizer manager, whose sockets have to be closed if the engine does not start.
+    """
     from rlinf_workers.engines.sglang import srt
-
-    managers: list[Any] = []
 
     def init_tokenizer_manager(*arguments: Any) -> tuple[Any, ...]:
         new_managers = srt.Engine.init_tokenizer_manager_func(*arguments)
@@ -161,19 +102,7 @@ async def _start(arguments: Mapping[str, Any], folder: SweptFolder) -> Any:
         def _launch_detokenizer_subprocesses(cls, *_: Any, **__: Any) -> tuple[list[Any], list[str]]:
             return [], []  # token ids come straight from the scheduler
 
-    libraries = cuda_libraries() if arguments.get("enable_memory_saver") else []
-    try:
-        with _temporary_files_in(folder.path), _library_path(libraries):
-            started = Engine(**arguments)
-    except Exception:
-        _close_sockets(*(manager.recv_from_detokenizer for manager in managers))
-        raise
-    atexit.unregister(started.shutdown)  # it would end every child of this process, not only its own
-    manager = started.tokenizer_manager
-    manager._subprocess_watchdog.stop()
-    manager._subprocess_watchdog = None
-    manager.auto_create_handle_loop()
-    return started
+    return Engine
 
 
 def _close_sockets(*sockets: Any) -> None:
@@ -224,13 +153,6 @@ def _library_path(folders: Sequence[str]) -> Iterator[None]:
             del os.environ[name]
         elif folders:
             os.environ[name] = before or ""
-
-
-async def _cancel_others() -> None:
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _ignore_sigquit() -> None:

@@ -1,9 +1,10 @@
 """vLLM as a generation engine: continuous batching in its own processes.
 
     engine.py      VLLMEngine, which the rollout stage uses
-    arguments.py   engine arguments: those of the recipe, and those set here
-    requests.py    converts prompts and sampling settings to requests, and outputs to completions
-    server.py      vLLM's AsyncLLM in its own thread, and supervision of its processes
+    options.py     engine arguments: those that determine memory and times, and those that no recipe may set
+    arguments.py   all arguments of an engine: those of the recipe, and those set here
+    requests.py    converts prompts and sampling settings to requests, and outputs to answers
+    server.py      starts vLLM's AsyncLLM
     child.py       the code in vLLM's core process
     extension.py   the code in vLLM's worker processes, which hold the model
 

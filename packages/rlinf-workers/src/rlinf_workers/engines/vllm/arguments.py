@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from rlinf_workers.engines.vllm.options import (
-    CPU_BLOCK_TOKENS,
-    MEMORY_SHARE,
-    OWNED,
-    unknown_argument,
-)
-from rlinf_workers.errors import SettingsRefused
+from rlinf_workers.engines.vllm.options import CPU_BLOCK_TOKENS, MEMORY_SHARE
 from rlinf_workers.models.language_model import ModelSettings
 
 Argument = bool | int | float | str | list | dict
@@ -57,7 +51,7 @@ def engine_arguments(
 
     Args:
         folder: the folder that vLLM loads, with config.json; `model.folder` or a copy.
-        engine_options: the recipe's options, already checked by `check_names`.
+        engine_options: the recipe's options, already checked.
     """
     return {
         **(ON_CPU if device.type == "cpu" else ON_GPU),
@@ -70,19 +64,6 @@ def engine_arguments(
         "tensor_parallel_size": num_devices,
         "distributed_executor_backend": "uni" if num_devices == 1 else "mp",
     }
-
-
-def check_names(names: Iterable[str], argument_names: Iterable[str]) -> None:
-    """Rejects the first name that no recipe may set; `argument_names` are those of the installed vLLM.
-
-    Raises: SettingsRefused.
-    """
-    argument_names = {name for name in argument_names if not name.startswith("_")}
-    for name in names:
-        if name in OWNED:
-            raise SettingsRefused(f"engine_options.{name} cannot be set: {OWNED[name]}; leave it out")
-        if name not in argument_names:
-            raise SettingsRefused(f"engine_options.{name}{unknown_argument(name, argument_names)}")
 
 
 def env_vars(device: torch.device, cores: str) -> dict[str, str]:

@@ -7,29 +7,24 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlinf_workers.engines.base import UnfinishedCompletion
-from rlinf_workers.engines.completions import Completion
+from rlinf_workers.engines.completions import ServerAnswer
 from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.engines.serving import ServingEngine, bound_cores, check_version, model_folder, suspects
-from rlinf_workers.engines.stopping import StopStrings
-from rlinf_workers.engines.vllm.arguments import Argument, check_names, engine_arguments, env_vars
-from rlinf_workers.engines.vllm.requests import answer_of, cut_at, request_parameters
+from rlinf_workers.engines.serving import STOP_INTERVAL, ServingEngine, bound_cores, check_version
+from rlinf_workers.engines.vllm.arguments import Argument, engine_arguments, env_vars
+from rlinf_workers.engines.vllm.requests import answer_of, request_parameters
 from rlinf_workers.engines.vllm.server import VLLMServer
 from rlinf_workers.engines.vllm.spec import SPEC
 from rlinf_workers.errors import SettingsRefused, WorkersError
-from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.models.language_model import ModelSettings
 
-STOP_INTERVAL = 8
-"""Tokens between two checks for a stop string: each is a message, and at most this many tokens are computed in vain."""
 LOOK_INTERVAL_S, NUM_LOOKS = 0.01, 500
 """While the engine waits to learn how a process of vLLM ended."""
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -52,7 +47,7 @@ class VLLMEngine(ServingEngine):
         arguments: engine arguments of vLLM.
     """
 
-    SPEC, TITLE = SPEC, "vLLM"
+    SPEC = SPEC
     CHECKS_WAKES = PAUSES_ASLEEP = True
     CACHE_OPTIONS = "engine_options.gpu_memory_utilization, or kv_cache_memory_bytes on CPU slots"
 
@@ -68,48 +63,45 @@ class VLLMEngine(ServingEngine):
         **arguments: Argument,
     ) -> None:
         devices = devices or (str(device),)
-        check_names(arguments, known_arguments(device, devices, any_version=any_version))
-        folder, num_devices = SweptFolder("rlinf-vllm-"), len(devices)
-        served = model_folder(model, folder.path)
-        check_architecture(served, device)
+        SPEC.arguments.check(arguments, known_arguments(device, devices, any_version=any_version))
+        num_devices = len(devices)
         self._prepare(model, device, max_prompt_tokens=max_prompt_tokens, num_devices=num_devices, options=arguments)
+        folder = self._model.folder
+        check_architecture(Path(folder), device)
         self._numbers = itertools.count()
         self._request_ids: set[str] = set()
         """Of the requests in flight."""
-        whole = engine_arguments(model, device, num_devices=num_devices, folder=str(served), engine_options=arguments)
-        try:
-            started = VLLMServer(whole, folder, self._on_lost)
-        except SettingsRefused as error:
-            raise SettingsRefused(f"{error}{suspects(str(error), arguments)}") from error
-        self._serve(started, replace(model, folder=str(served)), device, max_batch_sequences)
+        whole = engine_arguments(model, device, num_devices=num_devices, folder=folder, engine_options=arguments)
+        self._serve(lambda: VLLMServer(whole, self._folder, self._on_lost), device, max_batch_sequences)
 
     # -- in the server's loop ---------------------------------------------------------------------------------------
 
-    async def _generate(
-        self, request: UnfinishedCompletion, sampling: SamplingSettings, version: int, before: Tensor | None
-    ) -> Completion | UnfinishedCompletion:
+    async def _answers(
+        self, request: UnfinishedCompletion, sampling: SamplingSettings, before: Tensor | None, *, streams: bool
+    ) -> AsyncGenerator[ServerAnswer, None]:
+        from vllm.sampling_params import (  # pyright: ignore[reportMissingImports]
+            RequestOutputKind,
+            SamplingParams,
+        )
+
         prompt_ids = [*request.prompt.token_ids.tolist(), *request.token_ids.tolist()]
         parameters = request_parameters(request, sampling, self._stop_ids)
+        parameters["output_kind"] = RequestOutputKind.CUMULATIVE if streams else RequestOutputKind.FINAL_ONLY
+        if streams:
+            parameters["stream_interval"] = STOP_INTERVAL
         request_id = str(next(self._numbers))
         self._request_ids.add(request_id)
+        outputs = self._server.engine.generate(
+            {"prompt_token_ids": prompt_ids}, SamplingParams(**parameters), request_id
+        )
         try:
-            if sampling.stop:
-                stops = StopStrings(self._tokenizer, sampling.stop)
-                output = await self._until_stop(request_id, prompt_ids, parameters, stops, request.token_ids.tolist())
-            else:
-                output = await self._until_end(request_id, prompt_ids, parameters)
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    yield answer_of(output.outputs[0])
         except Exception as error:
             raise await self._explained(error) from error
         finally:
             self._request_ids.discard(request_id)
-        return answer_of(
-            output,
-            request,
-            self._stop_ids,
-            max_new_tokens=sampling.max_new_tokens,
-            policy_version=version,
-            is_suspended=self._is_suspending,
-        )
 
     async def _explained(self, error: Exception) -> Exception:
         """The error that names the process which ended, where vLLM only says that the engine is dead."""
@@ -120,47 +112,6 @@ class VLLMEngine(ServingEngine):
                 return self._lost
             await asyncio.sleep(LOOK_INTERVAL_S)
         return error
-
-    def _outputs(self, request_id: str, prompt_ids: list[int], parameters: dict[str, Any], *, streams: bool) -> Any:
-        """The asynchronous generator of a request's outputs; closing it cancels the request."""
-        from vllm.sampling_params import (  # pyright: ignore[reportMissingImports]
-            RequestOutputKind,
-            SamplingParams,
-        )
-
-        kind = RequestOutputKind.CUMULATIVE if streams else RequestOutputKind.FINAL_ONLY
-        interval = {"stream_interval": STOP_INTERVAL} if streams else {}
-        sampling = SamplingParams(**parameters, **interval, output_kind=kind)
-        return self._server.engine.generate({"prompt_token_ids": prompt_ids}, sampling, request_id)
-
-    async def _until_end(self, request_id: str, prompt_ids: list[int], parameters: dict[str, Any]) -> Any:
-        async for output in self._outputs(request_id, prompt_ids, parameters, streams=False):
-            if output.finished:
-                return output.outputs[0]
-        raise WorkersError("vLLM ended a request without an output")
-
-    async def _until_stop(
-        self,
-        request_id: str,
-        prompt_ids: list[int],
-        parameters: dict[str, Any],
-        stops: StopStrings,
-        before: Sequence[int],
-    ) -> Any:
-        """The output of a request, truncated after the first stop string; vLLM has no tokenizer to find it.
-
-        Args:
-            before: tokens of the completion that the request continues.
-        """
-        output, begun = None, len(before)
-        async with contextlib.aclosing(self._outputs(request_id, prompt_ids, parameters, streams=True)) as outputs:
-            async for answer in outputs:
-                output = answer.outputs[0]
-                end = stops.end([*before, *output.token_ids], begun=begun)
-                if end is not None:
-                    return cut_at(output, end - len(before))
-                begun = len(before) + len(output.token_ids)
-        return output
 
     def _abort_requests(self) -> None:
         self._server.spawn(self._server.engine.abort(list(self._request_ids)))
@@ -200,7 +151,7 @@ def known_arguments(device: torch.device, devices: Sequence[str], *, any_version
 
     Raises: SettingsRefused if it is not installed, or in an untested version.
     """
-    check_version(SPEC, "vLLM", any_version=any_version)
+    check_version(SPEC, any_version=any_version)
     cores = bound_cores(devices, sorted(os.sched_getaffinity(0)))
     os.environ.update(env_vars(device, cores))
     from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]

@@ -7,11 +7,10 @@ beside weights and a forward pass with as many tokens as it ever computes at onc
 
 from __future__ import annotations
 
-from rlinf_sched.derive import FLOAT_BYTES, JobShape, ModelShape, RankMemory, feed_forward_bytes, kv_bytes
+from rlinf_sched.derive import FLOAT_BYTES, JobShape, ModelShape, RankMemory, feed_forward_bytes
+from rlinf_workers.engines.served_profile import CPU_SHARE, cpu_sequences, kv_token_bytes, weights_bytes
 from rlinf_workers.engines.vllm.options import CPU_BLOCK_TOKENS, MEMORY_SHARE, VLLMOptions
 
-CPU_SHARE = 0.25
-"""Maximum share of a CPU slot's memory for the KV cache, if the recipe sets no size."""
 BATCHED_TOKENS = {False: 2048, True: 8192}
 """vLLM's own limit of the tokens in one forward pass, on CPU slots and on GPUs."""
 RUNNING = {False: 128, True: 1024}
@@ -19,10 +18,9 @@ RUNNING = {False: 128, True: 1024}
 
 
 def vllm_memory(model: ModelShape, job: JobShape) -> RankMemory:
-    """The memory of one device of a rank. Weights are filled in place, so a sync needs no extra memory; norms, which
-    are replicated on each device, are counted as if sharded."""
+    """The memory of one device of a rank. Weights are filled in place, so a sync needs no extra memory."""
     return RankMemory(
-        weights=_weights_bytes(model, job),
+        weights=weights_bytes(model, job),
         kv_pool=max(0, _cache_bytes(model, job)),
         activations=_work_bytes(model, job),
     )
@@ -34,17 +32,11 @@ def kv_tokens(model: ModelShape, job: JobShape) -> int:
     return (_cache_bytes(model, job) // block_bytes - 1) * _block_tokens(job)
 
 
-def kv_token_bytes(model: ModelShape, job: JobShape) -> int:
-    """Bytes of one token's keys and values on one device of an engine."""
-    return kv_bytes(model, job.served) // job.tensor_parallel
-
-
 def cpu_cache_bytes(model: ModelShape, job: JobShape) -> int:
     """Bytes of a cache for all concurrent sequences of a rank at their maximum length, within a share of the slot's
     memory."""
     block, token_bytes = _block_tokens(job), kv_token_bytes(model, job)
-    num_sequences = min(job.num_groups * job.lengths.group_size, job.max_sequences)
-    needed = (num_sequences * -(-job.longest_tokens // block) + 1) * block * token_bytes
+    needed = (cpu_sequences(job) * -(-job.longest_tokens // block) + 1) * block * token_bytes
     return min(needed, int(CPU_SHARE * job.device_bytes) // (block * token_bytes) * block * token_bytes)
 
 
@@ -60,15 +52,11 @@ def _cache_bytes(model: ModelShape, job: JobShape) -> int:
     if not job.on_gpu:
         return cpu_cache_bytes(model, job)
     share = options.gpu_memory_utilization or MEMORY_SHARE
-    return int(share * job.device_bytes) - _weights_bytes(model, job) - _work_bytes(model, job)
+    return int(share * job.device_bytes) - weights_bytes(model, job) - _work_bytes(model, job)
 
 
 def _block_tokens(job: JobShape) -> int:
     return VLLMOptions.of(job.engine_options).block_size or (16 if job.on_gpu else CPU_BLOCK_TOKENS)
-
-
-def _weights_bytes(model: ModelShape, job: JobShape) -> int:
-    return -(-job.served_weights_bytes(model) // job.tensor_parallel)
 
 
 def _work_bytes(model: ModelShape, job: JobShape) -> int:

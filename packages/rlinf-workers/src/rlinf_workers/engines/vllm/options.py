@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-ENGINE_ARGUMENTS = Path(__file__).with_name("engine_arguments.txt")
-"""Names of the engine arguments of vLLM 0.32.0 (`AsyncEngineArgs`), so that a machine without vLLM can check them."""
-ANY_VERSION = "any_version"
-"""The one option that is not vLLM's: accept a version that was not tested."""
+from rlinf_workers.engines.server_arguments import ServerArguments, ServerOptions
+
 MEMORY_SHARE = 0.7
 """Default fraction of a GPU for weights, KV cache and forward passes. vLLM itself would take 0.92; a trainer's contexts
 and a published version on the same device need memory, too."""
@@ -47,29 +44,11 @@ OWNED: Mapping[str, str] = {
 """Arguments that no recipe may set, and why."""
 
 
-def problems(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Problems of a recipe's options: (option, text after its name)."""
-    for option in options:
-        if option in OWNED:
-            yield option, f" cannot be set: {OWNED[option]}; leave it out"
-    if not options.get(ANY_VERSION):
-        names = {ANY_VERSION, *ENGINE_ARGUMENTS.read_text(encoding="utf-8").split()}
-        for option in options:
-            if option not in names:
-                yield option, unknown_argument(option, names)
-    yield from VLLMOptions.of(options).problems()
-
-
-def unknown_argument(name: str, names: Iterable[str]) -> str:
-    """The problem of an argument that is not in vLLM's `names`, with the closest allowed ones."""
-    near = difflib.get_close_matches(name, sorted(set(names) - OWNED.keys()), n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`vllm serve --help` lists them"
-    return f": vLLM has no engine argument of that name; {hint}"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VLLMOptions:
-    """The engine arguments that determine memory and times; None: vLLM's own default, or that of memory.py."""
+class VLLMOptions(ServerOptions):
+    """The engine arguments that determine memory and times."""
+
+    ALLOWS_WHOLE: ClassVar[bool] = True
 
     gpu_memory_utilization: float | None = None
     """Fraction of a GPU for weights, KV cache and forward passes."""
@@ -88,24 +67,12 @@ class VLLMOptions:
     enforce_eager: bool = False
     """Compute without CUDA graphs and torch.compile; always on CPU slots."""
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """The problem of the first invalid value."""
-        share = self.gpu_memory_utilization
-        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
-            yield "gpu_memory_utilization", f"={share!r} is not a fraction; use a number between 0 and 1"
-            return
-        for name in ("enable_prefix_caching", "enforce_eager"):
-            if not isinstance(value := getattr(self, name), bool):
-                yield name, f"={value!r} is neither true nor false"
-                return
-        for name in (field.name for field in fields(self) if "int" in str(field.type)):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                yield name, f"={value!r} is not a number of at least 1"
-                return
 
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> VLLMOptions:
-        """From the engine arguments of a recipe; ignores other names."""
-        names = [field.name for field in fields(cls)]
-        return cls(**{name: arguments[name] for name in names if arguments.get(name) is not None})
+ARGUMENTS = ServerArguments(
+    title="vLLM",
+    kind="engine argument",
+    names_file=Path(__file__).with_name("engine_arguments.txt"),  # of 0.32.0 (`AsyncEngineArgs`)
+    owned=OWNED,
+    options=VLLMOptions,
+    help_command="vllm serve --help",
+)

@@ -1,12 +1,12 @@
-"""What comes of weights that are wrong when SGLang is to serve them: benchmarks/results/sglang-faults.json.
+"""What comes of weights that are wrong when SGLang or vLLM is to serve them: benchmarks/results/ENGINE-faults.json.
 
-    python -m benchmarks.failures.sglang_faults        with the Python of the environment that has SGLang
+    python -m benchmarks.failures.served_faults sglang        with the Python of the venv that has the engine
 
-Tiny models with random weights on CPU slots, one running SGLang for each. One fault after the other happens to a
-version: a flipped bit in what one of SGLang's processes serves or in the memory on the way there, or a loader that says
-success and did something else. The attestation has to refuse the version and to name the tensors, the process and the
-version, no others. After each fault comes a correct sync of other weights, which has to be accepted; every 50th of
-them, SGLang's greedy tokens are compared with those of transformers. Target: all are caught, none is refused.
+Tiny models with random weights on CPU slots, one running engine for each. One fault after the other happens to a
+version: a flipped bit in what one of the engine's processes serves or in the memory on the way there, or a loader that
+says success and did something else. The attestation has to refuse the version and to name the tensors, the process and
+the version, no others. After each fault comes a correct sync of other weights, which has to be accepted; every 50th of
+them, the engine's greedy tokens are compared with those of transformers. Target: all are caught, none is refused.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ sys.path.append(str(Path(__file__).parents[2] / "engine_tests"))
 
 from faults import Fault, FaultyEngine, flip_on_the_way, flip_served, lies  # pyright: ignore[reportMissingImports]
 from rlinf_comm import WeightMismatchError
+from trained_engine import SIZES  # pyright: ignore[reportMissingImports]
 
 MODELS = {"Qwen3-MoE, TP1": ("qwen3_moe", 1), "Qwen2, TP2": ("qwen2", 2)}
 COMPARE_EVERY = 50
@@ -37,21 +38,23 @@ COMPARE_EVERY = 50
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("engine", choices=sorted(SIZES))
     parser.add_argument("--flips", type=int, nargs=2, default=[1000, 200], help="flipped bits for each model")
-    parser.add_argument("--output", type=Path, help="JSON to write instead of benchmarks/results/sglang-faults.json")
+    parser.add_argument("--output", type=Path, help="JSON to write instead of benchmarks/results/ENGINE-faults.json")
     options = parser.parse_args()
     findings = {}
     for (name, (architecture, tp)), num_flips in zip(MODELS.items(), options.flips, strict=True):
         with tempfile.TemporaryDirectory() as folder:
-            findings[name] = faults_of(architecture, tp, Path(folder), num_flips)
+            findings[name] = faults_of(options.engine, architecture, tp, Path(folder), num_flips)
         print(name, findings[name], flush=True)
     settings = {"flips": options.flips, "compare_every": COMPARE_EVERY}
-    report("sglang-faults", settings=settings, samples_s={}, comparisons=[], findings=findings, output=options.output)
+    name = f"{options.engine}-faults"
+    report(name, settings=settings, samples_s={}, comparisons=[], findings=findings, output=options.output)
 
 
-def faults_of(architecture: str, tp: int, folder: Path, num_flips: int) -> dict[str, Any]:
+def faults_of(engine_name: str, architecture: str, tp: int, folder: Path, num_flips: int) -> dict[str, Any]:
     """What came of all faults of one model."""
-    engine = FaultyEngine(architecture, folder, tp=tp, vocab_size=64)
+    engine = FaultyEngine(architecture, folder, tp=tp, engine=engine_name, vocab_size=64)
     try:
         choose = random.Random(5)
         flips = (flip_on_the_way() if i % 2 else flip_served(engine, choose) for i in range(num_flips))
@@ -85,7 +88,7 @@ def go_through(engine: FaultyEngine, faults: Iterable[Fault], choose: random.Ran
 
 
 def padding(engine: FaultyEngine) -> int:
-    """Numbers among SGLang's parameters that belong to no tensor of the model; nothing attests these."""
+    """Numbers among the engine's parameters that belong to no tensor of the model; nothing attests these."""
     ranks = engine.layout.ranks
     held = sum(torch.Size(buffer.shape).numel() for rank in ranks for buffer in rank.buffers.values())
     return held - sum(block.box.num_elements for rank in ranks for block in rank.blocks)
