@@ -24,14 +24,14 @@ class ServerOptions:
     __slots__ = ()
     ALLOWS_WHOLE: ClassVar[bool] = False
     """Whether fractions may be 1."""
-    SPECIAL: ClassVar[Mapping[str, int]] = {}
-    """Numbers below 1 with a meaning of their own."""
+    SPECIAL: ClassVar[frozenset[tuple[str, int]]] = frozenset()
+    """Arguments with numbers below 1 that have a meaning of their own."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """The problem of the first invalid value."""
         for field in fields(self):  # type: ignore[arg-type] - subclasses are dataclasses
             value = getattr(self, field.name)
-            if value is None or value == self.SPECIAL.get(field.name):
+            if value is None or (field.name, value) in self.SPECIAL:
                 continue
             if problem := self._problem(str(field.type), value):
                 yield field.name, f"={value!r} {problem}"

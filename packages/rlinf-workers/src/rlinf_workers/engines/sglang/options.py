@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from rlinf_workers.engines.server_arguments import ServerArguments, ServerOptions
 
@@ -50,7 +49,7 @@ OWNED: Mapping[str, str] = {
 class SGLangOptions(ServerOptions):
     """The server arguments that determine memory and times."""
 
-    SPECIAL: ClassVar[Mapping[str, int]] = {"chunked_prefill_size": NOT_CUT}
+    SPECIAL = frozenset({("chunked_prefill_size", NOT_CUT)})
 
     mem_fraction_static: float | None = None
     """Fraction of a device's memory for weights and KV pool."""

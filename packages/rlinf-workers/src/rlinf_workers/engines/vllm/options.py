@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from rlinf_workers.engines.server_arguments import ServerArguments, ServerOptions
 
@@ -48,7 +47,7 @@ OWNED: Mapping[str, str] = {
 class VLLMOptions(ServerOptions):
     """The engine arguments that determine memory and times."""
 
-    ALLOWS_WHOLE: ClassVar[bool] = True
+    ALLOWS_WHOLE = True
 
     gpu_memory_utilization: float | None = None
     """Fraction of a GPU for weights, KV cache and forward passes."""
