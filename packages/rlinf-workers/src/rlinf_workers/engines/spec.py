@@ -34,6 +34,8 @@ class EngineSpec(Spec):
     """Can shard a model over the devices of a rank (`tensor_parallel_size`)."""
     serves_adapters: bool = False
     """Can load a folder with an adapter beside its base model."""
+    reads_pictures: bool = False
+    """Serves vision-language models, with the pictures of prompts."""
     quantizations: tuple[str, ...] = ()
     """Values of `rollout.quantization` that it supports."""
     quantizes_activations: bool = False

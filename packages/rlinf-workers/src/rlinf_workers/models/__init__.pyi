@@ -17,6 +17,7 @@ from .picture_processor import (
     StoredPicture as StoredPicture,
     reads_pictures as reads_pictures,
 )
+from .pictures import VISION_LANGUAGE as VISION_LANGUAGE
 from .routers import has_balanced_routers as has_balanced_routers
 from .weight_files import index_name as index_name
 from .weight_writer import (

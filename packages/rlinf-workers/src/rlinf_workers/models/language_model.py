@@ -10,6 +10,7 @@ PreTrainedTokenizerFast is loaded with exactly that class.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from rlinf_workers.models.sharded_init import meta_parameters
 
 ADAPTER_CONFIG = "adapter_config.json"
 """A folder with this file contains an adapter (models/lora.py), not a model."""
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""How the pictures of a vision-language model are processed."""
 
 
 @record
@@ -123,7 +126,8 @@ def _from_config(settings: ModelSettings) -> Any:
 
 
 def describe_model(settings: ModelSettings, folder: str) -> None:
-    """Writes config and generation config of a model into a folder, as `save_pretrained` does beside its weights.
+    """Writes config, generation config and how pictures are processed into a folder, as `save_pretrained` does beside
+    a model's weights.
 
     No model is created, because transformers changes torch's default dtype while it creates one.
     """
@@ -138,6 +142,9 @@ def describe_model(settings: ModelSettings, folder: str) -> None:
         generation = GenerationConfig.from_pretrained(settings.folder, local_files_only=True)
     config.save_pretrained(folder)
     generation.save_pretrained(folder)
+    for name in PROCESSOR_FILES:
+        if Path(settings.folder, name).is_file():
+            shutil.copyfile(Path(settings.folder, name), Path(folder, name))
 
 
 def load_tokenizer(folder: str) -> Any:

@@ -39,6 +39,14 @@ def without_vision_tower(model: nn.Module) -> nn.Module:
     return cast(Any, model).get_decoder() if reads_pictures else model
 
 
+def freeze_vision_tower(model: Any) -> None:
+    """Leaves the vision tower, with what projects its features, as it is in training."""
+    trained = {*without_vision_tower(model).parameters(), *model.get_output_embeddings().parameters()}
+    for parameter in model.parameters():
+        if parameter not in trained:
+            parameter.requires_grad_(False)
+
+
 @contextmanager
 def seen(model: Any, pictures: Sequence[Pictures], is_prompt: Tensor | None = None) -> Iterator[dict[str, Tensor]]:
     """Arguments with which the model sees pictures; in this context, at the placeholders of prompts alone.

@@ -36,6 +36,7 @@ SIZES: Mapping[str, int] = {
             "embed_dim",
             "word_embed_proj_dim",
             "input_embedding_size",
+            "out_hidden_size",
         ),
         HIDDEN,
     ),
@@ -82,9 +83,17 @@ WINDOWS = (
 FEW = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 ROPE_FACTORS = ("short_factor", "long_factor")
 """Factors of longrope, one per pair of rotated dimensions."""
-INDICES = ("moe_layers", "mlp_only_layers", "full_attn_idxs", "cross_attention_layers", "full_attention_layers")
+INDICES = (
+    "moe_layers",
+    "mlp_only_layers",
+    "full_attn_idxs",
+    "cross_attention_layers",
+    "full_attention_layers",
+    "fullatt_block_indexes",
+    "deepstack_visual_indexes",
+)
 """Lists of layer indices by kind."""
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers", "depth")
 MIN_LAYERS = 2
 
 
@@ -148,6 +157,8 @@ def _shrunk(settings: Mapping[str, Any]) -> dict[str, Any]:
             small[name] = _shrunk({key: one for key, one in value.items() if not _is_beyond(key, fewer)})
         elif name in ROPE_FACTORS and isinstance(value, list):
             small[name] = value[: rotated // 2]
+        elif name == "mrope_section" and value:
+            small[name] = [rotated // 2 - 2, 1, 1]
         elif isinstance(value, list) and name in INDICES:
             small[name] = [layer for layer in value if not _is_beyond(layer, fewer)]
         elif isinstance(value, list) and len(value) == num_layers:

@@ -27,7 +27,7 @@ from rlinf_workers.models.language_model import (
     outline_model,
 )
 from rlinf_workers.models.packed import KeptIds, PackedBatch, own_part, packed_logits, packed_states
-from rlinf_workers.models.pictures import has_rope_positions, rope_positions, seen
+from rlinf_workers.models.pictures import freeze_vision_tower, has_rope_positions, rope_positions, seen
 from rlinf_workers.models.placement import to_device
 from rlinf_workers.models.router_replay import agreement, replayed_experts
 from rlinf_workers.models.routers import balance_loss, recorded_routers
@@ -72,6 +72,7 @@ class TokenModel(ModelAdapter):
         temperature: divides the logits of a CompletionBatch; that of the rollout, with 0 treated as 1.
         balances_routers: also output the load-balancing loss of each CompletionBatch, for a mixture of experts.
         replays_routers: where a batch has the engine's experts, use them, and output `router_agreement`.
+        freezes_vision: of a vision-language model, train the decoder alone.
     """
 
     shares_rows = True
@@ -83,15 +84,22 @@ class TokenModel(ModelAdapter):
         *,
         balances_routers: bool = False,
         replays_routers: bool = False,
+        freezes_vision: bool = False,
     ) -> None:
         self.settings, self._balances_routers, self.replays_routers = settings, balances_routers, replays_routers
+        self._freezes_vision = freezes_vision
         self.temperature = temperature or 1.0
 
     def build(self, device: torch.device) -> nn.Module:
-        return build_model(self.settings, device)
+        return self._frozen(build_model(self.settings, device))
 
     def outline(self) -> nn.Module:
-        return outline_model(self.settings)
+        return self._frozen(outline_model(self.settings))
+
+    def _frozen(self, model: nn.Module) -> nn.Module:
+        if self._freezes_vision:
+            freeze_vision_tower(model)
+        return model
 
     def first_weights(self, model: Any) -> StoredWeights | None:
         return pretrained_weights(model, self.settings.folder) if self.settings.has_weights else None

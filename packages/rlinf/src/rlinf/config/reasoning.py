@@ -359,6 +359,11 @@ class ActorConfig(ShardedTrainerConfig):
         "sides compute the same model even where a router is near a tie (arXiv:2510.11370, docs/trust.md). Needs "
         "actor.max_tokens_per_micro_batch and an engine that records them.",
     )
+    freeze_vision_tower: bool = Field(
+        default=False,
+        description="Of a vision-language model, train the decoder alone, not the vision tower and what projects its "
+        "features (docs/vision-language.md).",
+    )
     balance_shards: bool = Field(
         default=False,
         description="Read all groups of a step before the first pass and give every shard about the same number of "

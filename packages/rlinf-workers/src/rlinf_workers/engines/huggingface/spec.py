@@ -112,5 +112,6 @@ SPEC = HuggingFaceSpec(
     options=HuggingFaceOptions,
     cuts_models=False,
     serves_adapters=True,
+    reads_pictures=True,
     quantizations=("fp8",),
 )

@@ -61,6 +61,8 @@ class ActorSettings:
     """Groups in one forward and backward pass, padded to one length."""
     router_replay: bool = False
     """Computes with the experts that the engine chose (models/router_replay.py); needs `max_tokens_per_micro_batch`."""
+    freeze_vision_tower: bool = False
+    """Of a vision-language model, trains the decoder alone."""
     max_tokens_per_micro_batch: int | None = None
     """Tokens in one forward and backward pass, packed without padding; None: `micro_batch_groups` decides."""
     balance_shards: bool = False
@@ -90,6 +92,7 @@ class Actor(WarmedUpWorker):
             settings.temperature,
             balances_routers=balances_routers,
             replays_routers=settings.router_replay,
+            freezes_vision=settings.freeze_vision_tower,
         )
         if settings.lora is not None:
             policy = LoraModel(policy, settings.model, settings.lora)

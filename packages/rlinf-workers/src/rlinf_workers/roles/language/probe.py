@@ -25,6 +25,7 @@ from rlinf_workers.engines.huggingface.graphs import why_not
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import LoadedModel
 from rlinf_workers.models.packed import pack_without_padding, packed_logits
+from rlinf_workers.models.pictures import auto_class
 from rlinf_workers.models.router_replay import replayed_experts
 from rlinf_workers.models.sequences import completion_logits, pack_groups
 from rlinf_workers.models.small_copy import NoSmallCopy, one_line, small_config, small_model
@@ -134,9 +135,9 @@ def _refusal_of_probe(config: Any, ways: Sequence[str]) -> str | None:
 
 def recurrent_state(config: Any) -> str | None:
     """The state that an architecture keeps besides the keys and values of each token; None: no such state."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
+    from transformers import DynamicCache
 
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class: Any = auto_class(config)._model_mapping[type(config)]
     name = model_class.__name__
     if getattr(model_class, "_is_stateful", False):
         return f"{name} keeps a recurrent state"

@@ -31,7 +31,7 @@ from rlinf.jobs.training import backend_settings
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
-from rlinf_workers.models import has_balanced_routers
+from rlinf_workers.models import VISION_LANGUAGE, has_balanced_routers
 
 if TYPE_CHECKING:
     from rlinf.jobs.reasoning.job import ReasoningJob
@@ -112,6 +112,26 @@ def _check_routers(job: ReasoningJob, model_config: Mapping[str, Any]) -> None:
             f"actor.router_replay=true: {kind} is no mixture of experts whose choices can be replayed",
             hint="leave it out",
         )
+
+
+def pictures(job: ReasoningJob) -> None:
+    """What generates and trains a vision-language model supports pictures."""
+    config, kind = job.config, job.model_config.get("model_type")
+    if kind not in VISION_LANGUAGE:
+        if config.actor.freeze_vision_tower:
+            raise UserError(f"actor.freeze_vision_tower=true: {kind} has no vision tower", hint="leave it out")
+        return
+    engine, trainer = config.rollout.engine_spec, config.actor.trainer_spec
+    reason = hint = None
+    if not engine.reads_pictures:
+        reason, hint = f"rollout.engine={engine.name}", "use --rollout.engine huggingface"
+    elif not trainer.computes_transformers:
+        reason, hint = f"actor.backend={trainer.name}", "use --actor.backend fsdp2 or replicated"
+    elif trainer.sequence_ranks(config.actor.backend_options) > 1:
+        option = f"actor.backend_options.{trainer.sequence_option}"
+        reason, hint = option, "leave it out: ranks share packed rows of text alone"
+    if reason is not None:
+        raise UserError(f"{reason}: does not support pictures, and {kind} reads them", hint=hint)
 
 
 def further_policies(job: ReasoningJob) -> None:
@@ -276,6 +296,7 @@ CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (
     micro_batches,
     backend,
     routers,
+    pictures,
     adapter,
     teacher,
     partners,

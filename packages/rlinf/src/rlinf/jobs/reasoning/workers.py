@@ -135,6 +135,7 @@ class WorkerSettings:
             micro_batch_groups=actor.micro_batch_groups,
             max_tokens_per_micro_batch=actor.token_budget,
             router_replay=actor.router_replay,
+            freeze_vision_tower=actor.freeze_vision_tower,
             balance_shards=actor.balance_shards,
             num_prompts=self.config.rollout.num_prompts,
             max_completion_tokens=self.config.rollout.max_completion_tokens,
