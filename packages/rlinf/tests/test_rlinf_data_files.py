@@ -433,10 +433,6 @@ MISTAKES = [
     bad_line({"messages": [{"content": "x"}, ASSISTANT]}, "field 'messages': turn 1 has no role; it has 'content'"),
     bad_line({"messages": [USER | {"content": ""}, ASSISTANT]}, "field 'messages': turn 1, of the user, has no text"),
     bad_line({"messages": ["x"], "answer": "2"}, "field 'messages': turn 1 must be an object, is \"x\""),
-    bad_line(
-        {"prompt": [USER | {"content": [{"type": "image"}]}], "answer": "2"},
-        "field 'prompt': turn 1 has parts of type 'image'",
-    ),
     Mistake(
         name="a.csv",
         content=f'question,answer\n"{[USER]}",2\n'.encode(),

@@ -267,11 +267,15 @@ def tokenizer(chat_template: str | None = None) -> Any:
     return characters
 
 
+def plain_problem(prompt: str) -> TaskProblem:
+    return TaskProblem(prompt=prompt, answer="1")
+
+
 def test_a_plain_prompt_is_taken_as_it_is():
     encoder = PromptEncoder(tokenizer())
     assert encoder.text("a{b}") == "a{b}"
     assert tokenizer().decode(encoder.encode("a b\n")) == "a b\n"
-    assert encoder.num_tokens(["", "abc"]) == [0, 3]
+    assert encoder.num_tokens(map(plain_problem, ["", "abc"])) == [0, 3]
     assert template_of("{{Q}} {q}\n", "q")("1{2}") == "{Q} 1{2}\n"
 
 
@@ -294,7 +298,7 @@ def test_a_plain_prompt_begins_as_the_tokenizer_begins_every_text():
     bos_tokenizer = beginning("<bos>")
     encoder, first = PromptEncoder(bos_tokenizer), bos_tokenizer.convert_tokens_to_ids("<bos>")
     assert encoder.encode("12") == bos_tokenizer("12")["input_ids"] and encoder.encode("12")[0] == first
-    assert encoder.num_tokens(["12", ""]) == [3, 1]
+    assert encoder.num_tokens(map(plain_problem, ["12", ""])) == [3, 1]
     assert encoder.encode("<bos>12") == encoder.encode("12")
     assert "each begins with <bos>" in encoder.describe()
     bos_tokenizer.chat_template = CHAT_TEMPLATE
@@ -399,7 +403,7 @@ def test_a_tokenizer_gets_texts_of_bounded_length_together(monkeypatch):
             batches.append([len(text) for text in texts])
         return whole(texts, **arguments)
 
-    assert PromptEncoder(tokenize).num_tokens(["x" * length for length in lengths]) == lengths
+    assert PromptEncoder(tokenize).num_tokens(plain_problem("x" * length) for length in lengths) == lengths
     assert batches == [[4, 4], [4, 1, 1], [1, 1], [30], [2]]
 
 

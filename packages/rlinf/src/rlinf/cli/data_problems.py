@@ -22,7 +22,9 @@ def problem_lines(config: ReasoningConfig, num_examples: int) -> Iterator[str]:
     reader = column_reader(settings, needs_answer=False)
     to_prompt = template_of(settings.prompt_template, settings.placeholder)
     for source in task.train_files:
-        loaded = load_problems(source, reader, to_prompt, on_bad_row=task.on_bad_row)
+        loaded = load_problems(
+            source, reader, to_prompt, on_bad_row=task.on_bad_row, fetches_pictures=task.fetch_pictures
+        )
         problems = loaded.problems
         yield f"{source}: {len(problems):,} problems" + (f", {loaded.num_found:,} bad rows" if loaded.num_found else "")
         yield columns_table(problems[0].row, reader.columns_of(problems[0].row))
@@ -34,7 +36,7 @@ def problem_lines(config: ReasoningConfig, num_examples: int) -> Iterator[str]:
         if encoder is None:
             lengths, unit = [len(problem.prompt) for problem in problems], "characters"
         else:
-            lengths, unit = encoder.num_tokens(problem.content for problem in problems), "tokens"
+            lengths, unit = encoder.num_tokens(problems), "tokens"
         yield f"prompts have {min(lengths):,} to {max(lengths):,} {unit}:"
         yield from histogram(lengths)
         limit = config.rollout.max_prompt_tokens
@@ -43,7 +45,7 @@ def problem_lines(config: ReasoningConfig, num_examples: int) -> Iterator[str]:
             yield f"{num_long:,} are longer than rollout.max_prompt_tokens={limit}: {rule}"
         for place in spread(range(len(problems)), num_examples):
             problem, length = problems[place], lengths[place]
-            text = problem.prompt if encoder is None else encoder.text(problem.content)
+            text = problem.prompt if encoder is None else encoder.text(problem)
             yield f"\n-- {problem.place}: {length:,} {unit}, answer {problem.answer[-80:]!r} " + "-" * 10
             yield shortened(text)
         yield ""

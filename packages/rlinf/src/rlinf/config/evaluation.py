@@ -51,6 +51,9 @@ class BenchmarkColumns(Section):
     answer: str | None = Field(
         default=None, min_length=1, description="Column of the answer; null: as published, else answer."
     )
+    images: Annotated[str, Field(min_length=1)] | Literal[False] | None = Field(
+        default=None, description="Column of the pictures, as task.columns.images."
+    )
 
 
 class BenchmarkConfig(Section):
@@ -136,6 +139,13 @@ class EvalConfig(EngineConfig):
     chat_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Arguments of the chat template, for example {enable_thinking: false}."
     )
+    min_pixels: int | None = Field(
+        default=None, ge=1, description="As task.min_pixels; unset: as in the run that trained the model."
+    )
+    max_pixels: int | None = Field(
+        default=None, ge=1, description="As task.max_pixels; unset: as in the run that trained the model."
+    )
+    fetch_pictures: bool = Field(default=False, description="As task.fetch_pictures.")
     agent: Annotated[AgentConfig | None, BeforeValidator(agent_by_name)] = Field(
         default=None,
         description="Episodes of an agent in place of completions, as rollout.agent in training; unset: the agent of "

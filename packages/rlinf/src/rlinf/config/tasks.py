@@ -95,6 +95,12 @@ class ColumnsConfig(Section):
         description="Column of the reference answer. null: answer, ground_truth, reward_model.ground_truth or another "
         "usual name, else the assistant's last turn; rewards that compare with nothing need none.",
     )
+    images: Annotated[str, Field(min_length=1)] | Literal[False] | None = Field(
+        default=None,
+        description="Column of the pictures, one or a list of them: paths, bytes or data URLs "
+        "(docs/vision-language.md). null: images or image, the first that a row has; false: columns of "
+        "pictures are ignored.",
+    )
 
 
 class MixtureSource(Section):
@@ -168,6 +174,22 @@ class FilesTask(_Task):
     system_prompt: str | None = Field(default=None, description="System message before the prompt, in a chat.")
     chat_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Arguments of the chat template, for example {enable_thinking: false}."
+    )
+    min_pixels: int | None = Field(
+        default=None,
+        ge=1,
+        description="Pictures with fewer pixels are enlarged; null: as the model's preprocessor_config.json says.",
+    )
+    max_pixels: int | None = Field(
+        default=None,
+        ge=1,
+        description="Pictures with more pixels are reduced, so that a prompt has fewer tokens; null: as the model's "
+        "preprocessor_config.json says.",
+    )
+    fetch_pictures: bool = Field(
+        default=False,
+        description="Whether pictures with http(s) URLs are fetched, once and before anything starts. false: such a "
+        "row is a bad row.",
     )
     answer_format: Literal["gsm8k", "exact"] = Field(
         default="exact",

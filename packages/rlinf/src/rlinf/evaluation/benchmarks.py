@@ -42,7 +42,8 @@ class Benchmark:
         """Digest of all prompts and answers."""
         digest = hashlib.sha256()
         for problem in self.problems:
-            digest.update(repr((problem.number, problem.prompt, problem.answer)).encode())
+            prompt, *pictures = problem.identity
+            digest.update(repr((problem.number, prompt, problem.answer, *pictures)).encode())
         return digest.hexdigest()
 
 
@@ -62,7 +63,7 @@ def prepare_benchmarks(config: EvalConfig, model: EvaluatedModel) -> Benchmarks:
     limit = _prompt_limit(config, model)
     encoder = make_encoder(config, model.tokenizer, model.folder)
     sets = tuple(_benchmark(config, name, published[name], encoder, limit, model.max_positions) for name in published)
-    longest = max(max(encoder.num_tokens([problem.content for problem in one.problems])) for one in sets)
+    longest = max(max(encoder.num_tokens(one.problems)) for one in sets)
     return Benchmarks(sets=sets, encoder=encoder, max_prompt_tokens=max(1, min(longest, limit)))
 
 
@@ -126,6 +127,7 @@ def _benchmark(
         template_of(template, "question"),
         on_bad_row=config.on_bad_row,
         bad_row_key="on_bad_row",
+        fetches_pictures=config.fetch_pictures,
     )
     fitted = fit_prompts(
         loaded.problems[: benchmark.num_problems],
@@ -140,7 +142,7 @@ def _benchmark(
         else "",
     )
     problems, notes = fitted.problems, [*loaded.notes, *fitted.notes]
-    if num_unknown := encoder.num_with_unknown([problem.content for problem in problems]):
+    if num_unknown := encoder.num_with_unknown(problems):
         notes.append(
             f"{title}: the tokenizer has no token for some of the text of {num_unknown} of {len(problems)} prompts"
         )
@@ -190,5 +192,6 @@ def _reader(name: str, benchmark: BenchmarkConfig, published: PublishedSet | Non
     return Columns(
         question=columns.prompt or "question",
         answer=columns.answer or "answer",
+        images=columns.images,
         keys=(f"benchmarks.{name}.columns.prompt", f"benchmarks.{name}.columns.answer"),
     )

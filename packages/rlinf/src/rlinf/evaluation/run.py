@@ -349,8 +349,9 @@ def _rows(
     assert samples.truncated is not None, "the engine says which completions did not end"
     lengths = samples.by_episode(samples.loss_mask.sum(-1)).int().tolist()
     truncated = (samples.by_episode(samples.truncated.int()) > 0).tolist()
-    prompt = encoder.text(problem.content)
-    was_cut = samples.trajectories is None and len(encoder.encode(problem.content)) > len(samples.prompt.token_ids)
+    prompt = encoder.text(problem)
+    is_whole = samples.trajectories is not None or problem.pictures
+    was_cut = not is_whole and len(encoder.encode(problem.content)) > len(samples.prompt.token_ids)
     rows = []
     for i, completion in enumerate(group.completions):
         row = {

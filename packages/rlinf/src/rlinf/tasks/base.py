@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rlinf.tasks.pictures import ProblemPicture
 from rlinf.tasks.spooled import SpooledRows
 
 Turns = tuple[tuple[str, str], ...]
@@ -36,6 +37,8 @@ class TaskProblem:
     They follow the prompt; one whose first turn is of the `task` does not. Empty: the answer solves it."""
     row: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """All columns of its row; empty for generated problems."""
+    pictures: tuple[ProblemPicture, ...] = ()
+    """What the markers `<image>` of the prompt stand for, in their order. Without pictures a marker is text."""
 
     @property
     def content(self) -> str | Turns:
@@ -43,9 +46,20 @@ class TaskProblem:
         return self.turns or self.prompt
 
     @property
+    def identity(self) -> tuple[str, ...]:
+        """What the model is asked: the prompt, and the digests of its pictures."""
+        return self.prompt, *(picture.digest for picture in self.pictures)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its pictures."""
+        return sum(picture.num_bytes for picture in self.pictures)
+
+    @property
     def fingerprint(self) -> bytes:
-        """Digest of the prompt, the answer and all columns of the row."""
-        return hashlib.sha256(repr((self.prompt, self.answer, self.row_json)).encode()).digest()
+        """Digest of the prompt with its pictures, the answer and all columns of the row."""
+        prompt, *pictures = self.identity
+        return hashlib.sha256(repr((prompt, self.answer, self.row_json, *pictures)).encode()).digest()
 
     @property
     def row_json(self) -> str:

@@ -27,6 +27,7 @@ def column_reader(settings: RowSettings, *, needs_answer: bool) -> Columns:
     return Columns(
         question=settings.columns.prompt,
         answer=settings.columns.answer,
+        images=settings.columns.images,
         needs_number=settings.answer_format == "gsm8k",
         needs_answer=needs_answer,
     )
@@ -53,14 +54,14 @@ class FileProblems:
             "eval_files": self._load_evaluation(config) if config.eval_files else self._hold_out(config.num_held_out),
             **{f"eval_sets.{name}": self._load([path], name, name) for name, path in config.eval_sets.items()},
         }
-        evaluated = {name: {problem.prompt for problem in rows} for name, rows in self._evaluation.items()}
+        evaluated = {name: {problem.identity for problem in rows} for name, rows in self._evaluation.items()}
         everywhere = set().union(*evaluated.values())
-        trained = {p.prompt for problems in self._training.values() for p in problems if p.prompt in everywhere}
-        for name, prompts in evaluated.items():
-            if both := trained & prompts:
+        trained = {p.identity for problems in self._training.values() for p in problems if p.identity in everywhere}
+        for name, identities in evaluated.items():
+            if both := trained & identities:
                 raise UserError(
                     f"task.{name}: of its evaluation problems {len(both)} are in the training files too, for example "
-                    f"{min(both)[:80]!r}",
+                    f"{min(both)[0][:80]!r}",
                     hint="use separate files for training and evaluation",
                 )
         self._counts = _shares({name: source.weight for name, source in config.sources.items()})
@@ -138,7 +139,9 @@ class FileProblems:
         unique: dict[bytes, int] = {}
         for place in reversed(range(len(problems))):
             problem = problems[place]
-            unique[hashlib.sha256(repr((problem.content, problem.answer)).encode()).digest()] = place
+            unique[hashlib.sha256(repr((problem.content, problem.answer, *problem.identity[1:])).encode()).digest()] = (
+                place
+            )
         if len(unique) < len(problems):
             num_dropped = len(problems) - len(unique)
             self.notes.append(f"{num_dropped:,} of {len(problems):,} problems occur again and were dropped")
@@ -157,12 +160,12 @@ class FileProblems:
 
         Raises: UserError if there are too few.
         """
-        prompts = sorted({problem.prompt for problems in self._training.values() for problem in problems})
-        count = min(most, -(-len(prompts) // 10))
-        chosen = set(random.Random(f"held out {self._seed}").sample(prompts, count))
+        identities = sorted({problem.identity for problems in self._training.values() for problem in problems})
+        count = min(most, -(-len(identities) // 10))
+        chosen = set(random.Random(f"held out {self._seed}").sample(identities, count))
         held_out: list[SpooledRows[TaskProblem]] = []
         for name, problems in self._training.items():
-            is_chosen = [problem.prompt in chosen for problem in problems]
+            is_chosen = [problem.identity in chosen for problem in problems]
             held_out.append(problems.subset(place for place, goes in enumerate(is_chosen) if goes))
             self._training[name] = problems.subset(place for place, goes in enumerate(is_chosen) if not goes)
             if not self._training[name]:
@@ -172,7 +175,7 @@ class FileProblems:
                     hint="give other files with --task.eval_files",
                 )
         self.notes.append(
-            f"task.eval_files is empty: {count:,} of {len(prompts):,} training problems are held out to evaluate on"
+            f"task.eval_files is empty: {count:,} of {len(identities):,} training problems are held out to evaluate on"
         )
         return _each_once(SpooledRows.joined(held_out))
 
@@ -192,7 +195,13 @@ class FileProblems:
         to_prompt = template_of(settings.prompt_template, settings.placeholder)
         parts: list[SpooledRows[TaskProblem]] = []
         for path in paths:
-            loaded = load_problems(path, read, to_prompt, on_bad_row=self._config.on_bad_row)
+            loaded = load_problems(
+                path,
+                read,
+                to_prompt,
+                on_bad_row=self._config.on_bad_row,
+                fetches_pictures=self._config.fetch_pictures,
+            )
             named = (replace(one, row={SOURCE_COLUMN: source, **one.row}) for one in loaded.problems)
             parts.append(SpooledRows(named) if source else loaded.problems)
             self.notes += loaded.notes
@@ -200,10 +209,10 @@ class FileProblems:
 
 
 def _each_once(problems: SpooledRows[TaskProblem]) -> SpooledRows[TaskProblem]:
-    """The first problem with each prompt."""
-    first: dict[str, int] = {}
+    """The first problem with each prompt and its pictures."""
+    first: dict[tuple[str, ...], int] = {}
     for place, problem in enumerate(problems):
-        first.setdefault(problem.prompt, place)
+        first.setdefault(problem.identity, place)
     return problems.subset(first.values())
 
 

@@ -32,7 +32,7 @@ def load_checkpoint_tokenizer(folder: Path, key: str = "model.path") -> Any:
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-    from rlinf_workers.models import load_tokenizer
+    from rlinf_workers.models import load_tokenizer, reads_pictures
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
@@ -42,10 +42,11 @@ def load_checkpoint_tokenizer(folder: Path, key: str = "model.path") -> Any:
             f"{key}={folder}: transformers cannot load it: {type(error).__name__}: {error}",
             hint="is the folder a whole download of a model?",
         ) from error
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not reads_pictures(folder):
         raise UserError(
-            f"{key}={folder}: model_type={config.model_type!r} is not a causal language model",
-            hint="give a model that generates text, Qwen2 for example",
+            f"{key}={folder}: model_type={config.model_type!r} is not a causal language model, nor a vision-language "
+            "model that is supported, with its preprocessor_config.json",
+            hint="give a model that generates text, Qwen2 or Qwen2.5-VL for example",
         )
     _check_vocabulary(folder, key, tokenizer, config)
     return tokenizer

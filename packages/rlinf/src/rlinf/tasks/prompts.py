@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf.config.evaluation import EvalConfig
 from rlinf.config.supervised import ExamplesConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.tasks.base import SYSTEM_ROLES, Sifted, TaskProblem, Turns
+from rlinf.tasks.pictures import MARKER
 from rlinf.tasks.spooled import SpooledRows
 
 if TYPE_CHECKING:
-    from rlinf_workers.roles import Prompt
+    from rlinf_workers.models import PictureProcessor
+    from rlinf_workers.roles import Pictures, Prompt
 
 LongPrompts = Literal["stop", "keep_end", "drop"]
 
@@ -25,6 +28,8 @@ MAX_OPENING = 64
 """Characters at the end of a prompt that are searched for an open `<think>`."""
 _THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 
+PIXEL_LIMITS = ("min_pixels", "max_pixels")
+"""Settings of pictures."""
 BATCH = 512
 """Prompts tokenized at once."""
 BATCH_CHARACTERS = 1 << 20
@@ -74,6 +79,7 @@ class PromptEncoder:
             assistant's answer.
         system_prompt: system message at the start; only with `chat`.
         options: further arguments of the template, for example {"enable_thinking": False}.
+        pictures: processes the pictures of problems; None: the model reads text alone.
         key: name of the setting, for messages.
     Raises: UserError if the tokenizer has no chat template, or the template rejects the messages.
     """
@@ -85,6 +91,7 @@ class PromptEncoder:
         chat: bool = False,
         system_prompt: str | None = None,
         options: Mapping[str, Any] | None = None,
+        pictures: PictureProcessor | None = None,
         key: str = "prompt_format",
     ) -> None:
         if chat and not has_chat_template(tokenizer):
@@ -93,7 +100,7 @@ class PromptEncoder:
                 hint=f"use --{key} plain, or put a chat_template into the model folder's tokenizer files "
                 "(an instruct model has one, a base model often none)",
             )
-        self._tokenizer = tokenizer
+        self._tokenizer, self._pictures = tokenizer, pictures
         self.is_chat = chat
         self._system = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
         self._options = dict(options or {})
@@ -109,23 +116,26 @@ class PromptEncoder:
         begins = f"; each begins with {first}, as the tokenizer begins every text" if first else ""
         return f"plain prompts, the tokenizer has no chat template{begins}"
 
-    def text(self, prompt: str | Turns) -> str:
-        """Returns the text that the model reads, including special tokens.
+    def text(self, problem: TaskProblem | str | Turns) -> str:
+        """Returns the text that the model reads, including special tokens and a placeholder for each picture.
 
         Raises: UserError for the turns of a chat where prompts are plain.
         """
-        if not self.is_chat:
-            return prompt if isinstance(prompt, str) else self._refuse_turns()
-        return self.render(prompt, add_generation_prompt=True)
-
-    def _refuse_turns(self) -> NoReturn:
-        raise UserError(
-            "the data hold the turns of chats, and prompts are plain",
-            hint=f"use a model whose tokenizer has a chat template, with --{self._key} auto or chat",
-        )
+        prompt = problem.content if isinstance(problem, TaskProblem) else problem
+        has_pictures = isinstance(problem, TaskProblem) and bool(problem.pictures)
+        if self.is_chat:
+            return self.render(prompt, add_generation_prompt=True, has_pictures=has_pictures)
+        if not isinstance(prompt, str):
+            raise UserError(
+                "the data hold the turns of chats, and prompts are plain",
+                hint=f"use a model whose tokenizer has a chat template, with --{self._key} chat",
+            )
+        if has_pictures and self._pictures is not None:
+            return prompt.replace(MARKER, self._pictures.picture_text)
+        return prompt
 
     def messages(self, prompt: str | Turns) -> list[dict[str, str]]:
-        """Returns the messages that the chat template is given, with the system prompt."""
+        """Returns the messages of a chat, with the system prompt."""
         turns = (("user", prompt),) if isinstance(prompt, str) else prompt
         system = [] if any(role in SYSTEM_ROLES for role, _ in turns) else self._system
         return [*system, *({"role": role, "content": text} for role, text in turns)]
@@ -135,16 +145,23 @@ class PromptEncoder:
         """Further arguments of the chat template."""
         return self._options
 
-    def render(self, prompt: str | Turns, *, add_generation_prompt: bool) -> str:
-        """Returns the text of a chat, with or without the beginning of the assistant's next turn. Raises: UserError
-        where the template refuses it."""
-        messages = self.messages(prompt)
+    def render(self, prompt: str | Turns, *, add_generation_prompt: bool, has_pictures: bool = False) -> str:
+        """Returns the text of a chat, with or without the beginning of the assistant's next turn.
+
+        Args:
+            has_pictures: whether the markers of pictures stand for some; otherwise they are text.
+        Raises: UserError where the template refuses it.
+        """
+        messages: list[dict[str, Any]] = list(self.messages(prompt))
+        begins_with_system = bool(self._system) and messages[0] == self._system[0]
+        if self._pictures is not None:  # such templates may drop content that is no list of parts
+            messages = [{**one, "content": _parts(one["content"], has_pictures)} for one in messages]
         try:
             return self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self._options
             )
         except Exception as error:  # templates are jinja2 programs and may raise any exception
-            what = "a system prompt" if self._system and messages[0] == self._system[0] else "the prompt"
+            what = "a system prompt" if begins_with_system else "the prompt"
             raise UserError(
                 f"{self._key}=chat: the tokenizer's chat template refuses {what}: {type(error).__name__}: {error}",
                 hint="leave the system prompt out, or use the plain format",
@@ -165,12 +182,45 @@ class PromptEncoder:
         return turn[turn.index(THINK) :] if THINK in turn else _begun(text)
 
     def encode(self, prompt: str | Turns, max_tokens: int | None = None) -> list[int]:
-        """Returns token ids. A prompt longer than `max_tokens` loses its beginning, but not the begin tokens."""
+        """Returns the token ids of a prompt without pictures. One longer than `max_tokens` loses its beginning, but not
+        the begin tokens."""
         token_ids = next(self._encode_all([prompt]))
         if max_tokens is None or len(token_ids) <= max_tokens:
             return token_ids
         first = self._first if max_tokens > len(self._first) else []
         return [*first, *token_ids[len(token_ids) - max_tokens + len(first) :]]
+
+    def tokens(self, problem: TaskProblem, max_tokens: int | None = None) -> tuple[list[int], Pictures | None]:
+        """Returns the token ids of a problem's prompt, and its pictures.
+
+        Args:
+            max_tokens: as for `encode`; a prompt with pictures is not cut.
+        Raises: UserError for a picture that cannot be decoded, and a prompt with pictures that is longer.
+        """
+        if not problem.pictures:
+            return self.encode(problem.content, max_tokens), None
+        processor = self._processor_for(problem)
+        try:
+            token_ids, pictures = processor.insert(next(self._encode_all([problem])), problem.pictures)
+        except ValueError as error:
+            raise UserError(f"{problem.place or 'a problem'}: {error}") from error
+        if max_tokens is not None and len(token_ids) > max_tokens:
+            raise UserError(
+                f"{problem.place or 'a problem'}: the prompt has {len(token_ids)} tokens with its pictures, and "
+                f"{max_tokens} are allowed; pictures are not cut",
+                hint="allow more tokens, or reduce pictures with max_pixels",
+            )
+        return token_ids, pictures
+
+    def _processor_for(self, problem: TaskProblem) -> PictureProcessor:
+        """Raises: UserError for a model without one."""
+        if self._pictures is None:
+            raise UserError(
+                f"{problem.place or 'a problem'} has pictures, and the model reads text alone",
+                hint="use a vision-language model (docs/vision-language.md), or ignore the pictures with "
+                "--task.columns.images false",
+            )
+        return self._pictures
 
     def prompt(
         self,
@@ -193,27 +243,61 @@ class PromptEncoder:
 
         from rlinf_workers.roles import Prompt
 
+        token_ids, pictures = self.tokens(problem, max_tokens)
+        if pictures is not None and sends_messages:
+            raise UserError(
+                f"{problem.place or 'a problem'} has pictures, which agents do not read yet",
+                hint="train without rollout.agent, or on problems without pictures",
+            )
         return Prompt(
             index=index,
-            token_ids=torch.tensor(self.encode(problem.content, max_tokens)),
+            token_ids=torch.tensor(token_ids),
             reference_answer=problem.answer,
             text=problem.prompt,
             opening=self.opening(problem.content),
             row_json=problem.row_json if sends_row else None,
             messages_json=json.dumps(self.messages(problem.content)) if sends_messages else None,
+            pictures=pictures,
         )
 
-    def num_tokens(self, prompts: Iterable[str | Turns]) -> list[int]:
-        """Returns the length of each prompt in tokens."""
-        return [len(token_ids) for token_ids in self._encode_all(prompts)]
+    def num_tokens(self, problems: Iterable[TaskProblem]) -> list[int]:
+        """Returns the length of each prompt in tokens, with those of its pictures, which are not decoded.
 
-    def num_with_unknown(self, prompts: Iterable[str | Turns]) -> int:
+        Raises: UserError for pictures that the model cannot read, and for placeholders of pictures in a text.
+        """
+        counted, encoded = tee(problems)
+        return [
+            len(token_ids) + self._num_picture_tokens(problem, token_ids)
+            for problem, token_ids in zip(counted, self._encode_all(encoded), strict=True)
+        ]
+
+    def _num_picture_tokens(self, problem: TaskProblem, token_ids: list[int]) -> int:
+        """Tokens that a problem's pictures add to those of its text with placeholders."""
+        if self._pictures is None and not problem.pictures:
+            return 0
+        processor = self._processor_for(problem)
+        if (count := token_ids.count(processor.placeholder_id)) != len(problem.pictures):
+            raise UserError(
+                f"{problem.place or 'a problem'}: as text for the model it has the placeholder of pictures "
+                f"{processor.placeholder!r} {count} times, and there are {len(problem.pictures)} pictures",
+                hint="the problem's own text must not hold the placeholder, and a chat template has to write one for "
+                "each picture",
+            )
+        try:
+            return sum(processor.num_tokens(one.width, one.height) - 1 for one in problem.pictures)
+        except ValueError as error:  # more than 200 times as long as wide
+            raise UserError(
+                f"{problem.place or 'a problem'}: the model's processor refuses a picture: {error}"
+            ) from error
+
+    def num_with_unknown(self, problems: Iterable[TaskProblem]) -> int:
         """Counts the prompts with text that the tokenizer has no token for."""
         unknown = self._tokenizer.unk_token_id
-        return 0 if unknown is None else sum(unknown in token_ids for token_ids in self._encode_all(prompts))
+        return 0 if unknown is None else sum(unknown in token_ids for token_ids in self._encode_all(problems))
 
-    def _encode_all(self, prompts: Iterable[str | Turns]) -> Iterator[list[int]]:
-        for texts in _batches(map(self.text, prompts)):
+    def _encode_all(self, problems: Iterable[TaskProblem | str | Turns]) -> Iterator[list[int]]:
+        """Yields the tokens of prompts, with a placeholder for each picture."""
+        for texts in _batches(map(self.text, problems)):
             for token_ids in self._tokenizer(texts, add_special_tokens=False)["input_ids"]:
                 has_first = token_ids[: len(self._first)] == self._first  # the text itself may contain them
                 yield token_ids if has_first else [*self._first, *token_ids]
@@ -236,13 +320,52 @@ def make_encoder(
             f"{prefix}{key} is set, but the tokenizer of {model} has no chat template",
             hint="leave it out, or put a chat_template into the tokenizer's files",
         )
+    limits = {} if isinstance(settings, ExamplesConfig) else {key: getattr(settings, key) for key in PIXEL_LIMITS}
     return PromptEncoder(
         tokenizer,
         chat=chat,
         system_prompt=settings.system_prompt,
         options=settings.chat_options,
+        pictures=make_picture_processor(model, tokenizer, limits, prefix),
         key=f"{prefix}prompt_format",
     )
+
+
+def make_picture_processor(
+    model: Path | None, tokenizer: Any, limits: Mapping[str, int | None] | None = None, prefix: str = ""
+) -> PictureProcessor | None:
+    """What processes pictures for the model of a folder; None for a model that reads text alone.
+
+    Args:
+        limits: `min_pixels` and `max_pixels`.
+        prefix: as in `make_encoder`.
+    Raises: UserError for limits that the model's processor does not have, and for a missing package.
+    """
+    from rlinf_workers.models import PictureProcessor, reads_pictures
+
+    limits = limits or {}
+    if model is None or not reads_pictures(model):
+        if key := next((key for key, value in limits.items() if value is not None), None):
+            raise UserError(
+                f"{prefix}{key}={limits[key]} is not used: the model {model} reads text alone", hint="leave it out"
+            )
+        return None
+    try:
+        return PictureProcessor(str(model), tokenizer, **limits)
+    except ImportError as error:
+        raise UserError(f"the model {model} reads pictures: {error}", hint="pip install 'rlinf[vision]'") from error
+    except ValueError as error:
+        raise UserError(f"{prefix}max_pixels: {error}", hint="leave the limits out, or use others") from error
+
+
+def _parts(text: str, has_pictures: bool) -> list[dict[str, str]]:
+    """The content of a message as parts, with a picture's in place of each marker."""
+    pieces = text.split(MARKER) if has_pictures else [text]
+    parts: list[dict[str, str]] = []
+    for number, piece in enumerate(pieces):
+        parts += [{"type": "image"}] if number else []
+        parts += [{"type": "text", "text": piece}] if piece else []
+    return parts
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -273,13 +396,14 @@ def fit_prompts(
     """Applies the rule for long prompts.
 
     Args:
-        long_prompts: stop: raise an error; drop: leave them out; keep_end: keep all, encoding cuts off the beginning.
+        long_prompts: stop: raise an error; drop: leave them out; keep_end: keep all, encoding cuts off the beginning,
+            but of no prompt with pictures.
         what: name of the set, for notes and messages.
         key, limit_key: names of the settings, for messages.
         reason: where the limit comes from.
     Raises: UserError.
     """
-    lengths = encoder.num_tokens(problem.content for problem in problems)
+    lengths = encoder.num_tokens(problems)
     places = [place for place, length in enumerate(lengths) if length <= max_prompt_tokens]
     num_long = len(problems) - len(places)
     if not num_long:
@@ -295,6 +419,12 @@ def fit_prompts(
             "keep_end (the beginning of the prompt is cut off); either is counted",
         )
     if long_prompts == "keep_end":
+        long = (problems[place] for place, length in enumerate(lengths) if length > max_prompt_tokens)
+        if pictured := next((problem for problem in long if problem.pictures), None):
+            raise UserError(
+                f"{text}; {pictured.place or 'one'} has pictures, which {key}=keep_end would cut",
+                hint=f"{allow}, reduce the pictures with max_pixels, or use --{key} drop",
+            )
         return Sifted(problems=problems, num_found=num_long, notes=(f"{text}; their beginnings were cut off",))
     if not places:
         raise UserError(f"{text}, so none is left with {key}=drop", hint=allow)

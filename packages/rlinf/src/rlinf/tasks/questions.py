@@ -11,13 +11,14 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeGuard, TypeVar
 
 from rlinf.errors import UserError
 from rlinf.tasks.base import SYSTEM_ROLES, Sifted, TaskProblem, Turns
 from rlinf.tasks.file_content import lines_command, rows_within
+from rlinf.tasks.pictures import COLUMNS, HOLDERS, MARKER, PictureError, ProblemPicture, read_picture, without_pictures
 from rlinf.tasks.row_files import read_rows
 from rlinf.tasks.rows import BadRow, Row, listed
 from rlinf.tasks.spooled import SpooledRows
@@ -37,6 +38,8 @@ FURTHER_ANSWERS = ("completion", "response", "output", "target", "label", "refer
 ROLES = {"human": "user", "gpt": "assistant"}
 """Role of a turn in the format of ShareGPT -> role in chat templates."""
 TOOL_ROLES = ("tool", "function", "observation", "ipython", "environment", "context", "documents")
+TEXT_PARTS, PICTURE_PARTS = ("text", "input_text"), ("image", "image_url", "input_image")
+"""Types of the parts of a turn."""
 KNOWN_ROLES = (*SYSTEM_ROLES, "user", "assistant", *TOOL_ROLES, *ROLES)
 """Roles that published chat templates have; one that is misspelt would be rendered as it is."""
 _MARKED_NUMBER, MAX_MARKED = re.compile(r"####\s*-?[0-9]+\s*\Z"), 40
@@ -60,6 +63,8 @@ class Question:
     answer: str
     turns: Turns = ()
     """The question as a chat; then `text` holds all its turns."""
+    pictures: tuple[Any, ...] = ()
+    """The pictures as the row has them."""
 
 
 QuestionReader = Callable[[Mapping[str, Any]], Question]
@@ -75,6 +80,8 @@ class Columns:
     """Name of a column, `outer.inner` for one inside another; None: the first of `PROMPT_COLUMNS` that the row has."""
     answer: str | None
     """The same, of `ANSWER_COLUMNS`."""
+    images: str | Literal[False] | None = False
+    """The same, of `pictures.COLUMNS`, a column with one picture or a list; False: columns of pictures are not read."""
     needs_number: bool = False
     """Whether the answer must contain a number, as GSM8K's `#### 42`."""
     needs_answer: bool = True
@@ -86,18 +93,31 @@ class Columns:
         question = column_of(values, self.question, PROMPT_COLUMNS)
         answer = column_of(values, self.answer, ANSWER_COLUMNS, is_needed=self.answer is not None)
         assert question is not None, "it is needed"
-        value = value_at(values, question)
+        value, column = value_at(values, question), self._pictures_of(values)
         if not is_list(value):
             text = prompt_of(values, question)
-            return Question(text=text, answer=self._answer_of(values, question, answer, None))
-        turns, last = turns_of(value, question)
+            return Question(text=text, answer=self._answer_of(values, question, answer, None), pictures=column)
+        parts: list[Any] = []
+        turns, last = turns_of(value, question, None if self.images is False else parts)
         if last is not None and answer is not None and question.casefold() == "prompt":
             raise RowError(
                 f"field {question!r}: the chat ends with a turn of the assistant, and {answer!r} is the answer; remove "
                 "that turn from the prompt"
             )
-        dialogue = turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {content}" for role, content in turns)
-        return Question(text=dialogue, answer=self._answer_of(values, question, answer, last), turns=turns)
+        return Question(
+            text=dialogue_of(turns),
+            answer=self._answer_of(values, question, answer, last),
+            turns=turns,
+            pictures=_of_parts_or_column(parts, column),
+        )
+
+    def _pictures_of(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The pictures of a column; none where the row has no such column, or null in it."""
+        if self.images is False:
+            return ()
+        name = column_of(values, self.images, COLUMNS, is_needed=self.images is not None)
+        value = None if name is None else value_at(values, name)
+        return () if value is None else tuple(value) if is_list(value) else (value,)
 
     def _answer_of(self, values: Mapping[str, Any], question: str, answer: str | None, last: str | None) -> str:
         """The answer in a column, or the last turn of the assistant; empty where there is none and none is needed."""
@@ -118,15 +138,20 @@ class Columns:
         return text
 
     def columns_of(self, values: Mapping[str, Any]) -> dict[str, str | None]:
-        """Returns the names of the columns of prompt and answer in a row; None for one that it does not have."""
-        return {
+        """Returns the names of the columns of prompt and answer in a row, None for one that it does not have, and of
+        the pictures if it has some."""
+        columns = {
             "prompt": column_of(values, self.question, PROMPT_COLUMNS, is_needed=False),
             "answer": column_of(values, self.answer, ANSWER_COLUMNS, is_needed=False),
         }
+        if self.images is not False and (name := column_of(values, self.images, COLUMNS, is_needed=False)):
+            columns["images"] = name
+        return columns
 
     def hint(self, values: Mapping[str, Any]) -> str | None:
         """Returns a hint for rows whose columns have other names; None if both columns exist."""
-        recognized = tuple(self.columns_of(values).values())
+        columns = self.columns_of(values)
+        recognized = (columns["prompt"], columns["answer"])
         names = {str(name): str(name).casefold() for name in values if name not in recognized}
         flags = []
         usual = (PROMPT_COLUMNS, (*ANSWER_COLUMNS, *FURTHER_ANSWERS))
@@ -176,6 +201,7 @@ def load_problems(
     *,
     on_bad_row: Literal["stop", "skip"],
     bad_row_key: str = "task.on_bad_row",
+    fetches_pictures: bool = False,
 ) -> Sifted:
     """Reads all problems of a file, in order.
 
@@ -183,11 +209,12 @@ def load_problems(
         to_prompt: the template, which turns a question into a prompt.
         on_bad_row: stop: raise an error that lists the first bad rows; skip: count them in a note.
         bad_row_key: name of the setting, for messages.
+        fetches_pictures: whether pictures with http(s) URLs are fetched.
     Raises: UserError.
     """
     loaded = load_rows(
         path,
-        lambda row: _problem(row, read, to_prompt),
+        lambda row: _problem(row, read, to_prompt, fetches_pictures=fetches_pictures),
         on_bad_row=on_bad_row,
         bad_row_key=bad_row_key,
         what="problem",
@@ -328,28 +355,29 @@ def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def turns_of(value: Sequence[Any], name: str) -> tuple[Turns, str | None]:
+def turns_of(value: Sequence[Any], name: str, pictures: list[Any] | None = None) -> tuple[Turns, str | None]:
     """Returns the turns of a chat up to the last that is not the assistant's, and the assistant's answer to them.
 
     Args:
-        value: as in `all_turns_of`.
+        value, pictures: as in `all_turns_of`.
         name: the column, for messages.
     Raises: RowError.
     """
-    turns = list(all_turns_of(value, name))
+    turns = list(all_turns_of(value, name, pictures))
     last = turns.pop()[1] if turns and turns[-1][0] == "assistant" else None
     if not turns or turns[-1][0] in (*SYSTEM_ROLES, "assistant"):
         raise RowError(f"field {name!r}: the chat asks nothing: it has no turn of a user")
     return tuple(turns), last
 
 
-def all_turns_of(value: Sequence[Any], name: str) -> Turns:
-    """Returns all turns of a chat.
+def all_turns_of(value: Sequence[Any], name: str, pictures: list[Any] | None = None) -> Turns:
+    """Returns all turns of a chat, with a marker for each picture.
 
     Args:
-        value: turns with `role` and `content`, whose content may be a list of parts of type "text", or with `from` and
-            `value`.
+        value: turns with `role` and `content`, whose content may be a list of parts of type "text" or a picture's, or
+            with `from` and `value`.
         name: the column, for messages.
+        pictures: gets each picture's part; None: pictures are refused.
     Raises: RowError.
     """
     turns: list[tuple[str, str]] = []
@@ -364,14 +392,46 @@ def all_turns_of(value: Sequence[Any], name: str) -> Turns:
             meant = f"did you mean {close[0]!r}?" if close else f"known are {listed(KNOWN_ROLES)}"
             raise RowError(f"field {name!r}: turn {number} has the role {role!r}; {meant}")
         if is_list(content):
-            kinds = {str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__ for part in content}
-            if kinds - {"text"}:
-                raise RowError(f"field {name!r}: turn {number} has parts of type {listed(sorted(kinds - {'text'}))}")
-            content = "".join(str(part["text"]) for part in content)
+            content = "".join(_text_of_part(part, f"field {name!r}: turn {number}", pictures) for part in content)
         if not isinstance(content, str) or not content.strip():
             raise RowError(f"field {name!r}: turn {number}, of the {role}, has no text")
         turns.append((ROLES.get(role, role), content))
     return tuple(turns)
+
+
+def _text_of_part(part: Any, where: str, pictures: list[Any] | None) -> str:
+    """The text of a part of a turn; of a picture its marker. Raises: RowError."""
+    kind = str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
+    if kind in TEXT_PARTS and isinstance(part.get("text"), str):
+        return part["text"]
+    if kind in PICTURE_PARTS and pictures is not None:
+        pictures.append(part)
+        return MARKER
+    if "video" in kind:
+        raise RowError(f"{where} has a video; videos need torchvision in transformers, and are not read")
+    raise RowError(f"{where} has parts of type {kind!r}" + (" without a text" if kind in TEXT_PARTS else ""))
+
+
+def dialogue_of(turns: Turns) -> str:
+    """Returns a chat as text, for people and rewards to read."""
+    return turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {content}" for role, content in turns)
+
+
+def _of_parts_or_column(parts: Sequence[Mapping[str, Any]], column: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The pictures of a chat: in its parts, or in a column, if the parts say where they go alone. Raises: RowError."""
+    own = [part for part in parts if any(part.get(name) is not None for name in HOLDERS)]
+    if not own and (column or not parts):
+        return column
+    if len(own) < len(parts):
+        raise RowError(f"of {len(parts)} pictures in the chat {len(parts) - len(own)} have no path, bytes or URL")
+    return tuple(own)
+
+
+def _with_markers(turns: Turns, num_pictures: int) -> Turns:
+    """Adds the markers of pictures to the first turn of the user, in front of its text."""
+    place = next((number for number, (role, _) in enumerate(turns) if role == "user"), len(turns) - 1)
+    role, text = turns[place]
+    return (*turns[:place], (role, MARKER * num_pictures + text), *turns[place + 1 :])
 
 
 def check_number(answer: str, name: str) -> None:
@@ -386,12 +446,12 @@ def check_number(answer: str, name: str) -> None:
         raise RowError(f"the {name} holds no number: {answer[-80:]!r}; it should end like `#### 42`")
 
 
-def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str]) -> TaskProblem:
+def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str], *, fetches_pictures: bool) -> TaskProblem:
     """Raises: RowError."""
     question = read(row.values)
     if len(question.text) > MAX_CHARACTERS:
         raise RowError(f"the problem has {len(question.text):,} characters; at most {MAX_CHARACTERS:,} are read")
-    return TaskProblem(
+    problem = TaskProblem(
         prompt=question.text if question.turns else to_prompt(question.text),
         turns=question.turns,
         answer=question.answer,
@@ -399,3 +459,23 @@ def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str]) ->
         number=row.number,
         row=row.values,
     )
+    return _with_pictures(problem, question.pictures, row, fetches=fetches_pictures) if question.pictures else problem
+
+
+def _with_pictures(problem: TaskProblem, values: Sequence[Any], row: Row, *, fetches: bool) -> TaskProblem:
+    """The problem with the pictures of its row; where its text has no marker, they come first. Raises: RowError."""
+    pictures: list[ProblemPicture] = []
+    for number, value in enumerate(values, start=1):
+        try:
+            pictures.append(read_picture(value, row.folder, row.place, fetches=fetches))
+        except PictureError as error:
+            raise RowError(f"picture {number}: {error}") from error
+    texts = [text for _, text in problem.turns] or [problem.prompt]
+    num_markers, prompt, turns = sum(text.count(MARKER) for text in texts), problem.prompt, problem.turns
+    if not num_markers:
+        turns = _with_markers(turns, len(pictures)) if turns else ()
+        prompt = dialogue_of(turns) if turns else MARKER * len(pictures) + prompt
+    elif num_markers != len(pictures):
+        raise RowError(f"the problem has the marker {MARKER} {num_markers} times, and the row {len(pictures)} pictures")
+    columns = without_pictures(problem.row)
+    return replace(problem, prompt=prompt, turns=turns, pictures=tuple(pictures), row=columns)

@@ -14,7 +14,9 @@ An unreadable row is returned as a `BadRow`, and the caller decides; an unreadab
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from rlinf.tasks.text_files import csv_rows, json_rows
 
 NEEDS_EXTRA = "install it with `pip install 'rlinf[data]'`"
 WRITE_AGAIN = "download or write it again"
+PARQUET_BATCH = 1024
+"""Rows that are read at once; rows with pictures are large."""
 SIDE_FILES = ("dataset_infos.json", "dataset_info.json", "state.json")
 """Files of a folder that describe its data."""
 
@@ -78,7 +82,8 @@ def _file_rows(path: Path) -> Iterator[Row | BadRow]:
     if path.stat().st_size == 0:
         raise UserError(f"{path}: the file is empty", hint=f"is it the right file? If so, {WRITE_AGAIN}")
     check_content(path)
-    yield from read(path)
+    for row in read(path):
+        yield row if isinstance(row, BadRow) else replace(row, folder=path.parent)
 
 
 def _check_folder(path: Path) -> None:
@@ -113,7 +118,7 @@ def _parquet_rows(path: Path) -> Iterator[Row | BadRow]:
         number = 0
         with ParquetFile(path) as file:
             _check_columns(path, file.schema_arrow.names)
-            for batch in file.iter_batches():
+            for batch in file.iter_batches(batch_size=PARQUET_BATCH):
                 for values in batch.to_pylist():
                     number += 1
                     yield Row(number=number, place=f"{path}, row {number}", values=values)
@@ -129,7 +134,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
 
 def _arrow_rows(path: Path) -> Iterator[Row | BadRow]:
     rows = _loaded(path, lambda datasets: datasets.Dataset.from_file(str(path)))
-    yield from _numbered(rows, path)
+    yield from _numbered(rows, path, path.parent)
 
 
 def _dataset_rows(path: Path) -> Iterator[Row | BadRow]:
@@ -140,7 +145,7 @@ def _dataset_rows(path: Path) -> Iterator[Row | BadRow]:
             f"{path}: holds a dataset for each of several splits ({listed(splits)})",
             hint=f"name one of them, for example {path / (splits[-1] if splits else 'test')}",
         )
-    yield from _numbered(_loaded(path, lambda datasets: datasets.load_from_disk(str(path))), path)
+    yield from _numbered(_loaded(path, lambda datasets: datasets.load_from_disk(str(path))), path, path)
 
 
 def _published_rows(folder: Path, path: Path, subset: str | None, split: str | None) -> Iterator[Row | BadRow]:
@@ -163,7 +168,7 @@ def _published_rows(folder: Path, path: Path, subset: str | None, split: str | N
                 f"{path}: holds several splits: {', '.join(loaded)}", hint=f"name one of them, for example {example}"
             )
         loaded = next(iter(loaded.values()))
-    yield from _numbered(loaded, path)
+    yield from _numbered(loaded, path, folder)
 
 
 def _check_files(folder: Path) -> None:
@@ -190,11 +195,31 @@ def _loaded(path: Path, load: Callable[[Any], Any]) -> Any:
         raise UserError(f"{path}: datasets cannot load it: {type(cause).__name__}: {text}", hint=WRITE_AGAIN) from error
 
 
-def _numbered(rows: Any, path: Path) -> Iterator[Row | BadRow]:
-    """The rows of a `datasets.Dataset`."""
+def _numbered(rows: Any, path: Path, folder: Path) -> Iterator[Row | BadRow]:
+    """The rows of a `datasets.Dataset`, with pictures as their files have them."""
     _check_columns(path, rows.column_names)
+    for name, feature in rows.features.items():
+        if (stored := _stored_feature(feature)) is not feature:
+            rows = rows.cast_column(name, stored)
     for number, values in enumerate(rows, start=1):
-        yield Row(number=number, place=f"{path}, row {number}", values=values)
+        yield Row(number=number, place=f"{path}, row {number}", values=values, folder=folder)
+
+
+def _stored_feature(feature: Any) -> Any:
+    """The feature of a column whose pictures are not decoded; the same one where it has none."""
+    import datasets
+
+    if isinstance(feature, datasets.Image):
+        return datasets.Image(mode=feature.mode, decode=False)
+    if isinstance(feature, Mapping):
+        inner = {name: _stored_feature(one) for name, one in feature.items()}
+        return feature if all(inner[name] is one for name, one in feature.items()) else inner
+    if (element := getattr(feature, "feature", None)) is not None and (
+        stored := _stored_feature(element)
+    ) is not element:
+        feature = copy(feature)
+        feature.feature = stored
+    return feature
 
 
 READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = {

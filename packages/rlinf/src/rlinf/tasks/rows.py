@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -16,6 +17,8 @@ class Row:
     place: str
     """`file.jsonl:12` (the line) or `file.parquet, row 12`."""
     values: Mapping[str, Any]
+    folder: Path = Path()
+    """What paths in the row are relative to: the folder of its file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

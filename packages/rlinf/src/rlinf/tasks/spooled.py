@@ -13,6 +13,8 @@ from typing import BinaryIO, TypeVar, overload
 T = TypeVar("T")
 MOST_IN_MEMORY = 50_000
 """Entries that are kept in memory; usual rows of a chat take 2 to 5 KB each."""
+MOST_BYTES_IN_MEMORY = 256 << 20
+"""Bytes of pictures that are kept in memory, of entries that state theirs as `num_bytes`."""
 
 
 class SpooledRows(Sequence[T]):
@@ -28,6 +30,7 @@ class SpooledRows(Sequence[T]):
     def __init__(self, rows: Iterable[T] = (), *, most_in_memory: int | None = None) -> None:
         self._most_in_memory = MOST_IN_MEMORY if most_in_memory is None else most_in_memory
         self._memory: list[T] = []
+        self._num_bytes = 0
         self._file: BinaryIO | None = None
         self._offsets = array("q", [0])
         self._places: Sequence[int] | None = None
@@ -44,7 +47,8 @@ class SpooledRows(Sequence[T]):
         assert self._places is None, "a subset does not grow"
         if self._file is None:
             self._memory.append(row)
-            if len(self._memory) > self._most_in_memory:
+            self._num_bytes += getattr(row, "num_bytes", 0)
+            if len(self._memory) > self._most_in_memory or self._num_bytes > MOST_BYTES_IN_MEMORY:
                 self._move_to_file()
         else:
             self._write(row)

@@ -237,7 +237,7 @@ def generated_prompts(job: ReasoningJob) -> None:
     problems = job.prompts.held_out[""]
     if config.model.path is None or config.task.kind == "files":
         return
-    longest = max(job.prompts.encoder.num_tokens([problem.content for problem in problems]))
+    longest = max(job.prompts.encoder.num_tokens(problems))
     if longest > limit:
         raise UserError(
             f"rollout.max_prompt_tokens={limit}, and prompts of task.kind={config.task.kind} have up to "

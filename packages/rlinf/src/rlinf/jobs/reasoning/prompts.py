@@ -17,7 +17,7 @@ from rlinf.jobs.rewards import TriedReward, try_rewards
 from rlinf.tasks import Task, TaskProblem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer
-from rlinf.tasks.prompts import PromptEncoder, make_encoder
+from rlinf.tasks.prompts import PromptEncoder, make_encoder, make_picture_processor
 from rlinf_workers.roles import ExampleBatch, Prompt
 
 WARM_UP_OFFSET = 1 << 40
@@ -53,7 +53,8 @@ class PromptSource:
     def encoder(self) -> PromptEncoder:
         task = self._config.task
         if not isinstance(task, FilesTask):
-            return PromptEncoder(self.tokenizer)
+            pictures = make_picture_processor(self._config.model.path, self.tokenizer)
+            return PromptEncoder(self.tokenizer, pictures=pictures)
         return make_encoder(task, self.tokenizer, self._config.model.path, "task.")
 
     @cached_property

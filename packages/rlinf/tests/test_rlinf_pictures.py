@@ -1,0 +1,251 @@
+"""Pictures of problems: the forms in which rows have them, what is refused, and prompts with them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_workers_picture_processor import tiny_folder
+
+from rlinf.config.tasks import FilesTask
+from rlinf.errors import UserError
+from rlinf.tasks import TaskProblem
+from rlinf.tasks.files import FileProblems
+from rlinf.tasks.language import load_checkpoint_tokenizer
+from rlinf.tasks.prompts import PromptEncoder, make_encoder
+from rlinf_workers.models import PictureProcessor
+
+QWEN_TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}{% for p in m.content %}{% if p.type == 'image' %}<|vision_start|>"
+    "<|image_pad|><|vision_end|>{% else %}{{ p.text }}{% endif %}{% endfor %} {% endfor %}"
+    "{% if add_generation_prompt %}a{% endif %}"
+)
+
+
+def picture(seed: int = 0, size: tuple[int, int] = (40, 24)) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def file_of(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+RED, BLUE = (file_of(picture(seed)) for seed in (1, 2))
+URL = f"data:image/png;base64,{base64.b64encode(RED).decode()}"
+
+
+def settings(file: Path, **options: Any) -> FilesTask:
+    return FilesTask.model_validate(
+        {"kind": "files", "train_files": str(file), "prompt_template": "{question}", "num_held_out": 1, **options}
+    )
+
+
+def read(folder: Path, *rows: Mapping[str, Any], **options: Any) -> list[TaskProblem]:
+    """The problems of a file, in its order."""
+    folder.mkdir(exist_ok=True)
+    (folder / "red.png").write_bytes(RED)
+    (folder / "blue.png").write_bytes(BLUE)
+    file = folder / "train.jsonl"
+    filler = [{"question": f"{number}", "answer": "0"} for number in range(10)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in (*rows, *filler)))
+    problems = FileProblems(settings(file, **options), seed=0)
+    return sorted(problems.all_problems(), key=lambda problem: problem.number)[: len(rows)]
+
+
+USER = {"role": "user", "content": "a<image>b"}
+A, B = {"type": "text", "text": "a"}, {"type": "text", "text": "b"}
+OPENAI = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL}}, A]}]
+BARE = [{"role": "user", "content": [A, {"type": "image"}, B]}]
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"question": "a<image>b", "images": ["red.png"]}, "a<image>b"),
+        ({"question": "ab", "image": "red.png"}, "<image>ab"),
+        ({"question": "ab", "image": {"bytes": base64.b64encode(RED).decode(), "path": "any.png"}}, "<image>ab"),
+        ({"question": "ab", "image": {"bytes": None, "path": "red.png"}}, "<image>ab"),
+        ({"question": "ab", "images": URL}, "<image>ab"),
+        ({"prompt": [USER], "images": ["red.png"]}, "a<image>b"),
+        ({"messages": BARE, "images": ["red.png"]}, "a<image>b"),
+        ({"messages": OPENAI}, "<image>a"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "image": "red.png"}]}]}, "<image>"),
+    ],
+)
+def test_a_row_has_a_picture(tmp_path: Path, row: dict[str, Any], prompt: str) -> None:
+    (problem,) = read(tmp_path, {**row, "answer": "1"})
+    assert problem.prompt == prompt
+    (one,) = problem.pictures
+    assert (one.width, one.height, one.digest) == (40, 24, hashlib.sha256(RED).hexdigest())
+    np.testing.assert_array_equal(np.asarray(one.decode()), np.asarray(picture(1)))
+    assert len(problem.row_json) < 300, "without the bytes of pictures"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"image": "green.png"}, r"train.jsonl:1: picture 1: .*green.png: No such file or directory"),
+        ({"image": "http://example.org/a.png"}, r"picture 1: 'http.*is on the network.*task.fetch_pictures true"),
+        ({"image": "data:image/png,abc"}, "data URL of a picture begins like"),
+        ({"image": "data:image/png;base64,a*c"}, "is not base64"),
+        ({"image": {"bytes": "", "path": None}}, "is empty"),
+        ({"image": {"bytes": None, "path": None}}, "an object with a picture has one of"),
+        ({"image": [3]}, "must be a path, bytes.*is a int"),
+        ({"image": "train.jsonl"}, "is no picture that Pillow reads"),
+        ({"question": "<image><image>", "image": "red.png"}, "the marker <image> 2 times, and the row 1 pictures"),
+        ({"images": {"bytes": base64.b64encode(RED[:-20]).decode()}}, "is damaged"),
+    ],
+)
+def test_a_picture_that_cannot_be_used_is_answered_with_its_row(
+    tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, {"question": "a", "answer": "1", **row})
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([{"type": "video", "video": "a.mp4"}], "turn 1 has a video; videos need torchvision"),
+        ([{"type": "image"}], "of 1 pictures in the chat 1 have no path, bytes or URL"),
+        ([{"type": "audio"}], r"train.jsonl:1: field 'messages': turn 1 has parts of type 'audio'"),
+    ],
+)
+def test_parts_of_a_chat_that_cannot_be_used(tmp_path: Path, parts: list[Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, {"messages": [{"role": "user", "content": parts}], "answer": "1"})
+
+
+def test_tables_have_pictures_as_hugging_face_writes_them(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {
+        "problem": [f"{number}" for number in range(11)],
+        "images": [[picture(number)] for number in range(11)],
+        "answer": ["1"] * 11,
+    }
+    features = datasets.Features(
+        problem=datasets.Value("string"), images=datasets.List(datasets.Image()), answer=datasets.Value("string")
+    )
+    table = datasets.Dataset.from_dict(rows, features=features)
+    table.save_to_disk(tmp_path / "disk")
+    table.to_parquet(tmp_path / "rows.parquet")
+    for source in ("disk", "rows.parquet"):
+        problems = list(FileProblems(settings(tmp_path / source), seed=0).all_problems())
+        assert len(problems) == 11
+        for problem in problems:
+            assert problem.pictures[0].content.startswith(b"\x89PNG")
+            np.testing.assert_array_equal(
+                np.asarray(problem.pictures[0].decode()), np.asarray(picture(problem.number - 1))
+            )
+
+
+def test_pictures_are_turned_upright_and_have_8_bits(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (tmp_path / "phone.jpg").write_bytes(file_of(picture(3), "JPEG", exif=exif))
+    deep = (np.arange(40 * 24, dtype=np.uint16) * 60).reshape(24, 40)
+    (tmp_path / "deep.png").write_bytes(file_of(Image.fromarray(deep)))
+    phone, grey = read(
+        tmp_path,
+        {"question": "a", "answer": "1", "image": "phone.jpg"},
+        {"question": "b", "answer": "1", "image": "deep.png"},
+    )
+    assert (phone.pictures[0].width, phone.pictures[0].height) == phone.pictures[0].decode().size == (24, 40)
+    np.testing.assert_array_equal(np.asarray(grey.pictures[0].decode()), deep >> 8)
+
+
+def test_what_distinguishes_problems_covers_their_pictures(tmp_path: Path) -> None:
+    rows = [{"question": "a", "answer": "1", "image": name} for name in ("red.png", "blue.png", "red.png")]
+    red, blue, again = read(tmp_path, *rows)
+    assert red.identity == again.identity != blue.identity
+    assert red.fingerprint != blue.fingerprint
+    (unequal,) = read(tmp_path / "more", rows[0])
+    (tmp_path / "more" / "red.png").write_bytes(BLUE)
+    with pytest.raises(UserError, match=r"train.jsonl:1: the picture .*red.png is not the one"):
+        unequal.pictures[0].decode()
+
+
+# -- prompts -------------------------------------------------------------------------------------------------------
+
+
+def encoder_of(folder: Path, task: FilesTask, template: str | None = None) -> tuple[PromptEncoder, PictureProcessor]:
+    tokenizer = load_checkpoint_tokenizer(folder)
+    tokenizer.chat_template = template
+    return make_encoder(task, tokenizer, folder, "task."), PictureProcessor(str(folder), tokenizer)
+
+
+@pytest.mark.parametrize("template", [None, QWEN_TEMPLATE], ids=["plain", "chat"])
+def test_a_prompt_has_its_pictures_where_the_text_says(tmp_path: Path, template: str | None) -> None:
+    rows = [
+        {"question": "1<image>2<image>=", "answer": "1", "images": ["red.png", "blue.png"]},
+        {"question": "<image> 3", "answer": "1"},
+    ]
+    problem, text_alone = read(tmp_path, *rows)
+    folder = Path(tiny_folder(tmp_path / "model", "qwen2_5_vl"))
+    encoder, processor = encoder_of(folder, settings(tmp_path / "train.jsonl"), template)
+    one = processor.picture_text
+    text = f"1{one}2{one}="
+    assert encoder.text(problem) == (text if template is None else f"u{text} a")
+    expected, pictures = processor.encode(encoder.text(problem), problem.pictures)
+    prompt = encoder.prompt(0, problem, max_tokens=None, sends_row=True)
+    assert prompt.token_ids.tolist() == expected
+    assert pictures is not None and prompt.pictures is not None and prompt.pictures.digest == pictures.digest
+    assert encoder.num_tokens([problem, text_alone]) == [len(expected), len(encoder.encode(text_alone.content))]
+    assert encoder.prompt(1, text_alone, max_tokens=None, sends_row=True).pictures is None
+
+
+def test_long_prompts_with_pictures_are_dropped_and_never_cut(tmp_path: Path) -> None:
+    rows = [{"question": "<image>=" + "1" * number, "answer": "1", "image": "red.png"} for number in range(3)]
+    (problem, *_) = read(tmp_path, *rows)
+    folder, file = Path(tiny_folder(tmp_path / "model", "qwen2_5_vl")), tmp_path / "train.jsonl"
+    encoder, _ = encoder_of(folder, settings(file))
+    (num_tokens,) = encoder.num_tokens([problem])
+    dropping = FileProblems(settings(file, long_prompts="drop"), seed=0)
+    dropping.fit(encoder, num_tokens + 1)
+    assert sum(bool(one.pictures) for one in dropping.all_problems()) == 2
+    cutting = FileProblems(settings(file, long_prompts="keep_end"), seed=0)
+    with pytest.raises(UserError, match=r"train.jsonl:\d has pictures, which task.long_prompts=keep_end would cut"):
+        cutting.fit(encoder, num_tokens + 1)
+    with pytest.raises(UserError, match="pictures are not cut"):
+        encoder.prompt(0, problem, max_tokens=num_tokens - 1, sends_row=False)
+
+
+def test_limits_in_pixels_belong_to_models_that_have_them(tmp_path: Path) -> None:
+    (problem,) = read(tmp_path, {"question": "1", "answer": "1", "image": "red.png"})
+    folder = Path(tiny_folder(tmp_path / "model", "qwen2_5_vl"))
+    encoder, _ = encoder_of(folder, settings(tmp_path / "train.jsonl", max_pixels=512))
+    assert encoder.num_tokens([problem]) == [2 + 1 + 1]
+    encoder, _ = encoder_of(folder, settings(tmp_path / "train.jsonl"))
+    assert encoder.num_tokens([problem]) == [2 + 4 + 1]
+
+
+def test_models_that_read_text_alone_refuse_pictures(tmp_path: Path) -> None:
+    row = {"question": "1", "answer": "1", "image": "red.png"}
+    (problem,) = read(tmp_path, row)
+    tokenizer = load_checkpoint_tokenizer(Path(tiny_folder(tmp_path / "model", "qwen2_5_vl")))
+    with pytest.raises(UserError, match=r"train.jsonl:1 has pictures, and the model reads text alone"):
+        PromptEncoder(tokenizer).num_tokens([problem])
+    (ignoring,) = read(tmp_path, row, columns={"images": False})
+    assert PromptEncoder(tokenizer).num_tokens([ignoring]) == [1]
+    with pytest.raises(UserError, match=re.escape("task.max_pixels=99 is not used")):
+        make_encoder(settings(tmp_path / "train.jsonl", max_pixels=99), tokenizer, tmp_path, "task.")
+
+
+def test_a_placeholder_in_the_text_of_a_problem_is_refused(tmp_path: Path) -> None:
+    (problem,) = read(tmp_path, {"question": "1<|image_pad|>", "answer": "1"})
+    folder = Path(tiny_folder(tmp_path / "model", "qwen2_5_vl"))
+    encoder, _ = encoder_of(folder, settings(tmp_path / "train.jsonl"))
+    with pytest.raises(UserError, match=r"train.jsonl:1: as text for the model it has the placeholder"):
+        encoder.num_tokens([problem])
