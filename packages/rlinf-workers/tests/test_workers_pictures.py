@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from rlinf_sched.derive import ModelShape
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import LoadedModel, ModelSettings, build_model
@@ -174,3 +175,14 @@ def test_examples_are_learned_with_their_pictures(model: Any):
     own = logprobs[batch.loss_mask[:, 1:] != 0].view(-1, 4)
     for row, prompt, answer in zip(own, prompts, answers, strict=True):
         assert (row - logprobs_of(plain_logits(model, prompt, answer), answer)).abs().max() < BOUND
+
+
+def test_plans_count_the_parameters_of_the_vision_tower(model: Any):
+    shape = ModelShape.from_config(model.config.to_dict())
+    assert shape.num_parameters == sum(parameter.numel() for parameter in model.parameters())
+    tower = [
+        one
+        for name, one in model.named_parameters()
+        if not name.startswith(("lm_head", "model.language_model", "model.text_model"))
+    ]
+    assert shape.vision_parameters == sum(parameter.numel() for parameter in tower)

@@ -1,7 +1,8 @@
 """The cost of a model from the shape in its Hugging Face config.json: parameters, KV cache, floating-point operations.
 
-Dense and mixture-of-experts decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, GLM-4.5), and
-decoders that read image patches, with or without an expert for actions. A multiply-add counts as two operations;
+Dense and mixture-of-experts decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, GLM-4.5), those
+behind a vision tower (Qwen2.5-VL, Qwen3-VL, SmolVLM), and policies that read image patches, with or without an expert
+for actions. A multiply-add counts as two operations;
 attention is counted at the context it has, softmax and norms are left out (under 1 %).
 """
 
@@ -152,6 +153,8 @@ class ModelShape:
             ProfileError: a model type that is not of this family, or a missing or impossible number; names the key.
         """
         kind = config.get("model_type")
+        if kind in _OF_VISION_LANGUAGE:
+            return _vision_language(config, name=name or str(kind), source=source)
         if kind not in _MODEL_TYPES:
             raise ProfileError(f"config.model_type={kind!r}{did_you_mean(str(kind), _MODEL_TYPES)}")
         hidden, num_heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
@@ -235,7 +238,9 @@ def resolve_model(model: str | Path | ModelShape) -> ModelShape:
     return ModelShape.from_folder(model) if Path(model).is_dir() else find_model(str(model))
 
 
-_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "glm4_moe")
+_OF_VISION_LANGUAGE = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe", "smolvlm": "llama"}
+"""`model_type` of a vision-language model -> that of its decoder."""
+_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", *_OF_VISION_LANGUAGE)
 
 _TOWER_PARAMETERS = {
     "vit_large_patch14_reg4_dinov2.lvd142m": 304_368_640,  # timm's model card: 304.4 M
@@ -277,6 +282,40 @@ def with_vision_towers(
         num_patches=(image_size // _PATCH_SIZE) ** 2,
         source=source,
     )
+
+
+def _vision_language(config: Mapping[str, Any], *, name: str, source: str) -> ModelShape:
+    """The decoder with the parameters of its vision tower. What the tower computes is not counted.
+
+    Args:
+        config: sizes of the decoder are in `text_config`, or beside `vision_config` in older files.
+    """
+    kind, vision = config["model_type"], config.get("vision_config")
+    if not isinstance(vision, Mapping):
+        raise ProfileError("config.vision_config is missing; add it")
+    text = {**config, **(config.get("text_config") or {}), "model_type": _OF_VISION_LANGUAGE[kind]}
+    text["tie_word_embeddings"] = config.get("tie_word_embeddings", False)
+    decoder = ModelShape.from_config(text, name=name, source=source)
+    width, inner = _count(vision, "hidden_size"), _count(vision, "intermediate_size")
+    patch = 3 * _count(vision, "patch_size") ** 2
+    attention = 4 * width * width + 4 * width
+    if kind == "smolvlm":
+        num_layers = _count(vision, "num_hidden_layers")
+        layer = attention + 2 * width * inner + inner + width + 4 * width
+        side = _count(vision, "image_size") // _count(vision, "patch_size")
+        projector = width * _count(config, "scale_factor") ** 2 * decoder.hidden_size
+        tower = patch * width + width + side * side * width + num_layers * layer + 2 * width + projector
+        return replace(decoder, vision_parameters=tower)
+    num_layers, merged = _count(vision, "depth"), width * _count(vision, "spatial_merge_size", 2) ** 2
+    patch *= _count(vision, "temporal_patch_size", 2)
+    merger = merged * merged + merged + merged * decoder.hidden_size + decoder.hidden_size
+    if kind == "qwen2_5_vl":
+        layer = attention + 3 * width * inner + 2 * inner + width + 2 * width
+        return replace(decoder, vision_parameters=patch * width + num_layers * layer + merger + width)
+    layer = attention + 2 * width * inner + inner + width + 4 * width
+    num_deep = len(vision.get("deepstack_visual_indexes") or ())
+    tower = patch * width + width + _count(vision, "num_position_embeddings") * width + num_layers * layer
+    return replace(decoder, vision_parameters=tower + merger + 2 * width + num_deep * (merger + 2 * merged))
 
 
 def _gemma(name: str, hidden: int, intermediate: int, *, vocab_size: int, **more: Any) -> ModelShape:
@@ -366,6 +405,24 @@ def _qwen25(
     )
 
 
+def _qwen25_vl(
+    size: str, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, **more: Any
+) -> ModelShape:
+    tower = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "patch_size": 14}
+    return _public(
+        f"Qwen2.5-VL-{size}",
+        f"Qwen/Qwen2.5-VL-{size}-Instruct",
+        "qwen2_5_vl",
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vision_config=tower,
+        **more,
+    )
+
+
 def _distilled(size: str, hidden: int, intermediate: int, heads: int, kv_heads: int, *, vocab_size: int) -> ModelShape:
     """The shape of Qwen2.5-Math, with a head of its own at either size."""
     return _public(
@@ -420,6 +477,8 @@ MODELS: Mapping[str, ModelShape] = {
         _qwen25("3B", 2048, 11008, 36, 16, 2, vocab_size=151936, tie_word_embeddings=True),
         _qwen25("7B", 3584, 18944, 28, 28, 4),
         _qwen25("32B", 5120, 27648, 64, 40, 8),
+        _qwen25_vl("3B", 2048, 11008, 36, 16, 2, vocab_size=151936, tie_word_embeddings=True),
+        _qwen25_vl("7B", 3584, 18944, 28, 28, 4, vocab_size=152064),
         _distilled("1.5B", 1536, 8960, 12, 2, vocab_size=151936),
         _distilled("7B", 3584, 18944, 28, 4, vocab_size=152064),
         _public(
