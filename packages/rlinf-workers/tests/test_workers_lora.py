@@ -12,8 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.weights import execute, reshard_plan
-from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_comm.weights.layouts import is_adapter_tensor
+from rlinf_workers.engines.huggingface.engine import MIN_ROWS, HuggingFaceEngine
 from rlinf_workers.launchers.local.launcher import LocalLauncher
+from rlinf_workers.models.adapted_modules import adapt_modules
+from rlinf_workers.models.language_model import load_model
 from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
@@ -72,6 +75,10 @@ def save(backend, folder, worker=None):
     files.add_optimizer(backend)
     files.start().wait()
     return f"{folder}/model"
+
+
+def pick(tensors, names):
+    return {name: tensors[name] for name in names}
 
 
 def plain(model):
@@ -250,3 +257,44 @@ def test_two_ranks_that_share_a_model_train_what_one_does(tmp_path, base, dtype)
     one.load_model(f"{tmp_path}/model")
     one.load_optimizer(str(tmp_path))
     assert one.num_steps == 2
+
+
+def test_an_engine_serves_an_adapter_beside_its_base(base):
+    """In whole batches and with continuous batching; the sync moves the adapter alone."""
+    backend = make(base)
+    engine = HuggingFaceEngine(dataclasses.replace(base, adapter=LORA), torch.device("cpu"), max_prompt_tokens=8)
+    own, merged = dict(engine.weights()), TokenModel(base, 1.0).build(torch.device("cpu"))
+    before = TokenModel(base, 1.0).answers(engine._model, BATCH, entropies=False).logprobs
+    for _ in range(2):
+        train(backend)
+        names = {name for name in own if is_adapter_tensor(name)}
+        reshard = reshard_plan(backend.layout(merged=False).only(names), engine.layout().only(names))
+        execute(reshard, [pick(backend.weights(merged=False), names)], [pick(own, names)])
+        served = TokenModel(base, 1.0).answers(engine._model, BATCH, entropies=False).logprobs
+        torch.testing.assert_close(served, backend.forward(BATCH).logprobs, rtol=1e-5, atol=1e-5)
+        for name, tensor in backend.weights().items():
+            merged.get_parameter(name).data.copy_(tensor)
+        with_merged = TokenModel(base, 1.0).answers(merged, BATCH, entropies=False).logprobs
+        torch.testing.assert_close(served, with_merged, rtol=1e-5, atol=1e-5)
+    assert (served - before).abs().max() > 1e-2
+    linear = sum(sum(shape) for shape in find_targets(base.folder, ["all-linear"])[1].values())
+    assert reshard.num_bytes == 4 * LORA.rank * linear
+
+
+@pytest.mark.parametrize("rank", [1, 3, 16])
+def test_an_adapted_row_has_the_same_bits_in_any_batch(rank):
+    """From the smallest batch of the engine on, as the layer's own product."""
+    generator = torch.Generator().manual_seed(rank)
+    model = torch.nn.ModuleDict({"q_proj": torch.nn.Linear(64, 96, bias=False)})
+    adapt_modules(model, dataclasses.replace(LORA, rank=rank, targets=("q_proj",)))
+    for parameter in model.parameters():
+        parameter.data.normal_(generator=generator)
+    rows = torch.randn(300, 64, generator=generator)
+    whole = model["q_proj"](rows)
+    for num_rows in (MIN_ROWS, 9, 31, 100):
+        assert_bitwise_equal(model["q_proj"](rows[:num_rows]), whole[:num_rows])
+
+
+def test_an_adapter_that_changes_no_layer_is_refused(base):
+    with pytest.raises(ValueError, match="Qwen2ForCausalLM has no linear layer query"):
+        load_model(dataclasses.replace(base, adapter=dataclasses.replace(LORA, targets=("query",))))

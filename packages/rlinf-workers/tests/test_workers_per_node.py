@@ -151,5 +151,5 @@ def test_a_run_takes_it_for_several_ranks_of_another_node(tmp_path, monkeypatch)
             context = StepContext(step=step, phase="train", seed=0, num_items=len(numbers))
             run = executor.run(flow, context=context, feeds={"numbers": numbers}, timeout_s=600)
             assert run.metrics["learn/weight"] == expected[step]
-        (sync,) = executor._weights.weight_syncs.values()
+        ((sync,),) = executor._weights.weight_syncs.values()
         assert isinstance(sync, PerNodeWeightSync) and list(sync.address[1]) == [0, 0]

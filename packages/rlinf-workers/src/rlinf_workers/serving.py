@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout
+from rlinf_comm.weights.layouts import is_adapter_tensor
 from rlinf_workers.engines.base import GenerationEngine, RemoteWeights, SupportsDiscard
 from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, tensors_of
 from rlinf_workers.plugins import WEIGHT_SYNCS
@@ -39,9 +40,10 @@ class ServedModule:
 
     def discard(self) -> None:
         """`offload` for weights that a sync fills after `onload`, before they are read: they are not copied in either
-        direction."""
+        direction. Of a model with an adapter that is only the adapter."""
         if not self._moved.is_on(HOST):
-            self._discarded = frozenset(self.weights())
+            names = self.weights().keys()
+            self._discarded = frozenset(filter(is_adapter_tensor, names)) or frozenset(names)
             self._moved.leave(self._discarded)
 
 

@@ -19,7 +19,7 @@ from rlinf_comm import record
 from rlinf_comm.weights import Layout, specs_of
 from rlinf_workers.errors import FlowDefinitionError
 from rlinf_workers.plugins import WEIGHT_SYNCS
-from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver, WeightTarget
+from rlinf_workers.weight_sync.base import UnmergedLayout, WeightPort, WeightReceiver, WeightTarget
 
 if TYPE_CHECKING:
     from rlinf_workers.collectives import RankGroup
@@ -222,6 +222,15 @@ class Worker:
         default every rank has all of every tensor. A group that serves from other processes describes all of these,
         with equally many per rank."""
         return Layout.replicated(specs_of(self.weights()), self.num_ranks)
+
+    def unmerged_weights(self) -> Mapping[str, Tensor]:
+        """As `weights`, with the adapter's tensors beside the weights that they change; for `unmerged_layout`."""
+        raise NotImplementedError(f"{type(self).__name__} has an unmerged_layout() and must define unmerged_weights()")
+
+    def unmerged_layout(self) -> UnmergedLayout | None:
+        """The placement of `unmerged_weights`; None: the worker trains no adapter. Servers that have the adapter's
+        tensors receive the frozen weights once and the others with each version."""
+        return None
 
     def open_receiver(self, ports: Sequence[WeightPort]) -> WeightReceiver:
         """Opens the receiving end of an edge that fills `weights()`; several if the worker serves from other

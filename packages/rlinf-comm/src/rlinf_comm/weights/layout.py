@@ -7,7 +7,7 @@ ones of the inference engines (layouts/ has builders for these), or your own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -170,6 +170,12 @@ class RankLayout:
         object.__setattr__(self, "buffers", dict(sorted(self.buffers.items())))
         object.__setattr__(self, "blocks", tuple(self.blocks))
 
+    def only(self, names: Collection[str]) -> RankLayout:
+        """As `Layout.only`."""
+        blocks = tuple(block for block in self.blocks if block.name in names)
+        used = {block.buffer for block in blocks}
+        return RankLayout({name: spec for name, spec in self.buffers.items() if name in used}, blocks)
+
     @classmethod
     def of_boxes(
         cls, boxes: Mapping[str, Box], specs: Mapping[str, TensorSpec], dtype: str | None = None
@@ -227,6 +233,12 @@ class Layout:
     @property
     def num_ranks(self) -> int:
         return len(self.ranks)
+
+    def only(self, names: Collection[str]) -> Layout:
+        """The same storage of only these canonical tensors; buffers that store none of them are left out."""
+        specs = {name: spec for name, spec in self.specs.items() if name in names}
+        ranks = {id(rank): rank.only(specs) for rank in self.ranks}  # replicas share one
+        return Layout(specs, tuple(ranks[id(rank)] for rank in self.ranks))
 
     def with_dtypes_of(self, specs: Mapping[str, TensorSpec]) -> Layout:
         """The same storage, for canonical tensors of the dtypes in `specs`: of a model that is served in another dtype

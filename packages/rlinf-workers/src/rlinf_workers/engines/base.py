@@ -173,7 +173,8 @@ class SupportsDiscard(Protocol):
     """Optional: gives up its weights. Without it, an engine keeps them while it is offloaded."""
 
     def discard(self) -> None:
-        """As `offload`, if a weight sync fills `weights` after the next `onload`, before anything reads them."""
+        """As `offload`, if a weight sync fills `weights` after the next `onload`, before anything reads them. Frozen
+        weights beside an adapter must be kept: they are received only once."""
         ...
 
 

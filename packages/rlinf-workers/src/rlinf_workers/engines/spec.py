@@ -34,6 +34,9 @@ class EngineSpec(Spec):
     """Can shard a model over the devices of a rank (`tensor_parallel_size`)."""
     serves_adapters: bool = False
     """Can load a folder with an adapter beside its base model."""
+    syncs_adapters: bool = False
+    """Serves a LoRA adapter beside its base when `ModelSettings.adapter` says so, and has its tensors in `weights`, so
+    that a weight sync moves only the adapter; others receive merged weights."""
     reads_pictures: bool = False
     """Serves vision-language models, with the pictures of prompts."""
     quantizations: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rlinf_comm.weights.layouts import has_adapter
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.flow import Flow
 from rlinf_workers.launchers.base import Identity
@@ -58,7 +59,8 @@ class InProcessWorkers:
     def sync(self, source: str, target: str) -> None:
         """Copies the weights of the training group `source` to the serving group `target`."""
         filled: WeightTarget = self[target].weight_target(source)
-        trained, served = self[source].weights(), filled.weights()
+        served = filled.weights()
+        trained = self[source].unmerged_weights() if has_adapter(served) else self[source].weights()
         for name, tensor in served.items():
             tensor.copy_(trained[name])
         filled.weights_received(self[source].policy_version)

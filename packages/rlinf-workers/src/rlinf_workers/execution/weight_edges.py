@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlinf_comm.weights import Layout, ReshardPlan, reshard_plan as reshard_plan
-from rlinf_comm.weights.layouts import quantized_layout, quantized_names
+from rlinf_comm.weights.layouts import has_adapter, quantized_layout, quantized_names
 from rlinf_sched import WeightEdge
 from rlinf_workers.errors import FlowDefinitionError, RemoteError, WeightSyncRefused
 from rlinf_workers.execution.groups import RunningGroups
 from rlinf_workers.plugins import WEIGHT_SYNCS
-from rlinf_workers.weight_sync.base import WeightPort, WeightSync
+from rlinf_workers.weight_sync.base import SyncedTensors, UnmergedLayout, WeightPort, WeightSync
 from rlinf_workers.weight_sync.choose import choose
 from rlinf_workers.weight_sync.spec import EdgeEnds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """One sync of an edge, and what it moves."""
+
+    tensors: SyncedTensors
+    reshard: ReshardPlan
+    quantized: tuple[str, ...] = ()
 
 
 class WeightEdges:
@@ -38,11 +48,12 @@ class WeightEdges:
     ) -> None:
         self._groups, self._note = groups, note
         self._weight_sync, self._options, self._attests = weight_sync, dict(options), attests
-        self.weight_syncs: dict[WeightEdge, WeightSync] = {}
+        self.weight_syncs: dict[WeightEdge, list[WeightSync]] = {}
+        """One, or two: of frozen weights and of those that training changes."""
         self.versions: dict[WeightEdge, int] = {}
         """The last published version."""
         self.num_bytes: dict[WeightEdge, int] = {}
-        """Bytes that a sync moves."""
+        """Bytes that a sync of a version moves."""
 
     def sync(self, edges: Iterable[WeightEdge], *, num_versions: int = 1, offered: Collection[WeightEdge] = ()) -> None:
         """Publishes the trainers' current weights.
@@ -54,6 +65,8 @@ class WeightEdges:
         for edge in edges:
             if edge not in self.weight_syncs:
                 self._connect(edge, num_versions, is_offered=edge in offered)
+                if len(self.weight_syncs[edge]) > 1:
+                    self._groups[edge.source].call("publish_frozen_weights", edge.name)
             self.versions[edge] = self._groups[edge.source].call("publish_weights", edge.name)[0]
 
     def were_published(self, names: Collection[str], version: int) -> None:
@@ -66,15 +79,9 @@ class WeightEdges:
         self.versions.clear()
 
     def _connect(self, edge: WeightEdge, num_versions: int, *, is_offered: bool) -> None:
-        source, num_ranks = self._layout(edge.source, "layout"), self._groups[edge.target].num_ranks
-        if source.num_ranks != self._groups[edge.source].num_ranks:
-            raise self._wrong_layout(edge.source, source)
-        served = self._layout(edge.target, "served_layout", edge.source)
-        quantized = quantized_names(source.specs, served.specs)
-        source = quantized_layout(source, quantized) if quantized else source
-        reshard = reshard_plan(source, served.with_dtypes_of(source.specs))
-        self.num_bytes[edge] = sum(spec.num_bytes for spec in reshard.specs.values())
-        each = reshard.num_dst_ranks // num_ranks
+        num_ranks, parts = self._groups[edge.target].num_ranks, self._parts(edge)
+        self.num_bytes[edge] = _num_bytes(parts[-1].reshard)
+        each = parts[-1].reshard.num_dst_ranks // num_ranks
         targets = [self._groups.node(edge.target, rank) for rank in range(num_ranks) for _ in range(each)]
         on_gpus = self._groups.is_on_gpus(edge.source) and self._groups.is_on_gpus(edge.target)
         ends = EdgeEnds(
@@ -89,23 +96,61 @@ class WeightEdges:
             self._note(f"weights {edge.name} are not attested: served weights are not compared with published ones")
         for number, (kind, options) in enumerate(choices):
             try:
-                self._open(edge, reshard, kind, options, quantized)
+                self.weight_syncs[edge] = [self._open(edge, part, kind, options) for part in parts]
                 return
             except RemoteError as error:
                 if error.error_type != WeightSyncRefused.__name__ or number + 1 == len(choices):
                     raise
                 self._note(f"weights {edge.name} are sent by {choices[number + 1][0]} and not by {kind}: {error}")
 
-    def _open(
-        self, edge: WeightEdge, reshard: ReshardPlan, kind: str, options: Mapping[str, Any], quantized: tuple[str, ...]
-    ) -> None:
-        weight_sync = WEIGHT_SYNCS.get(kind)
+    def _parts(self, edge: WeightEdge) -> list[_Part]:
+        """The syncs of an edge; the last one moves what changes."""
+        source = self._layout(edge.source, "layout")
+        if source.num_ranks != self._groups[edge.source].num_ranks:
+            raise self._wrong_layout(edge.source, source)
+        served = self._layout(edge.target, "served_layout", edge.source)
+        unmerged: UnmergedLayout | None = self._groups[edge.source].call("unmerged_layout", ranks=[0])[0]
+        if unmerged is not None and has_adapter(served.specs):
+            return self._adapter_parts(edge, unmerged, served)
+        quantized = quantized_names(source.specs, served.specs)
+        source = quantized_layout(source, quantized) if quantized else source
+        reshard = reshard_plan(source, served.with_dtypes_of(source.specs))
+        if unmerged is not None:
+            self._note(
+                f"weights {edge.name}: {edge.target} serves no adapter, so it is merged into the weights that it "
+                f"changes, and a sync moves all of them, {_num_bytes(reshard):,} bytes"
+            )
+        return [_Part(tensors="all", reshard=reshard, quantized=quantized)]
+
+    def _adapter_parts(self, edge: WeightEdge, unmerged: UnmergedLayout, served: Layout) -> list[_Part]:
+        """The frozen weights, which are moved once, and the adapter."""
+        specs, names = unmerged.layout.specs, unmerged.layout.specs.keys() | served.specs.keys()
+        kinds: dict[SyncedTensors, Collection[str]] = {
+            "frozen": frozenset(unmerged.frozen),
+            "trained": names - frozenset(unmerged.frozen),
+        }
+        parts = [
+            _Part(
+                tensors=kind,
+                reshard=reshard_plan(unmerged.layout.only(chosen), served.with_dtypes_of(specs).only(chosen)),
+            )
+            for kind, chosen in kinds.items()
+        ]
+        once, each = (_num_bytes(part.reshard) for part in parts)
+        self._note(
+            f"weights {edge.name}: a sync moves the adapter, {each:,} bytes; the frozen weights, {once:,} bytes, are "
+            "moved once"
+        )
+        return parts
+
+    def _open(self, edge: WeightEdge, part: _Part, kind: str, options: Mapping[str, Any]) -> WeightSync:
+        reshard, weight_sync = part.reshard, WEIGHT_SYNCS.get(kind)
         if "num_versions" in options and not _takes_num_versions(weight_sync):
             raise FlowDefinitionError(
                 f"weights {edge.name}: steps overlap so far that num_versions={options['num_versions']} are kept, and "
                 f"weight sync {kind} keeps two; give it that argument, or use max_staleness 0 or 1"
             )
-        opened = self.weight_syncs[edge] = weight_sync(edge.name, reshard, **options)
+        opened = weight_sync(edge.name, reshard, **options)
         sides: dict[Literal["send", "receive"], str] = {"send": edge.source, "receive": edge.target}
         for side, name in sides.items():
             handles = self._groups[name].handles
@@ -118,7 +163,8 @@ class WeightEdges:
                     reshard=reshard,
                     weight_sync=kind,
                     address=opened.address,
-                    quantized=quantized,
+                    quantized=part.quantized,
+                    tensors=part.tensors,
                     attests=self._attests,
                 )
                 for rank in range(num_ends)
@@ -129,6 +175,7 @@ class WeightEdges:
                 for rank, handle in enumerate(handles)
             ]
             self._groups.gather(opening)
+        return opened
 
     def _layout(self, name: str, method: str, *arguments: Any) -> Layout:
         group = self._groups[name]
@@ -142,6 +189,11 @@ class WeightEdges:
         return FlowDefinitionError(
             f"worker {name!r}: layout() describes {layout.num_ranks} ranks, but there are {num_ranks}"
         )
+
+
+def _num_bytes(reshard: ReshardPlan) -> int:
+    """Bytes of the tensors that a sync moves, each once."""
+    return sum(spec.num_bytes for spec in reshard.specs.values())
 
 
 def _takes_num_versions(weight_sync: Callable[..., Any]) -> bool:

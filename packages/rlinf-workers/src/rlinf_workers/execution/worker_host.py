@@ -25,6 +25,14 @@ from rlinf_comm.weights.fp8 import BlockQuantizer
 from rlinf_sched import WeightEdge
 from rlinf_workers.collectives import RankGroup, RankGroups, connect
 from rlinf_workers.errors import FlowDefinitionError
+from rlinf_workers.execution.frozen_weights import (
+    FROZEN_VERSION,
+    FrozenWeights,
+    edge_of,
+    end_of,
+    frozen_end,
+    is_frozen,
+)
 from rlinf_workers.execution.item_channels import ChannelPlace, ChannelSpec, FarChannel, HomeChannel, open_channel
 from rlinf_workers.execution.ports import ItemEnd, Reader, Writer
 from rlinf_workers.execution.replica import FirstRank, OtherRank
@@ -41,6 +49,7 @@ from rlinf_workers.metrics import MetricTable
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.spans import CHANNEL, LEASE, SYNC_SPAN, Processes, Span, WaitTable, now_ns
 from rlinf_workers.weight_sync.base import (
+    Check,
     FinishReads,
     LendsDeviceMemory,
     WeightPort,
@@ -66,6 +75,7 @@ CALLS = frozenset(
         "begin_profile",
         "end_profile",
         "publish_weights",
+        "publish_frozen_weights",
         "memory_bytes",
         "held_gpu_bytes",
         "current_waits",
@@ -74,7 +84,7 @@ CALLS = frozenset(
     }
 )
 """Methods of the host that the executor calls; any other method is the worker's own."""
-READS = frozenset({"layout", "save_model", "begin_checkpoint", "end_checkpoint", "save_checkpoint"})
+READS = frozenset({"layout", "unmerged_layout", "save_model", "begin_checkpoint", "end_checkpoint", "save_checkpoint"})
 """Methods of workers that are called between runs and do not change weights."""
 
 
@@ -130,7 +140,7 @@ class WorkerHost:
         self._gpu_use = GpuUse()
         """What its processes held of their GPUs whenever a stage ended."""
         self.served_versions: dict[str, int] = {}
-        """Edge -> version of the worker's weights, once all are received; see `confirm_weights`."""
+        """End of an edge -> version of the worker's weights, once all are received; see `confirm_weights`."""
         self._offers = WeightOffers()
         self._home_channels: list[HomeChannel] = []
         """Channels that live in this process."""
@@ -140,6 +150,9 @@ class WorkerHost:
         self._unfinished_reads: dict[str, FinishReads] = {}
         """Edge -> function to call before the weights last published on it may change."""
         self._receivers: dict[str, WeightReceiver] = {}
+        self._frozen = FrozenWeights()
+        self._synced_buffers: dict[str, frozenset[str]] = {}
+        """End of an edge with two syncs -> the worker's tensors that it moves."""
         self._checks: dict[str, Future[object]] = {}
         """Edge -> the pending check of the weights received last, if it runs in the background."""
         self._checker = ThreadPoolExecutor(1, thread_name_prefix="rlinf-weight-check")
@@ -383,6 +396,9 @@ class WorkerHost:
         if self.worker.device.type == "cuda":
             torch.cuda.synchronize()  # later work may use the state on other streams
         self.is_loaded = True
+        for end in self._frozen:
+            if self._frozen.may_have_moved(end, weights := self._own_tensors(end)):
+                self._checks[end] = self._checker.submit(self._frozen.check, end, weights)
 
     def unload(self) -> Span:
         """Offloads the state until the worker's next lease; called while it has none. Returns the span of the
@@ -396,7 +412,7 @@ class WorkerHost:
                     if isinstance(sender, LendsDeviceMemory):
                         sender.withdraw()
             if self.may_discard:
-                self.served_versions.clear()
+                self.served_versions = {one: version for one, version in self.served_versions.items() if is_frozen(one)}
                 self.worker.discard()
             else:
                 self.worker.offload()
@@ -434,28 +450,34 @@ class WorkerHost:
     def open_weights(self, ports: Sequence[WeightPort]) -> None:
         """Opens this rank's end of a weight sync edge, or several ends if the worker serves from several processes.
         Drops an end opened before, with the weights it received."""
-        port = ports[0]
+        port, end = ports[0], end_of(ports[0])
         if port.side == "send":
             self.before_change()
-            self._unfinished_reads.pop(port.edge, None)
-            self._senders.pop(port.edge, None)
-            self._quantizers.pop(port.edge, None)
+            self._unfinished_reads.pop(end, None)
+            self._senders.pop(end, None)
+            self._quantizers.pop(end, None)
             if port.quantized:
-                self._quantizers[port.edge] = BlockQuantizer(self.worker.layout(), port.rank, port.quantized)
-            self._senders[port.edge] = WEIGHT_SYNCS.get(port.weight_sync).open_sender(port)
+                self._quantizers[end] = BlockQuantizer(self.worker.layout(), port.rank, port.quantized)
+            self._senders[end] = WEIGHT_SYNCS.get(port.weight_sync).open_sender(port)
         else:
             wait(self._checks.values())
-            self._checks.pop(port.edge, None)
-            self.served_versions.pop(port.edge, None)
+            self._checks.pop(end, None)
+            self.served_versions.pop(end, None)
+            self._frozen.open(end, attests=port.attests)
             self._offers = WeightOffers()
-            self._receivers.pop(port.edge, None)
-            target = self._target(port.edge)
-            if other := next((edge for edge in self._receivers if self._target(edge) is target), None):
+            self._receivers.pop(end, None)
+            target = self._target(end)
+            others = (edge_of(other) for other in self._receivers if self._target(other) is target)
+            if other := next((edge for edge in others if edge != port.edge), None):
                 raise FlowDefinitionError(
                     f"weights {other} and {port.edge} fill the same weights; {type(self.worker).__name__} takes them "
                     "from one group only, since it does not define weight_target()"
                 )
-            self._receivers[port.edge] = target.open_receiver(ports)
+            self._receivers[end] = target.open_receiver(ports)
+        if port.tensors != "all":
+            reshard = port.reshard
+            buffers = reshard.src_buffers if port.side == "send" else reshard.dst_buffers
+            self._synced_buffers[end] = frozenset(buffers[port.rank])
 
     def _target(self, edge: str) -> WeightTarget:
         """What an edge fills."""
@@ -503,14 +525,25 @@ class WorkerHost:
         return "" if self._stage is None else self._stage.call.offered
 
     def publish_weights(self, edge: str) -> int:
-        """Publishes the worker's weights on one edge; returns the version."""
-        weights = self.worker.weights()
-        if (quantizer := self._quantizers.get(edge)) is not None:
-            weights = quantizer.quantized(weights, self._merge_maxima)
-        finish_reads = self._senders[edge].publish(weights, self.worker.policy_version)
-        if finish_reads is not None:
-            self._unfinished_reads[edge] = finish_reads
+        """Publishes the worker's weights on one edge, without frozen ones that are published apart; returns the
+        version."""
+        self._publish(edge, self.worker.policy_version)
         return self.worker.policy_version
+
+    def publish_frozen_weights(self, edge: str) -> None:
+        """Publishes the weights that never change, once after the edge was opened."""
+        self._publish(frozen_end(edge), FROZEN_VERSION)
+
+    def _publish(self, end: str, policy_version: int) -> None:
+        if (buffers := self._synced_buffers.get(end)) is None:
+            weights = self.worker.weights()
+        else:
+            weights = {name: one for name, one in self.worker.unmerged_weights().items() if name in buffers}
+        if (quantizer := self._quantizers.get(end)) is not None:
+            weights = quantizer.quantized(weights, self._merge_maxima)
+        finish_reads = self._senders[end].publish(weights, policy_version)
+        if finish_reads is not None:
+            self._unfinished_reads[end] = finish_reads
 
     @contextmanager
     def weights_as_served(self) -> Iterator[bool]:
@@ -533,16 +566,37 @@ class WorkerHost:
             finish_reads()
 
     def receive_weights(self, edge: str, policy_version: int) -> None:
-        """Fills the target of one edge with the weights published on it. Their check may continue in the background;
+        """Fills the target of one edge with the weights published on it, before the first version also with frozen
+        ones. Their check may continue in the background;
         `confirm_weights` waits for it."""
-        wait(self._checks.values())  # a running check reads the weights that are about to change
+        # A running check reads the weights that are about to change, unless they are frozen.
+        wait(check for end, check in self._checks.items() if not is_frozen(end))
         self.before_change()
-        self.served_versions.pop(edge, None)
-        check = self._receivers[edge].receive(self._target(edge).weights(), policy_version)
-        self._checks.pop(edge, None)
+        frozen = frozen_end(edge)
+        if frozen in self._receivers and frozen not in self.served_versions:
+            self._receive(frozen, FROZEN_VERSION)
+        self._receive(edge, policy_version)
+
+    def _receive(self, end: str, policy_version: int) -> None:
+        self.served_versions.pop(end, None)
+        check = self._receivers[end].receive(self._own_tensors(end), policy_version)
+        self._checks.pop(end, None)
+        if is_frozen(end):
+            check = functools.partial(self._remember, end, check)
         if check is not None:
-            self._checks[edge] = self._checker.submit(check)
-        self.served_versions[edge] = policy_version
+            self._checks[end] = self._checker.submit(check)
+        self.served_versions[end] = policy_version
+
+    def _own_tensors(self, end: str) -> Mapping[str, torch.Tensor]:
+        """The tensors that an end fills."""
+        weights, buffers = self._target(end).weights(), self._synced_buffers.get(end)
+        return weights if buffers is None else {name: one for name, one in weights.items() if name in buffers}
+
+    def _remember(self, end: str, check: Check | None) -> None:
+        """Checks frozen weights, and keeps their digests."""
+        if check is not None:
+            check()
+        self._frozen.remember(end, self._own_tensors(end))
 
     def confirm_weights(self, stage: RunningStage) -> None:
         """Returns once the weights are verified to be the published ones.

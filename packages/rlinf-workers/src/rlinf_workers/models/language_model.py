@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 from rlinf_comm import record
+from rlinf_workers.models.lora_settings import LoraSettings
 from rlinf_workers.models.pictures import auto_class
 from rlinf_workers.models.placement import align
 from rlinf_workers.models.sharded_init import meta_parameters
@@ -42,6 +43,9 @@ class ModelSettings:
     quantization: Literal["fp8"] | None = None
     """fp8: linear layers of a model that generates have their weights in FP8, and `dtype` is that of everything
     else."""
+    adapter: LoraSettings | None = None
+    """Of a model that generates: its linear layers have the adapter's tensors beside their weights
+    (models/adapted_modules.py), all of them 0 until a weight sync fills them."""
     seed: int = 0
 
 
@@ -62,7 +66,7 @@ class LoadedModel:
 def load_model(settings: ModelSettings) -> LoadedModel:
     """The model on the host, its tokenizer and its end tokens.
 
-    Raises: ValueError if there are no end tokens, or nothing that FP8 quantizes.
+    Raises: ValueError if there are no end tokens, nothing that FP8 quantizes, or no layer that the adapter changes.
     """
     tokenizer = load_tokenizer(settings.folder)
     stop_ids = stop_token_ids(settings.folder, tokenizer)
@@ -72,6 +76,10 @@ def load_model(settings: ModelSettings) -> LoadedModel:
         from rlinf_workers.models.fp8_modules import quantize_modules
 
         quantize_modules(model)
+    if settings.adapter is not None:
+        from rlinf_workers.models.adapted_modules import adapt_modules
+
+        adapt_modules(model, settings.adapter)
     return LoadedModel(model=model, tokenizer=tokenizer, stop_ids=stop_ids, pad_id=pad_id)
 
 

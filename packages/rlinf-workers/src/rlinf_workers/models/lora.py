@@ -2,8 +2,8 @@
 other modules of a policy, such as heads, are trained whole.
 
 Differences from usual peft: the adapter is float32 whatever the model's dtype, because bfloat16 rounds AdamW steps
-away; it has no dropout, because completions are sampled without it and their policy is the one to train; and served
-weights are merged, so that engines need not support adapters.
+away; it has no dropout, because completions are sampled without it and their policy is the one to train; and it is
+merged for engines that cannot serve it beside the base.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from rlinf_comm import record
+from rlinf_comm.weights.layouts import LORA_A, LORA_B, is_adapter_tensor
 from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.models.language_model import (
     ADAPTER_CONFIG,
@@ -28,6 +27,7 @@ from rlinf_workers.models.language_model import (
     load_tokenizer,
     pretrained_model,
 )
+from rlinf_workers.models.lora_settings import LoraSettings as LoraSettings
 from rlinf_workers.models.pictures import auto_class
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs
@@ -49,26 +49,6 @@ BASE_FILE = "base.json"
 A, B, HELD = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
 """Components of parameter names in a model with an adapter."""
 PEFT_PREFIX = "base_model.model."
-
-
-@record
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoraSettings:
-    """The adapter of a model."""
-
-    rank: int
-    alpha: float
-    """Updates are scaled by alpha / rank."""
-    targets: tuple[str, ...]
-    """Names of linear layers, or suffixes of names; see `find_targets`."""
-    base_digest: str
-    """Digest of the base's files. An adapter is only loaded onto the base that it was trained on."""
-    backbone: tuple[str, ...] = ("",)
-    """Modules with frozen weights; everything else is trained whole, in float32. "" is the whole model."""
-
-    def is_inside(self, name: str) -> bool:
-        """Whether a tensor belongs to the backbone."""
-        return any(not part or name.startswith(f"{part}.") for part in self.backbone)
 
 
 def find_targets(folder: str, targets: Sequence[str]) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
@@ -128,8 +108,8 @@ def _chosen_targets(
 
 
 def _matching(modules: Mapping[str, Any], targets: Sequence[str]) -> set[str]:
-    """Matches names as peft does."""
-    return {name for name in modules if any(name == one or name.endswith(f".{one}") for one in targets)}
+    changes = LoraSettings(rank=1, alpha=1.0, targets=tuple(targets), base_digest="").changes
+    return set(filter(changes, modules))
 
 
 class LoraModel(ModelAdapter):
@@ -142,6 +122,7 @@ class LoraModel(ModelAdapter):
     """
 
     stem = ADAPTER_STEM
+    has_adapter = True
 
     def __init__(self, base: ModelAdapter, model: ModelSettings, lora: LoraSettings) -> None:
         self._base, self._settings, self._lora = base, model, lora
@@ -175,13 +156,16 @@ class LoraModel(ModelAdapter):
         return self._base.num_calls(batch)
 
     def served(self, tensors: Mapping[str, Tensor]) -> Served:
-        scale = self._lora.alpha / self._lora.rank
         held = {name: tensor for name, tensor in tensors.items() if not name.endswith((A, B))}
         layers = [name.removesuffix(A) for name in tensors if name.endswith(A)]
         changes = {
-            f"{layer}.weight": LowRank(a=tensors[layer + A], b=tensors[layer + B], scale=scale) for layer in layers
+            f"{layer}.weight": LowRank(a=tensors[layer + A], b=tensors[layer + B], scale=self._lora.scale)
+            for layer in layers
         }
         return Served(weights={name.replace(HELD, "."): tensor for name, tensor in held.items()}, changes=changes)
+
+    def is_frozen(self, name: str) -> bool:
+        return self._lora.is_inside(name) and not is_adapter_tensor(name)
 
     def saved(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {n: tensor for n, tensor in tensors.items() if n.endswith((A, B)) or not self._lora.is_inside(n)}
@@ -268,13 +252,12 @@ def add_adapter(policy: nn.Module, folder: str) -> None:
     config = json.loads(Path(folder, ADAPTER_CONFIG).read_text(encoding="utf-8"))
     scale, tensors = config["lora_alpha"] / config["r"], policy.state_dict()
     adapter = {name.removeprefix(PEFT_PREFIX): t for name, t in load_file(f"{folder}/{ADAPTER_WEIGHTS}").items()}
-    a, b = ".lora_A.weight", ".lora_B.weight"
     changes = {
-        f"{name.removesuffix(a)}.weight": LowRank(a=t, b=adapter[name.removesuffix(a) + b], scale=scale)
+        f"{name.removesuffix(LORA_A)}.weight": LowRank(a=t, b=adapter[name.removesuffix(LORA_A) + LORA_B], scale=scale)
         for name, t in adapter.items()
-        if name.endswith(a)
+        if name.endswith(LORA_A)
     }
-    heads = {name: t for name, t in adapter.items() if not name.endswith((a, b))}
+    heads = {name: t for name, t in adapter.items() if not is_adapter_tensor(name)}
     shapes = {name: [len(change.b), change.a.shape[1]] for name, change in changes.items()}
     shapes |= {name: list(t.shape) for name, t in heads.items()}
     for name, shape in shapes.items():

@@ -176,6 +176,8 @@ class ModelAdapter(ABC):
 
     stem = MODEL
     """Prefix of its files with tensors."""
+    has_adapter = False
+    """Whether an adapter is trained, so that `Served` has changes."""
     shares_rows = False
     """Whether ranks can compute a micro-batch together (models/sequence_parallel.py)."""
 
@@ -215,6 +217,10 @@ class ModelAdapter(ABC):
             tensors: all tensors of the model, by name.
         """
         return Served(weights=tensors)
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether the canonical tensor never changes; only called for a model with an adapter."""
+        return False
 
     def saved(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The tensors of the model that its files contain; they include every trained one."""
@@ -319,12 +325,17 @@ class TrainingBackend(Protocol):
         the same way on every rank."""
         ...
 
-    def weights(self) -> Mapping[str, Tensor]:
+    def weights(self, *, merged: bool = True) -> Mapping[str, Tensor]:
         """This rank's shard of the served weights (`ModelAdapter.served`), as described by `layout`; every rank calls.
-        No copies, except of weights with an adapter, which are merged when they are read."""
+        No copies, except of weights with an adapter, which are merged when they are read.
+
+        Args:
+            merged: False: the adapter's tensors beside the weights that they change (rlinf_comm.weights.layouts). Only
+                for a model with an adapter.
+        """
         ...
 
-    def layout(self) -> Layout:
+    def layout(self, *, merged: bool = True) -> Layout:
         """The placement of the shards on the ranks of this group; the same on every rank."""
         ...
 

@@ -1,4 +1,4 @@
-"""The weights that a model serves: plain weights under canonical names, also if an adapter is trained."""
+"""The weights that a model serves, under canonical names: merged with an adapter, or beside it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from rlinf_comm.weights.layouts import LORA_A, LORA_B
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,9 +36,17 @@ class Served:
     changes: Mapping[str, LowRank] = field(default_factory=dict)
     """Canonical name -> the adapter's update, on the device of the weight."""
 
+    def unmerged(self) -> Mapping[str, Tensor]:
+        """The weights as they are, and the adapter's tensors under their canonical names; no copies."""
+        adapter: dict[str, Tensor] = {}
+        for name, change in self.changes.items():
+            layer = name.removesuffix(".weight")
+            adapter |= {layer + LORA_A: change.a, layer + LORA_B: change.b}
+        return {**self.weights, **adapter}
+
     def merged(self) -> Mapping[str, Tensor]:
-        """The weights to serve. A changed weight is merged each time it is read and not kept, so reading one after
-        another takes the memory of one extra tensor, not of a second model."""
+        """The weights of an engine that serves no adapter. A changed weight is merged each time it is read and not
+        kept, so reading one after another takes the memory of one extra tensor, not of a second model."""
         return _Merged(self) if self.changes else self.weights
 
 

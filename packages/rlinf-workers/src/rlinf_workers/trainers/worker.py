@@ -12,6 +12,7 @@ from torch import Tensor
 from rlinf_comm.weights import Layout
 from rlinf_workers.trainers.base import TrainingBackend
 from rlinf_workers.trainers.checkpoint import CheckpointFiles
+from rlinf_workers.weight_sync.base import UnmergedLayout
 from rlinf_workers.worker import Worker
 
 MODEL_FOLDER = "model"
@@ -49,6 +50,16 @@ class TrainingWorker(Worker):
 
     def layout(self) -> Layout:
         return self._backend.layout()
+
+    def unmerged_weights(self) -> Mapping[str, Tensor]:
+        return self._backend.weights(merged=False)
+
+    def unmerged_layout(self) -> UnmergedLayout | None:
+        kind = self._backend.kind
+        if not kind.has_adapter:
+            return None
+        layout = self._backend.layout(merged=False)
+        return UnmergedLayout(layout=layout, frozen=tuple(filter(kind.is_frozen, layout.specs)))
 
     def onload(self) -> None:
         for backend in self._backends.values():

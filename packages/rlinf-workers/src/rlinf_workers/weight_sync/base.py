@@ -22,8 +22,21 @@ from rlinf_comm.weights import Layout, ReshardPlan
 
 Check = Callable[[], object]
 """Verifies that a receiver's tensors hold what was published; raises WeightMismatchError if they do not."""
+SyncedTensors = Literal["all", "frozen", "trained"]
+"""all: one sync of an edge moves all tensors of each version. Where servers have the tensors of an adapter, there are
+two: one moves the frozen tensors, once, and the other those that training changes."""
 FinishReads = Callable[[], object]
 """Ends the use of a trainer's tensors that were published by reference."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnmergedLayout:
+    """The layout of a trainer that trains an adapter, whose tensors are beside the weights that they change."""
+
+    layout: Layout
+    frozen: tuple[str, ...]
+    """Canonical tensors that never change."""
 
 
 @record
@@ -44,6 +57,7 @@ class WeightPort:
     quantized: tuple[str, ...] = ()
     """Canonical tensors that are served in FP8 with block-wise scales and trained in another dtype. Senders quantize
     them before they publish (rlinf_comm.weights.fp8), so a weight sync need not know."""
+    tensors: SyncedTensors = "all"
     attests: bool = True
     """Whether a receiver must verify that it holds what was published; a weight sync that always verifies may ignore
     it."""

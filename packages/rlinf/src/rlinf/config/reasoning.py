@@ -483,6 +483,16 @@ class ReasoningConfig(JobConfig):
         return self.rollout.dtype or self.model.dtype
 
     @property
+    def syncs_adapters(self) -> bool:
+        """Whether weight syncs move only adapters, which the engine serves beside its base. The base is not
+        quantized then: it would be frozen in FP8."""
+        return (
+            self.actor.lora is not None
+            and self.rollout.engine_spec.syncs_adapters
+            and self.rollout.quantization is None
+        )
+
+    @property
     def knows_reference(self) -> bool:
         """Whether the actor computes the reference's log-probabilities: with LoRA, the reference is the actor's model
         without its adapter."""

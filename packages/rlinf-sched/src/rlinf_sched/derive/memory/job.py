@@ -39,6 +39,8 @@ class JobShape:
     """Optimizer steps of a batch."""
     adapter: Adapter | None = None
     """The trained adapter of the policy; None: the policy is trained whole."""
+    syncs_adapter: bool = False
+    """The engine serves the adapter beside its base, and a sync moves the adapter alone; otherwise it is merged."""
     has_critic: bool = False
     """A second model of the same shape in the trainer's processes."""
     sft_warm_up_sequences: int = 0
@@ -89,12 +91,20 @@ class JobShape:
         return replace(self, dtype_bytes=self.served_bytes or self.dtype_bytes)
 
     def served_weights_bytes(self, model: ModelShape) -> int:
-        """Bytes of all weights that generate, whose sync moves as many."""
+        """Bytes of all weights that generate, with an adapter that is served beside them."""
         size = self.served.dtype_bytes
+        if self.adapter is not None and self.syncs_adapter:
+            return size * (model.num_parameters + self.adapter.num_parameters(model))
         if not self.serves_fp8:
             return size * model.num_parameters
         linear = model.num_linear_parameters
         return size * (model.num_parameters - linear) + linear + FLOAT_BYTES * -(-linear // FP8_BLOCK_PARAMETERS)
+
+    def synced_weights_bytes(self, model: ModelShape) -> int:
+        """Bytes that a weight sync moves for each version; where it is the adapter, the base is moved once."""
+        if self.adapter is not None and self.syncs_adapter:
+            return self.served.dtype_bytes * self.adapter.num_parameters(model)
+        return self.served_weights_bytes(model)
 
     @property
     def sole_adapter(self) -> Adapter | None:

@@ -112,6 +112,7 @@ SPEC = HuggingFaceSpec(
     options=HuggingFaceOptions,
     cuts_models=False,
     serves_adapters=True,
+    syncs_adapters=True,
     reads_pictures=True,
     quantizations=("fp8",),
 )

@@ -91,7 +91,8 @@ class AgentRollout(Rollout):
             return self._policy
         queues, key = (self._further, agent.trainer) if agent.trainer else (self._partners, agent.folder or "")
         if key not in queues:
-            model = self._settings.model
+            adapter = self._settings.further_adapters.get(key) if agent.trainer else None
+            model = replace(self._settings.model, adapter=adapter)
             if agent.folder is not None:
                 model = replace(model, folder=agent.folder, has_weights=True)
             queues[key] = TurnQueue(self._make_engine(model), self._settings.engine)

@@ -30,6 +30,7 @@ from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.execution.stage_calls import WHOLE_BATCH
 from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.lora_settings import LoraSettings
 from rlinf_workers.models.sequences import fit_width
 from rlinf_workers.plugins import ENGINES
 from rlinf_workers.roles.language.late_groups import Departures, LateGroup, late_from_start
@@ -62,6 +63,8 @@ class RolloutSettings:
     """How running completions go on when new weights arrive; finish: weights arrive between two stages alone."""
     agent: EpisodeSettings | None = None
     """Of episodes of many turns (`AgentRollout`); None: completions."""
+    further_adapters: Mapping[str, LoraSettings] = field(default_factory=dict)
+    """Worker group that trains a further policy -> the adapter that its engine serves beside its base."""
     max_lateness: int = 0
     """Steps by which a group may leave later than its prompt came in, so that a step does not wait for its slowest
     groups; 0: all groups leave in their step."""

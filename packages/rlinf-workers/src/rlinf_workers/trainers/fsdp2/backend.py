@@ -290,9 +290,11 @@ class FSDP2Backend:
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
-    def weights(self) -> Mapping[str, Tensor]:
-        """Gathers adapters and merges each into this rank's rows of its weight."""
+    def weights(self, *, merged: bool = True) -> Mapping[str, Tensor]:
+        """Gathers adapters and merges each into this rank's rows of its weight; unmerged, nothing is gathered."""
         served, rank, num_ranks = self._served(), self._worker.rank, self._worker.num_ranks
+        if not merged:
+            return {name: local(tensor) for name, tensor in served.unmerged().items()}
         held = {name: local(tensor) for name, tensor in served.weights.items()}
         changes: dict[str, LowRank] = {}
         for name, change in served.changes.items():
@@ -301,8 +303,8 @@ class FSDP2Backend:
             changes[name] = LowRank(a=a, b=b, scale=change.scale)
         return Served(weights=held, changes=changes).merged()
 
-    def layout(self) -> Layout:
-        return fsdp2_layout(self._served().weights)
+    def layout(self, *, merged: bool = True) -> Layout:
+        return fsdp2_layout(self._served().weights if merged else self._served().unmerged())
 
     def _served(self) -> Served:
         return self._kind.served(tensors_of(self._model))

@@ -205,11 +205,12 @@ class ReplicatedBackend:
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
-    def weights(self) -> Mapping[str, Tensor]:
-        return self._served().merged()
+    def weights(self, *, merged: bool = True) -> Mapping[str, Tensor]:
+        return self._served().merged() if merged else self._served().unmerged()
 
-    def layout(self) -> Layout:
-        return Layout.replicated(specs_of(self._served().weights), self._worker.num_ranks)
+    def layout(self, *, merged: bool = True) -> Layout:
+        served = self._served()
+        return Layout.replicated(specs_of(served.weights if merged else served.unmerged()), self._worker.num_ranks)
 
     def _served(self) -> Served:
         return self._kind.served(tensors_of(self._model))

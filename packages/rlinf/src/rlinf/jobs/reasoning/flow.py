@@ -191,6 +191,7 @@ def job_shape(config: ReasoningConfig, *, on_gpu: bool = True, device_bytes: int
     return JobShape(
         on_gpu=on_gpu,
         adapter=adapter_of(config.actor.lora),
+        syncs_adapter=config.syncs_adapters,
         trainer_options=config.actor.backend_options,
         lengths=expected_lengths(config),
         num_groups=rollout.num_prompts,

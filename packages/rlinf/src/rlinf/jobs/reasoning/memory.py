@@ -349,32 +349,46 @@ def kept_weights(
     config: ReasoningConfig, shape: ModelShape, num_ranks: int, *, nodes: Sequence[int] = (0,), on_gpu: bool = True
 ) -> KeptWeights:
     """What one of `num_ranks` ranks of the actor keeps of published versions until the engines have received them: a
-    version for each step that is under way.
+    version for each step that is under way. Of an adapter that is synced alone, these are versions of the adapter, and
+    one of its base.
 
     Args:
         nodes: nodes of trainer and engines.
     """
     spec, num_versions = weight_sync_of(config.cluster, nodes, on_gpu=on_gpu), config.steps_ahead + 1
-    served_bytes = job_shape(config, on_gpu=on_gpu).served_weights_bytes(shape) // num_ranks
-    sizes: dict[str, Any] = {
-        "trained_bytes": DTYPE_BYTES["float32"] * shape.num_parameters // num_ranks,
-        "served_bytes": served_bytes,
-        "options": config.cluster.weight_sync_options,
-    }
-    quantized = 0 if config.rollout.quantization is None else served_bytes  # a copy, while a version is published
+    job = job_shape(config, on_gpu=on_gpu)
+    synced_bytes = job.synced_weights_bytes(shape) // num_ranks
+    synced, frozen = shape.num_parameters, 0
+    if job.syncs_adapter and job.adapter is not None:
+        synced, frozen = job.adapter.num_parameters(shape), shape.num_parameters
+
+    def sizes(num_parameters: int, served_bytes: int) -> dict[str, Any]:
+        trained_bytes = DTYPE_BYTES["float32"] * num_parameters // num_ranks
+        options = config.cluster.weight_sync_options
+        return {"trained_bytes": trained_bytes, "served_bytes": served_bytes, "options": options}
+
+    version, base = sizes(synced, synced_bytes), sizes(frozen, job.served.dtype_bytes * frozen // num_ranks)
+    quantized = 0 if config.rollout.quantization is None else synced_bytes  # a copy, while a version is published
+    of_gpu, of_host = spec.gpu_bytes, partial(spec.host_bytes, on_gpus=on_gpu)
     return KeptWeights(
         num_versions=num_versions,
-        gpu_bytes=num_versions * spec.gpu_bytes(**sizes) + quantized if on_gpu else 0,
-        host_bytes=num_versions * spec.host_bytes(**sizes, on_gpus=on_gpu) + (0 if on_gpu else quantized),
+        gpu_bytes=num_versions * of_gpu(**version) + of_gpu(**base) + quantized if on_gpu else 0,
+        host_bytes=num_versions * of_host(**version) + of_host(**base) + (0 if on_gpu else quantized),
     )
 
 
 def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
     """Bytes of published weights of all policies in the memory of a machine without GPUs, which its processes share."""
     trained = [own for own in policy_shapes(config, shape).values() if own is not None]
-    served = [job_shape(config, on_gpu=False).served_weights_bytes(own) for own in trained]
+    job = job_shape(config, on_gpu=False)
+    synced = [job.synced_weights_bytes(own) for own in trained]
+    once = [
+        job.served_weights_bytes(own) - size if job.syncs_adapter else 0
+        for own, size in zip(trained, synced, strict=True)
+    ]
     versions = [kept_weights(config, own, 1, on_gpu=False).host_bytes for own in trained]
-    return sum(max(NUM_STORED * size, num_bytes) for size, num_bytes in zip(served, versions, strict=True))
+    sizes = zip(synced, once, versions, strict=True)
+    return sum(max(NUM_STORED * size + frozen, num_bytes) for size, frozen, num_bytes in sizes)
 
 
 # -- how many tokens a pass takes --------------------------------------------------------------------------------------

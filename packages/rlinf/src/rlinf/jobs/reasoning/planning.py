@@ -139,8 +139,9 @@ def recipe_profiles(flow: FlowGraph, config: ReasoningConfig, model: ModelShape,
         if stage.trains:
             own = trained[stage.worker] or model
             profile = trainer.train_profile(own, gpu, job)
-            # It sends what it has quantized.
-            return replace(profile, weights_bytes=job.served_weights_bytes(own)) if job.serves_fp8 else profile
+            # It sends what it has quantized, or its adapter.
+            sends_less = job.serves_fp8 or job.syncs_adapter
+            return replace(profile, weights_bytes=job.synced_weights_bytes(own)) if sends_less else profile
         if stage.role == "rollout":
             derived = with_others(engine.profile(model, gpu, job), config, model, job)
             # Where late groups fill the places of those that have ended, a step costs what its mean group costs.

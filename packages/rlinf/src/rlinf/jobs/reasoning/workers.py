@@ -72,8 +72,19 @@ class WorkerSettings:
         agent = self._agent(model)
         recording = dict(rollout.engine_spec.experts_options()) if self.config.actor.router_replay else {}
         fills_its_memory = rollout.engine_spec.fills_its_memory(rollout.engine_options)
+        adapters = self.loras if self.config.syncs_adapters else {}
         return RolloutSettings(
-            model=replace(model, dtype=self.config.served_dtype, quantization=rollout.quantization),
+            model=replace(
+                model,
+                dtype=self.config.served_dtype,
+                quantization=rollout.quantization,
+                adapter=adapters.get(None),
+            ),
+            further_adapters={
+                trainer: adapter
+                for trainer, policy in self.config.trainers.items()
+                if policy is not None and (adapter := adapters.get(policy)) is not None
+            },
             train=replace(
                 sampling_settings(rollout, group_size=size, max_new_tokens=num_tokens, stop=rollout.stop),
                 records_experts=self.config.actor.router_replay,
