@@ -20,8 +20,8 @@ from rlinf_envs import ActionSpec, EnvSpec, FieldSpec, episode_seed
 from rlinf_workers.policies.base import PolicySettings
 from rlinf_workers.policies.cnn.policy import CnnActorCritic
 from rlinf_workers.roles.embodied.environment import Environment, EnvironmentSettings, training_seeds
-from rlinf_workers.roles.embodied.picture_pool import PicturePool
 from rlinf_workers.roles.embodied.rollout import EmbodiedRollout
+from rlinf_workers.roles.picture_pool import PicturePool
 from rlinf_workers.roles.records.embodied import Action
 
 SIDE, NUM_ENVS, NUM_STEPS = 160, 3, 6

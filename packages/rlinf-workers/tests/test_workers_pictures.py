@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from rlinf_comm import Channel
 from rlinf_sched.derive import ModelShape
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.sampling import SamplingSettings
@@ -18,7 +19,9 @@ from rlinf_workers.models.packed import pack_without_padding, packed_logits
 from rlinf_workers.models.pictures import VISION_LANGUAGE
 from rlinf_workers.models.sequences import completion_logits, pack_groups
 from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.roles.picture_pool import PicturePool
 from rlinf_workers.roles.records.language import ExampleBatch, Prompt, SampleGroup
+from rlinf_workers.roles.records.pictures import Pictures
 from rlinf_workers.testing.pictures import IMAGE, prompt_with_pictures, tiny_vision_language
 
 CPU = torch.device("cpu")
@@ -186,3 +189,24 @@ def test_plans_count_the_parameters_of_the_vision_tower(model: Any):
         if not name.startswith(("lm_head", "model.language_model", "model.text_model"))
     ]
     assert shape.vision_parameters == sum(parameter.numel() for parameter in tower)
+
+
+def test_pictures_are_copied_once_on_their_way_to_the_trainer():
+    """From the driver's pool by reference; counted are the bytes that channels copy."""
+    pixels = torch.randn(4096, 512)
+    plain = Pictures(arguments={"pixel_values": pixels}, position_ids=torch.zeros(3, 8, dtype=torch.int64), digest="")
+    pool = PicturePool(pytest.fail, capacity_bytes=2 * pixels.nbytes)
+    item: Any = Prompt(index=0, token_ids=torch.arange(8), reference_answer="", pictures=pool.place(plain))
+    copied = 0
+    for name in ("prompts", "samples", "referenced", "scored"):
+        channel = Channel.create(name, capacity_items=2, capacity_bytes=2 * pixels.nbytes)
+        channel.put(item)
+        copied += channel.stats().num_bytes
+        item = channel.take()[0].value
+        if isinstance(item, Prompt):
+            zeros = torch.zeros(4, 6)
+            item = SampleGroup(
+                prompt=item, completion_ids=zeros.long(), loss_mask=zeros, rollout_logprobs=zeros, policy_version=0
+            )
+    assert torch.equal(item.prompt.pictures.arguments["pixel_values"], pixels)
+    assert pixels.nbytes + copied <= 1.05 * pixels.nbytes

@@ -70,6 +70,7 @@ from .language.supervised import (
     SupervisedSettings as SupervisedSettings,
     SupervisedTrainer as SupervisedTrainer,
 )
+from .picture_pool import PicturePool as PicturePool
 from .records.embodied import (
     DemonstratedBatch as DemonstratedBatch,
     GroupEpisodes as GroupEpisodes,

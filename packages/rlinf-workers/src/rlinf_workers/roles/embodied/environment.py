@@ -52,8 +52,8 @@ from rlinf_workers.roles.embodied.dealing import EpisodeBatch
 from rlinf_workers.roles.embodied.dealt_group import DealtGroup, DealtStep, Sent
 from rlinf_workers.roles.embodied.expert_queries import ExpertQueries
 from rlinf_workers.roles.embodied.native_actions import native_actions
-from rlinf_workers.roles.embodied.picture_pool import PicturePool
 from rlinf_workers.roles.embodied.segment_group import SegmentGroup
+from rlinf_workers.roles.picture_pool import PicturePool
 from rlinf_workers.roles.records.embodied import Action, GroupEpisodes, GroupObservation, text_tensor
 from rlinf_workers.spans import now_ns
 from rlinf_workers.worker import Worker

@@ -121,6 +121,11 @@ def pictures(job: ReasoningJob) -> None:
         if config.actor.freeze_vision_tower:
             raise UserError(f"actor.freeze_vision_tower=true: {kind} has no vision tower", hint="leave it out")
         return
+    if config.actor.freeze_vision_tower and config.actor.lora is not None:
+        raise UserError(
+            "actor.freeze_vision_tower=true: actor.lora trains the layers that its targets name",
+            hint="leave it out, and name layers of the decoder: --actor.lora.targets q_proj,k_proj,v_proj,o_proj",
+        )
     engine, trainer = config.rollout.engine_spec, config.actor.trainer_spec
     reason = hint = None
     if not engine.reads_pictures:

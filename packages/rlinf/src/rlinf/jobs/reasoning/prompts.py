@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +20,12 @@ from rlinf.tasks import Task, TaskProblem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer
 from rlinf.tasks.prompts import PromptEncoder, make_encoder, make_picture_processor
-from rlinf_workers.roles import ExampleBatch, Prompt
+from rlinf_workers.roles import ExampleBatch, PicturePool, Prompt
+
+_LOG = logging.getLogger(__name__)
+PICTURES_BYTES = 64 << 30
+"""Size of the address range for the pictures of prompts; memory is used only as far as those of a step, or of an
+evaluation, reach."""
 
 WARM_UP_OFFSET = 1 << 40
 """Where the SFT warm-up's problems begin in the training stream: farther than any run trains."""
@@ -89,12 +96,21 @@ class PromptSource:
     def _prompts(self, problems: Iterable[TaskProblem]) -> list[Prompt]:
         encoder, max_tokens, sends_row = self.encoder, self.max_tokens, self.tried_reward.reads_rows
         is_agent = self._config.rollout.agent is not None
-        return [
+        prompts = [
             encoder.prompt(
                 index, problem, max_tokens=max_tokens, sends_row=sends_row or is_agent, sends_messages=is_agent
             )
             for index, problem in enumerate(problems)
         ]
+        return [
+            replace(one, pictures=self._pictures.place(one.pictures)) if one.pictures is not None else one
+            for one in prompts
+        ]
+
+    @cached_property
+    def _pictures(self) -> PicturePool:
+        """Where the pictures of prompts are, so that no channel copies them."""
+        return PicturePool(_LOG.warning, capacity_bytes=PICTURES_BYTES)
 
     def examples(self, settings: SftWarmUpConfig, step: int) -> list[ExampleBatch]:
         """One batch, one item per shard, from a range of the problem stream that training steps do not reach."""

@@ -1,17 +1,19 @@
-"""The memory of an env worker's pictures: a pool from which the policy reads by reference, in any process.
+"""Memory of pictures: a pool from which any process reads by reference.
 
-Without a pool the channel copies pictures, and those of a simulator process are first copied into its parent.
-docs/environments.md has the cost of a picture with and without the pool.
+Without a pool each channel copies them, and those of a simulator process are first copied into its parent.
+docs/environments.md has the cost of a simulator's picture with and without the pool.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from rlinf_comm import PoolFull, SharedPool
+from rlinf_workers.roles.records.pictures import Pictures
 
 _CAPACITY_BYTES = 2 << 30
 """Size of the address range; memory is used only as far as pictures reach. A group has at most three batches alive (one
@@ -20,7 +22,8 @@ that its policy reads, one in transit, one that is being rendered) and as many b
 
 
 class PicturePool:
-    """A `rlinf_envs.core.picture_memory.PictureMemory`, created by the process that renders pictures.
+    """A `rlinf_envs.core.picture_memory.PictureMemory`, created by the process that renders pictures, or that makes
+    prompts with some.
 
     Args:
         note: called once, with a sentence, when the pool is full and pictures are copied twice.
@@ -37,9 +40,18 @@ class PicturePool:
     def fd(self) -> int:
         return self._pool.address.fd
 
-    def empty(self, shape: Sequence[int]) -> Tensor | None:
+    def place(self, pictures: Pictures) -> Pictures:
+        """The same pictures in the pool, as far as they fit."""
+        places = {name: self.empty(tensor.shape, tensor.dtype) for name, tensor in pictures.arguments.items()}
+        arguments = {
+            name: tensor if (place := places[name]) is None else place.copy_(tensor)
+            for name, tensor in pictures.arguments.items()
+        }
+        return replace(pictures, arguments=arguments)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor | None:
         try:
-            return self._pool.empty(shape, torch.uint8, timeout_s=0.0)
+            return self._pool.empty(shape, dtype, timeout_s=0.0)
         except (PoolFull, ValueError) as error:  # too little is free, or the request exceeds the whole pool
             if not self._was_full:
                 self._was_full = True
