@@ -116,14 +116,28 @@ def test_glm_has_its_published_sizes() -> None:
         assert shape.num_active_parameters - tables == pytest.approx(active, rel=0.02)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe"])
+def test_deepseek_v3_has_its_published_sizes() -> None:
+    """arXiv:2412.19437: 671e9 parameters, 37e9 of them for a token; 70 KB of cache for each in bf16."""
+    shape = find_model("DeepSeek-V3")
+    assert shape.num_parameters == pytest.approx(671e9, rel=0.001)
+    assert shape.num_active_parameters == pytest.approx(37e9, rel=0.02)
+    assert shape.kv_bytes_per_token == 61 * 576 * 2
+    # 128 heads: a product of 192 numbers with the keys, and one of 128 with the values
+    assert shape.forward_flops(1000) - shape.forward_flops(0) == pytest.approx(61 * 2 * 128 * (192 + 128) * 1000)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", "deepseek_v3"])
 def test_parameters_agree_with_the_model_library(kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     torch = pytest.importorskip("torch")
-    number = {"qwen3_moe": "num_experts", "glm4_moe": "n_routed_experts"}.get(kind)
+    number = dict.fromkeys(("glm4_moe", "deepseek_v3"), "n_routed_experts").get(kind)
+    number = "num_experts" if kind == "qwen3_moe" else number
     experts = {number: 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32} if number else {}
     if kind == "glm4_moe":
         experts |= {"n_shared_experts": 2, "attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 1}
+    if kind == "deepseek_v3":
+        experts |= {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8}
+        experts |= {"v_head_dim": 20, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}
     config = transformers.AutoConfig.for_model(
         kind,
         hidden_size=64,

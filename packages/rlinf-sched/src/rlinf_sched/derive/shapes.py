@@ -1,9 +1,9 @@
 """The cost of a model from the shape in its Hugging Face config.json: parameters, KV cache, floating-point operations.
 
-Dense and mixture-of-experts decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, GLM-4.5), those
-behind a vision tower (Qwen2.5-VL, Qwen3-VL, SmolVLM), and policies that read image patches, with or without an expert
-for actions. A multiply-add counts as two operations;
-attention is counted at the context it has, softmax and norms are left out (under 1 %).
+Dense and mixture-of-experts decoders of the Llama family (Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE, GLM-4.5),
+DeepSeek-V3 with its latent attention, those behind a vision tower (Qwen2.5-VL, Qwen3-VL, SmolVLM), and policies that
+read image patches, with or without an expert for actions. A multiply-add counts as two operations; attention is counted
+at the context it has, softmax and norms are left out (under 1 %).
 """
 
 import json
@@ -16,6 +16,40 @@ from rlinf_sched.errors import ProfileError, did_you_mean
 
 BYTES_PER_PARAMETER = 2
 """Parameters are bf16, in which models are served and their weights synced."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentShape:
+    """Latent attention (MLA, arXiv:2405.04434): keys and values of all heads are computed from one short vector.
+
+    Example: DeepSeek-V3 is LatentShape(q_rank=1536, kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
+    """
+
+    kv_rank: int
+    """Length of the vector of keys and values."""
+    nope_dim: int
+    """Numbers of a head's query and key without a position."""
+    rope_dim: int
+    """Those with one; all heads share such a key."""
+    value_dim: int
+    q_rank: int = 0
+    """Length of the vector of queries; 0: they are computed from the hidden states."""
+
+    @property
+    def query_dim(self) -> int:
+        """Length of a head's query."""
+        return self.nope_dim + self.rope_dim
+
+    def linear_parameters(self, hidden_size: int, num_heads: int) -> int:
+        """Number of parameters of the projections of a layer."""
+        queries = num_heads * self.query_dim
+        of_queries = self.q_rank * (hidden_size + queries) if self.q_rank else hidden_size * queries
+        of_keys = hidden_size * (self.kv_rank + self.rope_dim)
+        return (
+            of_queries
+            + of_keys
+            + num_heads * (self.kv_rank * (self.nope_dim + self.value_dim) + self.value_dim * hidden_size)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +67,10 @@ class ModelShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """With latent attention the mean of the lengths of a query and a value, so that what is proportional to both holds
+    for their sum."""
     vocab_size: int
+    latent: LatentShape | None = None
     tied_embeddings: bool = False
     """True: one matrix embeds tokens and predicts them."""
     qkv_bias: bool = False
@@ -86,8 +123,7 @@ class ModelShape:
     def num_linear_parameters(self) -> int:
         """Number of parameters of the linear layers, those that FP8 checkpoints have in FP8: the projections of
         attention, MLPs and experts, but not embeddings, head, norms, biases and routers."""
-        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
-        return self.num_layers * attention + self._shared_mlp_parameters + self.num_expert_parameters
+        return self.num_layers * self._projection_parameters + self._shared_mlp_parameters + self.num_expert_parameters
 
     @property
     def largest_linear_parameters(self) -> int:
@@ -111,7 +147,10 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values in all layers, in bf16."""
+        """Bytes of one token's keys and values in all layers, in bf16; with latent attention, of the vector that they are
+        computed from, and of the key that all heads share."""
+        if self.latent is not None:
+            return BYTES_PER_PARAMETER * self.num_layers * (self.latent.kv_rank + self.latent.rope_dim)
         return 2 * BYTES_PER_PARAMETER * self.num_layers * self.num_kv_heads * self.head_dim
 
     def forward_flops(self, context_tokens: float) -> float:
@@ -131,7 +170,15 @@ class ModelShape:
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         bias = q + 2 * kv if self.qkv_bias else 0
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
-        return self.hidden_size * (2 * q + 2 * kv) + bias + norms
+        norms += 0 if self.latent is None else self.latent.q_rank + self.latent.kv_rank
+        return self._projection_parameters + bias + norms
+
+    @property
+    def _projection_parameters(self) -> int:
+        """Number of parameters of the linear layers of attention in one layer, without biases."""
+        if self.latent is not None:
+            return self.latent.linear_parameters(self.hidden_size, self.num_heads)
+        return 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
 
     @property
     def _shared_mlp_parameters(self) -> int:
@@ -161,11 +208,12 @@ class ModelShape:
         num_layers, experts, num_dense, num_shared = _count(config, "num_hidden_layers"), 0, 0, 0
         if kind == "qwen3_moe":  # transformers 5 writes num_local_experts where checkpoints have num_experts
             experts = _count(config, "num_experts", config.get("num_local_experts"))
-        elif kind == "glm4_moe":
+        elif kind in _DEEPSEEK_EXPERTS:
             experts = _count(config, "n_routed_experts")
-            num_dense = min(num_layers, config.get("first_k_dense_replace", 1))
+            num_dense = min(num_layers, config.get("first_k_dense_replace", _DEEPSEEK_EXPERTS[kind]))
             num_shared = config.get("n_shared_experts") or 0
         expert_width = _count(config, "moe_intermediate_size") if experts else 0
+        latent = _latent(config) if kind == "deepseek_v3" else None
         return cls(
             name=name or kind,
             num_layers=num_layers,
@@ -173,7 +221,10 @@ class ModelShape:
             intermediate_size=_count(config, "intermediate_size"),
             num_heads=num_heads,
             num_kv_heads=_count(config, "num_key_value_heads", num_heads),
-            head_dim=_count(config, "head_dim", hidden // num_heads),
+            head_dim=_count(config, "head_dim", hidden // num_heads)
+            if latent is None
+            else -(-(latent.query_dim + latent.value_dim) // 2),
+            latent=latent,
             vocab_size=_count(config, "vocab_size"),
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
@@ -240,7 +291,9 @@ def resolve_model(model: str | Path | ModelShape) -> ModelShape:
 
 _OF_VISION_LANGUAGE = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe", "smolvlm": "llama"}
 """`model_type` of a vision-language model -> that of its decoder."""
-_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "glm4_moe", *_OF_VISION_LANGUAGE)
+_DEEPSEEK_EXPERTS = {"glm4_moe": 1, "deepseek_v3": 3}
+"""Model type with DeepSeek's names for experts -> its default of `first_k_dense_replace`."""
+_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", *_DEEPSEEK_EXPERTS, *_OF_VISION_LANGUAGE)
 
 _TOWER_PARAMETERS = {
     "vit_large_patch14_reg4_dinov2.lvd142m": 304_368_640,  # timm's model card: 304.4 M
@@ -370,6 +423,16 @@ def _smolvla() -> ModelShape:
         ),
         source="LeRobot, configuration_smolvla.py; huggingface.co/HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
         **heads,
+    )
+
+
+def _latent(config: Mapping[str, Any]) -> LatentShape:
+    return LatentShape(
+        q_rank=_count(config, "q_lora_rank") if config.get("q_lora_rank") else 0,
+        kv_rank=_count(config, "kv_lora_rank"),
+        nope_dim=_count(config, "qk_nope_head_dim"),
+        rope_dim=_count(config, "qk_rope_head_dim"),
+        value_dim=_count(config, "v_head_dim"),
     )
 
 
@@ -510,6 +573,26 @@ MODELS: Mapping[str, ModelShape] = {
         ),
         _glm45("GLM-4.5", 5120, 12288, 92, 160, 1536, first_k_dense_replace=3, use_qk_norm=True),
         _glm45("GLM-4.5-Air", 4096, 10944, 46, 128, 1408, first_k_dense_replace=1),
+        _public(
+            "DeepSeek-V3",
+            "deepseek-ai/DeepSeek-V3",
+            "deepseek_v3",
+            hidden_size=7168,
+            intermediate_size=18432,
+            num_hidden_layers=61,
+            num_attention_heads=128,
+            q_lora_rank=1536,
+            kv_lora_rank=512,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
+            vocab_size=129280,
+            n_routed_experts=256,
+            n_shared_experts=1,
+            num_experts_per_tok=8,
+            moe_intermediate_size=2048,
+            first_k_dense_replace=3,
+        ),
         _openvla_7b("OpenVLA-7B", "openvla/openvla-7b"),
         _openvla_7b("OpenVLA-OFT", "moojink/openvla-7b-oft-finetuned-libero-spatial"),
         _paligemma_with_expert("pi0"),
