@@ -78,6 +78,7 @@ REPLAYED = {
     "TP2 EP2": CASES["TP2 EP2"],
     "PP2, recomputed": ("qwen3_moe", 2, {"pipeline_parallel": 2, "recompute": True}),
     "DP2, distributed optimizer": ("qwen3_moe", 1, {"distributed_optimizer": True}),
+    "TP2 EP2, groups of experts": ("deepseek_v3", 2, {**SHARED, "expert_parallel": 2}),
 }
 GLM = {
     "TP2 EP2": ("glm4_moe", 2, {**SHARED, "expert_parallel": 2}),
@@ -86,7 +87,16 @@ GLM = {
     "EP2, distributed optimizer": ("glm4_moe", 2, {"expert_parallel": 2, "distributed_optimizer": True}),
     "DP2": ("glm4_moe", 1, {}),
 }
-KIND_GLM = {"model_type": "glm4_moe"}
+DEEPSEEK = {
+    "TP2 EP2": ("deepseek_v3", 2, {**SHARED, "expert_parallel": 2}),
+    "TP2": ("deepseek_v3", 2, SHARED),
+    "PP2, recomputed": ("deepseek_v3", 2, {"pipeline_parallel": 2, "recompute": True}),
+    "EP2, distributed optimizer": ("deepseek_v3", 2, {"expert_parallel": 2, "distributed_optimizer": True}),
+    "CP2": ("deepseek_v3", 2, {"context_parallel": 2}),
+    "DP2": ("deepseek_v3", 1, {}),
+}
+DEEPSEEK_BY_DEFAULT = (("TP2 EP2", "padded"), ("PP2, recomputed", "packed"), ("CP2", "packed"))
+KIND_GLM, DEEP = {"model_type": "glm4_moe"}, {"model_type": "deepseek_v3"}
 FOUR = {
     "CP4, tied": ("qwen2_tied", 4, {"context_parallel": 4}),
     "DP2 CP2, distributed optimizer": ("qwen3", 2, {"context_parallel": 2, "distributed_optimizer": True}),
@@ -208,10 +218,29 @@ def test_glm_with_shared_experts_and_router_biases(case, packs, ranks, models, r
     check_case(case, NUM_STEPS, ranks, models, references, tmp_path, packs=packs)
 
 
+@pytest.mark.parametrize(
+    ("case", "packs"),
+    [
+        pytest.param(
+            case, packs, id=f"{name}, {how}", marks=() if (name, how) in DEEPSEEK_BY_DEFAULT else pytest.mark.slow
+        )
+        for name, case in DEEPSEEK.items()
+        for how, packs in (("padded", False), ("packed", True))
+        if packs or "context_parallel" not in case[2]
+    ],
+)
+def test_deepseek_with_latent_attention_and_groups_of_experts(case, packs, ranks, models, references, tmp_path):
+    check_case(case, NUM_STEPS, ranks, models, references, tmp_path, packs=packs)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("critic", [False, True], ids=["policy", "critic"])
-@pytest.mark.parametrize("case", GLM.values(), ids=GLM)
-def test_twenty_steps_of_glm(case, critic, ranks, models, critics, references, tmp_path):
+@pytest.mark.parametrize(
+    "case",
+    [*GLM.values(), *DEEPSEEK.values()],
+    ids=[*(f"glm, {x}" for x in GLM), *(f"deepseek, {x}" for x in DEEPSEEK)],
+)
+def test_twenty_steps_of_glm_and_deepseek(case, critic, ranks, models, critics, references, tmp_path):
     folder = critics[case[0]] if critic else None
     check_case(case, 20, ranks, models, references, tmp_path, folder, packs=True)
 
@@ -240,7 +269,7 @@ def test_packed_rows_of_a_critic_do_too(case, ranks, models, critics, references
 @pytest.mark.parametrize("case", REPLAYED.values(), ids=REPLAYED)
 def test_routers_use_the_experts_of_the_batch(case, ranks, models, references, tmp_path):
     check_case(case, NUM_STEPS, ranks, models, references, tmp_path, packs=True, replays=True)
-    (expected, _), (own, _) = (references("qwen3_moe", NUM_STEPS, replays=replays) for replays in (True, False))
+    (expected, _), (own, _) = (references(case[0], NUM_STEPS, replays=replays) for replays in (True, False))
     assert expected["norms"] != pytest.approx(own["norms"], rel=1e-3), "they are others than the routers'"
 
 
@@ -418,9 +447,11 @@ def test_storages_go_and_come_back():
         ({"tensor_parallel": 2, "sequence_parallel": True}, {**KIND_GLM, "intermediate_size": 49}, "2 does not divide"),
         (
             {},
-            {**KIND_GLM, "n_group": 2, "norm_topk_prob": False},
-            "n_group=2, norm_topk_prob=false in the model's config",
+            {**KIND_GLM, "n_group": 4, "topk_group": 2, "norm_topk_prob": False},
+            "n_group=4 with topk_group=2 and num_experts_per_tok=2, norm_topk_prob=false in the model's config",
         ),
+        ({"tensor_parallel": 2, "sequence_parallel": True}, {**DEEP, "q_lora_rank": 25}, "25 numbers of a query's"),
+        ({}, {**DEEP, "rope_parameters": {"rope_type": "longrope"}}, "rope_type='longrope' in the model's config"),
         ({}, {**KIND_GLM, "num_experts_per_tok": 1}, "num_experts_per_tok=1 in the model's config.json has no equiv"),
         ({}, {"use_sliding_window": True}, "use_sliding_window=true in the model's config.json has no equivalent"),
         ({}, {"model_type": "gemma2"}, "model_type='gemma2' has no mapping to megatron-core; supported: qwen2"),

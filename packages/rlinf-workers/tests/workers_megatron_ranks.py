@@ -1,13 +1,14 @@
 """Models, batches and ranks for the tests of the backend `megatron`."""
 
 import dataclasses
+import json
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import Glm4MoeConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import DeepseekV3Config, Glm4MoeConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.models.language_model import ModelSettings, build_model
@@ -62,6 +63,37 @@ GLM = {
 }
 
 
+DEEPSEEK = {
+    **COMMON,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 4,
+    "n_shared_experts": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "moe_intermediate_size": 24,
+    "tie_word_embeddings": False,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.0,
+    },
+}
+"""Queries and values of different lengths, positions by YaRN, and two groups of experts of which one is chosen."""
+
+
 def write_models(folder: Path) -> dict[str, ModelSettings]:
     """Model type -> a tiny model of it, with weights that no initialisation would give and a tokenizer."""
     configs = {
@@ -70,6 +102,7 @@ def write_models(folder: Path) -> dict[str, ModelSettings]:
         "qwen3": Qwen3Config(**COMMON, head_dim=16, tie_word_embeddings=False),
         "qwen3_moe": Qwen3MoeConfig(**COMMON, **EXPERTS, tie_word_embeddings=False),
         "glm4_moe": Glm4MoeConfig(**COMMON, **GLM),
+        "deepseek_v3": DeepseekV3Config(**DEEPSEEK),
     }
     models = {}
     for name, config in configs.items():
@@ -126,12 +159,12 @@ def examples() -> ExampleBatch:
     return ExampleBatch(shard=0, token_ids=ids, loss_mask=torch.ones(3, 6))
 
 
-def packed_of(batch: SequenceBatch) -> PackedBatch:
+def packed_of(batch: SequenceBatch, num_routers: int = COMMON["num_hidden_layers"]) -> PackedBatch:
     """The same prompts and completions without padding; with experts that no router would choose."""
     generator = torch.Generator().manual_seed(int(batch.completion_ids.sum()))
 
     def experts(*shape: int) -> torch.Tensor:
-        scores = torch.rand(*shape, COMMON["num_hidden_layers"], EXPERTS["num_experts"], generator=generator)
+        scores = torch.rand(*shape, num_routers, EXPERTS["num_experts"], generator=generator)
         return scores.topk(EXPERTS["num_experts_per_tok"]).indices.to(torch.uint8)
 
     size = len(batch.completion_ids) // len(batch.prompt_ids)
@@ -163,13 +196,15 @@ def loss_on(batch: SequenceBatch):
     return loss_of
 
 
-def update(backend, number: int, *, packs: bool = False) -> tuple[list[float], float]:
+def update(
+    backend, number: int, *, packs: bool = False, num_routers: int = COMMON["num_hidden_layers"]
+) -> tuple[list[float], float]:
     """Micro-batches of different sizes, whichever replica has their shard."""
     backend.begin(3)
     for shard in backend.shards:
         for part in range(2):
             batch = batch_of(100 * number + 10 * shard + part, 1 + part, 3 - part, (4 + part, 6 - part + shard))
-            backend.backward(shard, packed_of(batch) if packs else batch, loss_on(batch), entropies=True)
+            backend.backward(shard, packed_of(batch, num_routers) if packs else batch, loss_on(batch), entropies=True)
         backend.count(shard, [0.0, 1.0, 0.0])
     statistics = backend.finish_backward()
     return statistics, backend.step(statistics[0])
@@ -222,18 +257,20 @@ def study(
             backend.load_model(critic)
         return backend
 
+    sizes = json.loads(Path(model.folder, "config.json").read_text())
+    num_routers = sizes["num_hidden_layers"] - sizes.get("first_k_dense_replace", 0)
     backend = new_backend(PLAIN)
     write(backend, worker, f"{folder}/unchanged", optimizer=False)
     batch = batch_of(1)
-    answers = backend.forward(packed_of(batch) if packs else batch, entropies=True)
+    answers = backend.forward(packed_of(batch, num_routers) if packs else batch, entropies=True)
     outputs = {name: getattr(answers, name) for name in ("logprobs", "entropies", "values")}
     numbers = {name: (tensor * batch.loss_mask).tolist() for name, tensor in outputs.items() if tensor.numel()}
     if not critic:
         numbers["examples"] = backend.forward(examples()).logprobs.tolist()
-    update(backend, 0, packs=packs)
+    update(backend, 0, packs=packs, num_routers=num_routers)
     write(backend, worker, f"{folder}/gradient", model=False)
     backend = new_backend(ADAMW)
-    taken = [update(backend, number, packs=packs) for number in range(num_steps)]
+    taken = [update(backend, number, packs=packs, num_routers=num_routers) for number in range(num_steps)]
     write(backend, worker, f"{folder}/trained")
     return {
         "answers": numbers,

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from rlinf_workers.models import variable_length
 from rlinf_workers.models.placement import HOST, to_device
@@ -103,17 +103,18 @@ class PackedAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
-        """[1, N, H, D] of queries [1, H, N, D] and of keys and values [1, KV, N, D].
+        """[1, N, H, V] of queries [1, H, N, D], keys [1, KV, N, D] and values [1, KV, N, V], with V of at most D.
 
         Args:
             window: a token attends to this many tokens, including itself; None: all before it.
             softcap: scores are softcap * tanh(score / softcap); None: unchanged.
         """
         self.num_calls += 1
+        width, value = value.shape[-1], as_wide(value, query)
         kernel = None if softcap is not None else variable_length.kernel_for(query)
         if kernel is not None:
             tokens = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [N, H, D] each
-            return self._as_sequences().attend(kernel, *tokens, scale=scale, window=window)[None]
+            return self._as_sequences().attend(kernel, *tokens, scale=scale, window=window)[None, ..., :width]
         rows = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]  # [N, H * D] each
         size, outputs = query.shape[-1], []
         if self._moved is None:
@@ -128,13 +129,19 @@ class PackedAttention:
             outputs.append(answer.transpose(1, 2).flatten(2).flatten(0, 1))
         outputs.append(rows[0].new_zeros(1, rows[0].shape[1]))  # of a query that is not computed here
         answers = torch.cat(outputs).index_select(0, places_of_answers)
-        return answers.view(1, len(answers), -1, size)
+        return answers.view(1, len(answers), -1, size)[..., :width]
 
     def _as_sequences(self) -> Sequences:
         if self._sequences is None:
             pairs = (pair for block in self.blocks for pair in block.sequences())
             self._sequences = Sequences.of(pairs, len(self._answers)).to(self._device)
         return self._sequences
+
+
+def as_wide(value: Tensor, query: Tensor) -> Tensor:
+    """Values with zeros behind them, as long as queries; latent attention has shorter ones, and kernels one width."""
+    missing = query.shape[-1] - value.shape[-1]
+    return pad(value, (0, missing)) if missing else value
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None) -> Tensor:

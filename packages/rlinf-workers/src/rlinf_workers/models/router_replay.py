@@ -5,9 +5,9 @@ moves far more than rounding explains. With replay the engine records the indice
 trainer's routers use them: the weights of these experts are still the trainer's own probabilities, so gradients reach
 the router.
 
-The routers of transformers (Qwen2-MoE, Qwen3-MoE, Mixtral, OLMoE, gpt-oss and others) are modules that call
-`torch.topk` once on the scores of all experts. What that call returns is recorded or replaced here; whatever a router
-does before and after (softmax, normalisation) stays its own.
+The routers of transformers (Qwen2-MoE, Qwen3-MoE, Mixtral, OLMoE, gpt-oss, DeepSeek-V3, GLM and others) are modules
+that call `torch.topk` once on the scores of all experts, [N, E]. What that call returns is recorded or replaced here;
+whatever a router does before and after (groups of experts, softmax, normalisation) stays its own.
 """
 
 from __future__ import annotations
@@ -29,17 +29,21 @@ _REPLAYED: ContextVar[tuple[Any, Tensor] | None] = ContextVar("model and experts
 
 
 class ExpertChoice(TorchFunctionMode):
-    """Records what `torch.topk` chooses, and replaces it by `experts`, [N, k] int64, if there are any."""
+    """Records what `torch.topk` chooses among the experts; replaces it by `experts`, [N, k] int64, if there are any.
 
-    def __init__(self, experts: Tensor | None) -> None:
+    Args:
+        num_experts: calls on other scores are those of groups of experts.
+    """
+
+    def __init__(self, experts: Tensor | None, num_experts: int) -> None:
         super().__init__()
-        self._experts = experts
+        self._experts, self._num_experts = experts, num_experts
         self.own: list[Tensor] = []
         """Of each call, [N, k], as compact as the number of experts allows."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func not in (torch.topk, torch.Tensor.topk):
+        if func not in (torch.topk, torch.Tensor.topk) or args[0].shape[1:] != (self._num_experts,):
             return result
         self.own.append(result.indices.to(torch.uint8 if args[0].shape[-1] <= 256 else torch.int16))
         if self._experts is None:
@@ -52,9 +56,16 @@ class ExpertChoice(TorchFunctionMode):
         return torch.return_types.topk((args[0].gather(-1, self._experts), self._experts))
 
 
-def _choose(forward: Callable[..., Any], experts: Tensor | None, own: list[Tensor], *args: Any, **kwargs: Any) -> Any:
+def _choose(
+    forward: Callable[..., Any],
+    num_experts: int,
+    experts: Tensor | None,
+    own: list[Tensor],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """A router's forward pass; its choices are appended to `own`."""
-    with ExpertChoice(experts) as choice:
+    with ExpertChoice(experts, num_experts) as choice:
         output = forward(*args, **kwargs)
     if len(choice.own) != 1:
         raise ValueError(
@@ -77,7 +88,9 @@ def _choices(model: Any, experts: Sequence[Tensor] | None) -> Iterator[list[list
     by_router: list[list[Tensor]] = [[] for _ in routers]
     try:
         for number, (router, own) in enumerate(zip(routers, by_router, strict=True)):
-            router.forward = partial(_choose, router.forward, None if experts is None else experts[number], own)
+            num_experts = next(weight.shape[0] for weight in router.parameters() if weight.ndim == 2)
+            chosen = None if experts is None else experts[number]
+            router.forward = partial(_choose, router.forward, num_experts, chosen, own)
         yield by_router
     finally:
         for router in routers:

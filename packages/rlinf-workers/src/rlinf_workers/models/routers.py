@@ -25,6 +25,18 @@ def has_balanced_routers(model_type: str) -> bool:
     return model_type in CONFIG_MAPPING and hasattr(CONFIG_MAPPING[model_type](), "router_aux_loss_coef")
 
 
+def has_routers(model_type: str) -> bool:
+    """Whether an architecture is a mixture of experts whose routers transformers names, as `routers_of` reads them."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        kind = AutoModelForCausalLM._model_mapping[type(AutoConfig.for_model(model_type))]  # pyright: ignore
+    except (KeyError, ValueError):  # no causal model of transformers
+        return False
+    recorder = getattr(kind, "_can_record_outputs", None) or {}
+    return getattr(recorder.get("router_logits"), "target_class", None) is not None
+
+
 def routers_of(model: Any) -> list[Any]:
     """The routers of a mixture of experts, as transformers names them, in the order of its layers; empty for others."""
     recorder = getattr(model.base_model, "_can_record_outputs", {}).get("router_logits")

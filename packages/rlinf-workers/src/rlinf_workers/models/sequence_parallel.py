@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rlinf_workers.collectives import RankGroup
-from rlinf_workers.models.packed_attention import PackedAttention
+from rlinf_workers.models.packed_attention import PackedAttention, as_wide
 
 _RANKS: ContextVar[RankGroup | None] = ContextVar("ranks that share packed rows", default=None)
 
@@ -99,8 +99,9 @@ class ExchangedAttention:
         """As `PackedAttention.num_calls`."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
-        """[1, n, H, D] of queries [1, H, n, D] and of keys and values [1, KV, n, D]; settings as `PackedAttention`."""
+        """As `PackedAttention`, with the n tokens of this rank in place of N."""
         self.num_calls += 1
+        width, value = value.shape[-1], as_wide(value, query)
         num_heads, num_ranks = query.shape[1], self._ranks.num_ranks
         num_cuts = math.gcd(num_heads, num_ranks)
         """Ranks with different heads; as many ranks as there are for each of them share the queries."""
@@ -118,7 +119,7 @@ class ExchangedAttention:
         answers = torch.cat([answers, answers.new_zeros(padding, *answers.shape[1:])])
         back = _AllToAll.apply(answers.view(num_ranks, -1, *answers.shape[1:]), self._ranks)  # [R, n, H / U, D]
         back = back.unflatten(0, (num_cuts, num_sharing)).sum(1)
-        return back.transpose(0, 1).flatten(1, 2)[None]
+        return back.transpose(0, 1).flatten(1, 2)[None, ..., :width]
 
     @staticmethod
     def _repeated(tensor: Tensor, num_cuts: int) -> Tensor:

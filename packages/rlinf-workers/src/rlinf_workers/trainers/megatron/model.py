@@ -13,20 +13,24 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.moe import moe_utils
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts import TransformerShape, megatron_layout, rounded_up
 from rlinf_workers.trainers.megatron.attention import CausalAttention
 from rlinf_workers.trainers.megatron.heads import Head
+from rlinf_workers.trainers.megatron.latent_attention import LatentAttention, install
 from rlinf_workers.trainers.megatron.options import MegatronOptions
-from rlinf_workers.trainers.megatron.queries import Query
+from rlinf_workers.trainers.megatron.queries import Frequencies, Query
 from rlinf_workers.trainers.megatron.routers import ReplayedRouter, replay
-from rlinf_workers.trainers.megatron.spec import rope_of, variant_problem
+from rlinf_workers.trainers.megatron.spec import rope_of, rope_type, variant_problem
 
 VOCAB_MULTIPLE = 8
 """The embedding rows on each rank are a multiple of it, for tensor cores in bfloat16."""
+
+
+LATENT_EPSILON = 1e-6
 
 
 def layout_of(shape: TransformerShape, options: MegatronOptions, num_ranks: int, dtype: str) -> Layout:
@@ -73,6 +77,9 @@ def make_model(config: Any, shape: TransformerShape, options: MegatronOptions, h
         rotary_base=_rope_base(config),  # pyright: ignore[reportArgumentType], it is only a divisor
     )
     model.head, model.num_words = head, shape.vocab
+    model.frequencies = _frequencies(config, model)
+    if shape.latent is not None:
+        install(model, model.frequencies, is_interleaved=getattr(config, "rope_interleave", True))
     if model.post_process:
         head.fit(model)
     num_parts = options.tensor_parallel if options.sequence_parallel else 1
@@ -90,11 +97,12 @@ class AnsweringModel(GPTModel):
     """The query of the next call, on the last stage."""
     num_words: int
     """Vocabulary size, without padding."""
+    frequencies: Frequencies
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """As GPTModel's, which gives attention its `packed_seq_params`."""
         if (row := named.get("packed_seq_params")) is not None:
-            named["packed_seq_params"] = row.at(named["position_ids"][0], self.rotary_pos_emb.inv_freq)
+            named["packed_seq_params"] = row.at(named["position_ids"][0], self.frequencies)
         return super().forward(*arguments, **named)
 
     def _preprocess(self, *arguments: Any, **named: Any) -> Any:
@@ -126,6 +134,20 @@ def _keep_padding(
     embeddings.register_hook(lambda gradient: gradient.masked_fill(is_padding[..., None], 0.0))
 
 
+def _frequencies(config: Any, model: GPTModel) -> Frequencies:
+    """megatron-core's own, which transformers computes alike; of latent attention those of transformers, for YaRN."""
+    if not getattr(model.config, "multi_latent_attention", False):
+        return Frequencies(of_pairs=model.rotary_pos_emb.inv_freq)
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = rope_of(config.to_dict())
+    if rope_type(rope) == "default":
+        powers = torch.arange(0, config.qk_rope_head_dim, 2, dtype=torch.float) / config.qk_rope_head_dim
+        return Frequencies(of_pairs=1.0 / (_rope_base(config) ** powers))
+    of_pairs, scaling = ROPE_INIT_FUNCTIONS[rope_type(rope)](config)
+    return Frequencies(of_pairs=of_pairs, scaling=scaling)
+
+
 class RMSNorm:
     """torch's RMSNorm, which megatron-core rejects under sequence parallelism; marked so that gradients are summed."""
 
@@ -134,6 +156,13 @@ class RMSNorm:
         for parameter in norm.parameters():
             setattr(parameter, "sequence_parallel", config.sequence_parallel)  # noqa: B010, megatron-core's attribute
         return norm
+
+
+class LatentNorm(RMSNorm):
+    """That of latent vectors, whose epsilon is not the config's in transformers' models."""
+
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> nn.RMSNorm:  # pyright: ignore
+        return RMSNorm(config, hidden_size, LATENT_EPSILON)  # pyright: ignore[reportReturnType]
 
 
 def _own_parts(spec: Any) -> None:
@@ -146,6 +175,10 @@ def _own_parts(spec: Any) -> None:
             parts.mlp.submodules.router = ReplayedRouter
         attention = parts.self_attention.submodules
         attention.core_attention = CausalAttention
+        if hasattr(attention, "kv_layernorm"):
+            parts.self_attention.module = LatentAttention
+            attention.q_layernorm = attention.kv_layernorm = LatentNorm
+            continue
         for name in ("q_layernorm", "k_layernorm"):
             if isinstance(getattr(attention, name), type) and "Identity" not in getattr(attention, name).__name__:
                 setattr(attention, name, RMSNorm)
@@ -175,9 +208,24 @@ def _transformer_config(config: Any, shape: TransformerShape, options: MegatronO
             "moe_router_topk_scaling_factor": config.routed_scaling_factor,
             "moe_router_dtype": "fp32",
         }
+        if config.n_group > 1:
+            settings |= {"moe_router_num_groups": config.n_group, "moe_router_group_topk": config.topk_group}
+    kind = TransformerConfig
+    if (latent := shape.latent) is not None:
+        kind, rope = MLATransformerConfig, rope_of(config.to_dict())
+        settings |= {
+            "q_lora_rank": latent.q_rank or None,
+            "kv_lora_rank": latent.kv_rank,
+            "qk_head_dim": latent.nope_dim,
+            "qk_pos_emb_head_dim": latent.rope_dim,
+            "v_head_dim": latent.value_dim,
+            "rope_type": "rope",  # not used: LatentAttention has transformers' frequencies
+            "rotary_scaling_factor": 1.0 if rope_type(rope) == "default" else rope["factor"],
+            "mscale_all_dim": rope.get("mscale_all_dim") or 0.0,  # these two determine the scale of the scores
+        }
     if options.recompute:
         settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return TransformerConfig(
+    return kind(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden,
         ffn_hidden_size=shape.intermediate or shape.expert_intermediate,
@@ -200,7 +248,7 @@ def _transformer_config(config: Any, shape: TransformerShape, options: MegatronO
         activation_func=nn.functional.silu,
         add_bias_linear=False,
         add_qkv_bias=shape.qkv_bias,
-        qk_layernorm=shape.qk_norm,
+        qk_layernorm=shape.qk_norm or shape.latent is not None,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         calculate_per_token_loss=True,  # sums: nothing is divided by the number of tokens, micro-batches or ranks

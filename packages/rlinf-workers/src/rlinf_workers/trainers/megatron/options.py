@@ -81,6 +81,11 @@ class MegatronOptions:
         """Raises: OptionError with the allowed values if the model cannot be sharded this way."""
         self._divides("tensor_parallel", "attention heads", model.num_heads)
         self._divides("tensor_parallel", "KV groups", model.num_kv_heads)
+        if (latent := model.latent) is not None:
+            if latent.q_rank:
+                self._divides("tensor_parallel", "numbers of a query's latent vector", latent.q_rank)
+            of_keys = latent.kv_rank + latent.rope_dim
+            self._divides("tensor_parallel", "numbers of a key's latent vector and its position", of_keys)
         self._divides("pipeline_parallel", "layers", model.num_layers)
         if model.num_dense_layers or not model.num_experts:
             self._divides("tensor_parallel", "columns of a feed-forward layer", model.intermediate_size)

@@ -158,6 +158,21 @@ class TokenQuery:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Frequencies:
+    """How positions rotate pairs of numbers of queries and keys."""
+
+    of_pairs: Tensor
+    """[r / 2]"""
+    scaling: float = 1.0
+    """Factor of cosines and sines (YaRN)."""
+
+    def at(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions [S], [S, 1, r / 2]."""
+        angles = torch.outer(position_ids.float(), self.of_pairs.to(position_ids.device, torch.float32))[:, None]
+        return angles.cos() * self.scaling, angles.sin() * self.scaling
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PackedRow:
     """What attention gets in place of megatron-core's PackedSeqParams. That describes sequences by their ends, for
     kernels of Transformer Engine; here a prompt is there once for all its completions."""
@@ -175,14 +190,9 @@ class PackedRow:
     """Positions for which GPTModel computes rotations, which are not used."""
     cp_group: None = None
 
-    def at(self, position_ids: Tensor, frequencies: Tensor) -> PackedRow:
-        """The row with the rotations of these positions, [S].
-
-        Args:
-            frequencies: [r / 2]
-        """
-        angles = torch.outer(position_ids.float(), frequencies.to(position_ids.device, torch.float32))[:, None]
-        return replace(self, rotations=(angles.cos(), angles.sin()))
+    def at(self, position_ids: Tensor, frequencies: Frequencies) -> PackedRow:
+        """The row with the rotations of these positions, [S]."""
+        return replace(self, rotations=frequencies.at(position_ids))
 
     def rotated(self, states: Tensor) -> Tensor:
         """Rotary embedding of queries or keys, [S, 1, heads, D]."""

@@ -29,7 +29,7 @@ class ReplayedRouter(TopKRouter):
     def routing(self, logits: Tensor, *arguments: Any, **named: Any) -> Any:
         if self.experts is None:
             return super().routing(logits, *arguments, **named)
-        with ExpertChoice(self.experts) as choice:
+        with ExpertChoice(self.experts, self.config.num_moe_experts or 0) as choice:
             output = super().routing(logits, *arguments, **named)
         (own,) = choice.own
         self.shares = (self.experts[..., None] == own[:, None]).any(-1).float().mean(-1)

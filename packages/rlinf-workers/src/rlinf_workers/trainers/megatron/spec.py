@@ -16,7 +16,7 @@ from rlinf_workers.trainers.spec import TrainerSpec
 if TYPE_CHECKING:
     from rlinf_sched.derive import JobShape, ModelShape, RankMemory
 
-MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe", "glm4_moe")
+MODEL_TYPES = ("qwen2", "qwen3", "qwen3_moe", "glm4_moe", "deepseek_v3")
 """Architectures (`model_type`) whose mapping was compared with transformers."""
 
 
@@ -90,20 +90,27 @@ def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
+def rope_type(rope: Mapping[str, Any]) -> str:
+    """The kind of position encoding; transformers 4 had it under another key."""
+    return rope.get("rope_type") or rope.get("type") or "default"
+
+
 def variant_problem(config: Mapping[str, Any]) -> str | None:
     """What of a supported architecture megatron-core would compute differently than transformers; None: nothing."""
-    rope = rope_of(config)
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    model_type, kind = config["model_type"], rope_type(rope_of(config))
     wrong = {
-        f"rope_type={kind!r}": kind != "default",
+        f"rope_type={kind!r}": kind not in (("default", "yarn") if model_type == "deepseek_v3" else ("default",)),
         "use_sliding_window=true": bool(config.get("use_sliding_window")),
         f"hidden_act={config.get('hidden_act')!r}": config.get("hidden_act", "silu") != "silu",
         "attention_dropout": bool(config.get("attention_dropout")),
     }
-    if config["model_type"] == "glm4_moe":
-        num_groups, num_chosen = config.get("n_group", 1), config.get("num_experts_per_tok")
+    if model_type in ("glm4_moe", "deepseek_v3"):
+        num_groups, num_used = config.get("n_group") or 1, config.get("topk_group") or 1
+        num_chosen = config.get("num_experts_per_tok") or 1
+        # A group counts by its two best experts in transformers, by as many as each used one gives in megatron-core.
+        counts_two = num_groups == 1 or num_chosen // num_used == 2
         wrong |= {
-            f"n_group={num_groups}": num_groups != 1,
+            f"n_group={num_groups} with topk_group={num_used} and num_experts_per_tok={num_chosen}": not counts_two,
             "norm_topk_prob=false": not config.get("norm_topk_prob", True),
             f"num_experts_per_tok={num_chosen}": num_chosen == 1,
         }
