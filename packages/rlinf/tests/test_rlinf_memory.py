@@ -74,6 +74,11 @@ def test_a_micro_batch_has_at_most_the_groups_of_a_shard():
     assert passes_of_micro_batch(job) == passes_of_micro_batch(replace(job, micro_batch_groups=4))
 
 
+LATENT = {
+    **{"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "n_shared_experts": 1},
+    **{"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "intermediate_size": 288, "num_kv_heads": 4},
+    **{"q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "head_dim": 16}
 
 
@@ -86,6 +91,7 @@ EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 
         ("qwen3", "bfloat16", {"head_dim": 16}),
         ("qwen3_moe", "float32", EXPERTS),
         ("qwen3_moe", "bfloat16", EXPERTS),
+        ("deepseek_v3", "float32", LATENT),
     ],
 )
 @pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])
@@ -96,7 +102,7 @@ def test_what_a_backward_pass_keeps_is_what_autograd_records(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     names = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
-    values = {names.get(key, key): value for key, value in SMALL.items()} | {"num_hidden_layers": 6} | more
+    values = {names.get(key, key): value for key, value in {**SMALL, "num_hidden_layers": 6, **more}.items()}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values), dtype=getattr(torch, dtype))
     group_size, prompt, limit = 8, 16, 48
     batch = SequenceBatch(
@@ -158,7 +164,7 @@ def write_config(folder: Path, kind: str, **more: Any) -> ModelShape:
     from transformers import AutoConfig
 
     names = {"num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads"}
-    values = {names.get(key, key): value for key, value in SMALL.items()} | {"num_hidden_layers": 6} | more
+    values = {names.get(key, key): value for key, value in {**SMALL, "num_hidden_layers": 6, **more}.items()}
     AutoConfig.for_model(kind, **values).save_pretrained(folder)
     return ModelShape.from_folder(folder)
 
@@ -199,6 +205,7 @@ def test_a_backward_pass_through_an_adapter_keeps_less(tmp_path, dtype: str, tar
         ("qwen2", {}, "bfloat16"),
         ("qwen3", {"head_dim": 16}, "bfloat16"),
         ("qwen3_moe", EXPERTS, "float32"),
+        ("deepseek_v3", LATENT, "float32"),
     ],
 )
 @pytest.mark.parametrize("is_packed", [False, True], ids=["padded", "packed"])

@@ -147,8 +147,8 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values in all layers, in bf16; with latent attention, of the vector that they are
-        computed from, and of the key that all heads share."""
+        """Bytes of one token's keys and values in all layers, in bf16; with latent attention, of the vector that they
+        are computed from, and of the key that all heads share."""
         if self.latent is not None:
             return BYTES_PER_PARAMETER * self.num_layers * (self.latent.kv_rank + self.latent.rope_dim)
         return 2 * BYTES_PER_PARAMETER * self.num_layers * self.num_kv_heads * self.head_dim

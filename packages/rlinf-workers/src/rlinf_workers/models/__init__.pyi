@@ -18,7 +18,10 @@ from .picture_processor import (
     reads_pictures as reads_pictures,
 )
 from .pictures import VISION_LANGUAGE as VISION_LANGUAGE
-from .routers import has_balanced_routers as has_balanced_routers
+from .routers import (
+    has_balanced_routers as has_balanced_routers,
+    has_routers as has_routers,
+)
 from .weight_files import index_name as index_name
 from .weight_writer import (
     index_of as index_of,

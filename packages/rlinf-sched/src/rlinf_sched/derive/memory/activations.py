@@ -105,12 +105,15 @@ def sft_warm_up_bytes(model: ModelShape, job: JobShape, *, recomputes: bool = Fa
 def layers_bytes(model: ModelShape, job: JobShape, call: Pass) -> int:
     """Bytes that autograd keeps of a call until its backward pass, the head's logits aside.
 
-    Counted in the blocks of transformers' Qwen2, Qwen3, Qwen3-MoE and Llama, tensor by tensor as autograd records them
-    (`saved_tensors_hooks`). d is the bytes of a number, F = 4 those of a float32. For each token and layer:
+    Counted in the blocks of transformers' Qwen2, Qwen3, Qwen3-MoE, Llama and DeepSeek-V3, tensor by tensor as autograd
+    records them (`saved_tensors_hooks`). d is the bytes of a number, F = 4 those of a float32. For each token and
+    layer:
 
         two norms           2 h (F + 2 d)   the input in float32, the normalised value, the input of what follows
         norms of q and k    (q + k)(F + d)  models of the Qwen3 family
         attention           2 q d + F heads queries, output, logarithmic sums of the scores
+        latent attention    l (F + 2 d)     the l numbers of both latent vectors, as a norm's; and C d for each key and
+                                            head, the part without position, with which the values were computed
         mask                K d             one number for each key of the row, converted anew in each layer
         gated MLP           4 I d           gate, activation, up, product
         experts             n (2 h + 4 I) d gathered input and output, and the MLP's, for each of the token's n experts
@@ -135,11 +138,15 @@ def layers_bytes(model: ModelShape, job: JobShape, call: Pass) -> int:
     of_token += _inputs_bytes(model, job, h, "gate_proj", "up_proj")
     if model.qk_norm:
         of_token += (q + model.num_kv_heads * model.head_dim) * norm
+    of_keys = 2 * key_width * d
+    if (latent := model.latent) is not None:
+        of_token += (latent.q_rank + latent.kv_rank) * (norm + d)
+        of_keys += 0 if call.is_packed else model.num_heads * latent.nope_dim * d
     if adapter is not None:
         of_token += FLOAT_BYTES * adapter.rank * len(adapter.ends(model))
         of_token += 0 if d == FLOAT_BYTES else _inputs_bytes(model, job, q, "o_proj")
     of_token += 0 if call.recomputes else feed_forward_bytes(model, job)
-    of_layers = model.num_layers * (call.all_tokens * of_token + call.num_rows * num_keys * 2 * key_width * d)
+    of_layers = model.num_layers * (call.all_tokens * of_token + call.num_rows * num_keys * of_keys)
     return of_layers + call.all_tokens * h * (norm + (d if adapter is None else 0))
 
 

@@ -11,6 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from rlinf_workers.models.packed_attention import as_wide
 from rlinf_workers.trainers.megatron.queries import PackedRow
 
 
@@ -38,13 +39,13 @@ class CausalAttention(MegatronModule):
         row = packed_seq_params
         if row is not None and not self._is_rotated:
             query, key = row.rotated(query), row.rotated(key)
-        q, k, v = (part.permute(1, 2, 0, 3) for part in (query, key, value))
+        q, k, v = (part.permute(1, 2, 0, 3) for part in (query, key, as_wide(value, query)))
         scale = self._scale or q.shape[-1] ** -0.5
         if row is not None:
             output = row.attention(q, k, v, scale=scale, window=None, softcap=None)  # [1, S, heads, V]
-            return output.transpose(0, 1).flatten(2)
+            return output[..., : value.shape[-1]].transpose(0, 1).flatten(2)
         if q.is_cuda and q.dtype == torch.float32:  # here the kernels that support shared keys would keep all scores
             k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
         shares = q.shape[1] != k.shape[1]
         output = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=shares)
-        return output.permute(2, 0, 1, 3).flatten(2)
+        return output[..., : value.shape[-1]].permute(2, 0, 1, 3).flatten(2)

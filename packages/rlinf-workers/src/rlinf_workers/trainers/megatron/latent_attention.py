@@ -27,9 +27,11 @@ if not isinstance(multi_latent_attention.TELinear, type):  # 0.16.1 takes its pl
     setattr(multi_latent_attention, "HAVE_TE", False)  # noqa: B010
 
 
-class LatentAttention(MLASelfAttention):
+class LatentSelfAttention(MLASelfAttention):
     """Replaces MLASelfAttention in a layer spec."""
 
+    q_layernorm: Any
+    kv_layernorm: Any
     frequencies: Frequencies
     """Set by `install`, as `is_interleaved`."""
     is_interleaved: bool
@@ -88,5 +90,5 @@ class LatentAttention(MLASelfAttention):
 def install(model: nn.Module, frequencies: Frequencies, *, is_interleaved: bool) -> None:
     """Sets how the layers of a model rotate queries and keys."""
     for module in model.modules():
-        if isinstance(module, LatentAttention):
+        if isinstance(module, LatentSelfAttention):
             module.frequencies, module.is_interleaved = frequencies, is_interleaved

@@ -152,6 +152,11 @@ class MegatronPass:
             packed attention  (3 q + 2 k') d    queries, keys and values as they are gathered for it, and the output in
                               + F heads         the order of sequences and in that of the row; a GPU repeats keys and
                                                 values for every query head
+            latent attention  n (4 D + V) d     queries, keys and values, which are as long as keys for the kernel; the
+                              + F n             output, and what is not padding of it, for n heads
+            its packed rows   n (2 D + V) d     gathered queries and outputs in the order of sequences, the outputs in
+                              + 2 n' D d + F n  that of the row; keys and values as they are gathered
+            its latent norms  l (2 F + d)       as norms, of the l numbers of both latent vectors
             gated MLP         5 I d             gate and up in one, the activation, up once more, their product
             experts           n (h + 6 I) d     the MLP's with the product weighted, and the input of each
             shared experts    5 I d             as the gated MLP; dense layers of a model with experts count as those
@@ -162,8 +167,13 @@ class MegatronPass:
         on_gpu = self.job.on_gpu
         norms = 2 * h * (2 * d if on_gpu else 2 * f + d) // self._num_shared
         repeats = on_gpu and d == f
-        if self.num_packed_keys:
-            keys = self._packed_key_width * self.num_packed_keys // self.num_tokens
+        keys = self._packed_key_width * self.num_packed_keys // max(1, self.num_tokens)
+        if (latent := model.latent) is not None:
+            lengths = (2 if self.num_packed_keys else 4) * latent.query_dim + latent.value_dim
+            attention = (model.num_heads * lengths + 2 * keys) * d
+            of_latent = 2 * d if on_gpu else 2 * f + d
+            norms += (latent.q_rank + latent.kv_rank) * of_latent // self._num_shared
+        elif self.num_packed_keys:
             attention = (3 * q + 2 * keys) * d
         else:
             attention = (4 * q if repeats else 3 * q + 3 * k) * d
@@ -188,7 +198,8 @@ class MegatronPass:
         num_cuts = math.gcd(model.num_heads // self.cut.tensor_parallel, sharing)
         num_kv_heads = model.num_heads if self.job.on_gpu else model.num_kv_heads
         num_heads = math.lcm(num_kv_heads // self.cut.tensor_parallel, num_cuts)
-        return self.cut.tensor_parallel * num_heads * (sharing // num_cuts) * model.head_dim
+        length = model.head_dim if model.latent is None else model.latent.query_dim
+        return self.cut.tensor_parallel * num_heads * (sharing // num_cuts) * length
 
     @property
     def _num_expert_tokens(self) -> float:

@@ -20,7 +20,7 @@ from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts import TransformerShape, megatron_layout, rounded_up
 from rlinf_workers.trainers.megatron.attention import CausalAttention
 from rlinf_workers.trainers.megatron.heads import Head
-from rlinf_workers.trainers.megatron.latent_attention import LatentAttention, install
+from rlinf_workers.trainers.megatron.latent_attention import LatentSelfAttention, install
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.trainers.megatron.queries import Frequencies, Query
 from rlinf_workers.trainers.megatron.routers import ReplayedRouter, replay
@@ -176,7 +176,7 @@ def _own_parts(spec: Any) -> None:
         attention = parts.self_attention.submodules
         attention.core_attention = CausalAttention
         if hasattr(attention, "kv_layernorm"):
-            parts.self_attention.module = LatentAttention
+            parts.self_attention.module = LatentSelfAttention
             attention.q_layernorm = attention.kv_layernorm = LatentNorm
             continue
         for name in ("q_layernorm", "k_layernorm"):
@@ -219,7 +219,7 @@ def _transformer_config(config: Any, shape: TransformerShape, options: MegatronO
             "qk_head_dim": latent.nope_dim,
             "qk_pos_emb_head_dim": latent.rope_dim,
             "v_head_dim": latent.value_dim,
-            "rope_type": "rope",  # not used: LatentAttention has transformers' frequencies
+            "rope_type": "rope",  # not used: LatentSelfAttention has transformers' frequencies
             "rotary_scaling_factor": 1.0 if rope_type(rope) == "default" else rope["factor"],
             "mscale_all_dim": rope.get("mscale_all_dim") or 0.0,  # these two determine the scale of the scores
         }

@@ -31,7 +31,7 @@ from rlinf.jobs.training import backend_settings
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
-from rlinf_workers.models import VISION_LANGUAGE, has_balanced_routers
+from rlinf_workers.models import VISION_LANGUAGE, has_balanced_routers, has_routers
 
 if TYPE_CHECKING:
     from rlinf.jobs.reasoning.job import ReasoningJob
@@ -107,7 +107,7 @@ def _check_routers(job: ReasoningJob, model_config: Mapping[str, Any]) -> None:
             "load-balancing loss",
             hint="leave it out",
         )
-    if job.config.actor.router_replay and not has_balanced_routers(kind):
+    if job.config.actor.router_replay and not has_routers(kind):
         raise UserError(
             f"actor.router_replay=true: {kind} is no mixture of experts whose choices can be replayed",
             hint="leave it out",
