@@ -8,7 +8,8 @@ Makes one with TRL (no need to touch the project's environment; take the torch v
 
 Both train the same Qwen2 (float32, same first weights) on the same prompts: 64 prompts x 8 completions, the same reward
 of the text, one optimizer step, no KL. Sizes are the sorting job's; with TRL_COMPARISON_TASK=long a model ten
-times as large and completions of 32 tokens (trl_task.py). Ours is a flow of rollout, reward and actor, collocated
+times as large and completions of 32 tokens, with TRL_COMPARISON_TASK=pictures a Qwen2.5-VL that sees one with each
+prompt (trl_task.py; TRL's interpreter then needs pillow). Ours is a flow of rollout, reward and actor, collocated
 on two CPU slots with one thread in each process; TRL runs with both cores (two threads) and, as another side, with one.
 With TRL_COMPARISON_TASK=gpu both train on one GPU: TRL with float32 weights under autocast and with bfloat16 weights,
 ours with float32 weights, bfloat16 computation and a rollout in bfloat16. TRL's GRPOTrainer is used as it is, in a
@@ -47,7 +48,7 @@ from rlinf_algos.rewards import RewardResult
 from rlinf_sched import Cluster, plan_for_mode
 from rlinf_workers import Executor, Flow, Span, StepContext
 from rlinf_workers.engines import SamplingSettings
-from rlinf_workers.models import ModelSettings
+from rlinf_workers.models import ModelSettings, PictureProcessor, load_tokenizer
 from rlinf_workers.roles import Actor, ActorSettings, Prompt, Reward, RewardSettings, Rollout, RolloutSettings
 from rlinf_workers.trainers import BackendSettings, OptimizerSettings
 
@@ -66,6 +67,8 @@ def write_model(folder: Path) -> int:
     """A Hugging Face folder with weights from a seed; returns the number of parameters."""
     from transformers import AutoModelForCausalLM, Qwen2Config
 
+    if trl_task.TASK.picture_size:
+        return _write_seeing_model(folder)
     tokenizer = character_tokenizer(trl_task.ALPHABET)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -85,6 +88,51 @@ def write_model(folder: Path) -> int:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _write_seeing_model(folder: Path) -> int:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    task, tokenizer = trl_task.TASK, character_tokenizer(trl_task.ALPHABET)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(trl_task.PICTURE_TOKENS)})
+    start, image, end, video = tokenizer.convert_tokens_to_ids(list(trl_task.PICTURE_TOKENS))
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": task.hidden_size,
+            "intermediate_size": task.intermediate_size,
+            "num_hidden_layers": task.num_layers,
+            "num_attention_heads": task.num_heads,
+            "num_key_value_heads": task.num_kv_heads,
+            "max_position_embeddings": 512,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]},
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_heads": 4,
+            "patch_size": 8,
+            "out_hidden_size": task.hidden_size,
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+        },
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    model = Qwen2_5_VLForConditionalGeneration(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 8, "merge_size": 2}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor | {"min_pixels": 64, "max_pixels": 1 << 20}))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -124,8 +172,26 @@ def make_flow(
     return flow.weights("actor", to="rollout")
 
 
-def make_prompts(tokenizer: Any, step: int) -> list[Prompt]:
+@dataclass(frozen=True)
+class InMemory:
+    """A picture of a prompt."""
+
+    picture: Any
+    digest: str
+
+    def decode(self) -> Any:
+        return self.picture
+
+
+def make_prompts(tokenizer: Any, step: int, processor: PictureProcessor | None = None) -> list[Prompt]:
     """The items of a step."""
+    if processor is not None:
+        prompts = []
+        for i, (text, picture) in enumerate(zip(trl_task.prompts(step), trl_task.pictures(step), strict=True)):
+            whole = f"<|vision_start|><|image_pad|><|vision_end|>{text}"
+            token_ids, pictures = processor.encode(whole, [InMemory(picture, f"{step} {i}")])
+            prompts.append(Prompt(index=i, token_ids=torch.tensor(token_ids), reference_answer="", pictures=pictures))
+        return prompts
     return [
         Prompt(index=i, token_ids=torch.tensor(tokenizer(text)["input_ids"]), reference_answer="")
         for i, text in enumerate(trl_task.prompts(step))
@@ -140,12 +206,13 @@ class FlowSide:
     flow: Flow
     num_warmup: int
     tokenizer: Any = field(default_factory=lambda: character_tokenizer(trl_task.ALPHABET))
+    processor: PictureProcessor | None = None
     spans: list[Span] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
 
     def step(self, index: int) -> float:
         start_s = time.perf_counter()
-        items = make_prompts(self.tokenizer, index)
+        items = make_prompts(self.tokenizer, index, self.processor)
         context = StepContext(step=index, phase="train", seed=0, num_items=len(items))
         run = self.executor.run(self.flow, context=context, feeds={"prompts": items})
         spent_s = time.perf_counter() - start_s
@@ -250,7 +317,10 @@ def _start_flow(stack: ExitStack, folder: Path, options: argparse.Namespace) -> 
     executor = stack.enter_context(Executor(cluster=cluster, env_vars=environment))
     executor.start(flow, plan)
     executor.sync_weights()
-    return FlowSide(executor, flow, options.warmup)
+    processor = None
+    if trl_task.TASK.picture_size:
+        processor = PictureProcessor(str(folder), load_tokenizer(str(folder)))
+    return FlowSide(executor, flow, options.warmup, processor=processor)
 
 
 def _report(

@@ -49,15 +49,27 @@ if __name__ == "__main__":
                 row = {"step_s": self._step_s, "completion_tokens": float(logs["completions/mean_length"])}
                 lines.write(json.dumps(row | {"reward": float(logs["reward"])}) + "\n")
 
-    def reward(completions: list[str], **_: Any) -> list[float]:
-        return [trl_task.reward(text) for text in completions]
+    def reward(completions: list[Any], **_: Any) -> list[float]:
+        texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
+        return [trl_task.reward(text if isinstance(text, str) else text[0]["text"]) for text in texts]
 
+    def rows(step: int) -> list[dict[str, Any]]:
+        if not trl_task.TASK.picture_size:
+            return [{"prompt": text} for text in trl_task.prompts(step)]
+        pairs = zip(trl_task.prompts(step), trl_task.pictures(step), strict=True)
+        return [{"prompt": [{"role": "user", "content": text}], "image": picture} for text, picture in pairs]
+
+    tokenizer: Any = transformers.PreTrainedTokenizerFast.from_pretrained(model_folder)
+    auto_class: Any = transformers.AutoModelForCausalLM
+    if trl_task.TASK.picture_size:
+        auto_class = transformers.AutoModelForImageTextToText
+        tokenizer = trl_task.picture_processor(model_folder, tokenizer)
     num_completions = trl_task.NUM_PROMPTS * trl_task.GROUP_SIZE
     trainer = trl.GRPOTrainer(
-        model=transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype=dtype, trust_remote_code=False),
-        processing_class=transformers.PreTrainedTokenizerFast.from_pretrained(model_folder),
+        model=auto_class.from_pretrained(model_folder, dtype=dtype, trust_remote_code=False),
+        processing_class=tokenizer,
         reward_funcs=reward,
-        train_dataset=Dataset.from_list([{"prompt": p} for step in range(num_steps) for p in trl_task.prompts(step)]),
+        train_dataset=Dataset.from_list([row for step in range(num_steps) for row in rows(step)]),
         callbacks=[OnDemand()],
         args=trl.GRPOConfig(
             output_dir=tempfile.mkdtemp(),

@@ -3,6 +3,7 @@ interpreter can import it. TRL_COMPARISON_TASK chooses one, for every process of
 
     sort    the size of the recipe sort-grpo: 0.3M parameters, prompts of 9 tokens, completions of up to 9
     long    2.9M parameters, prompts of 6 tokens, completions of up to 32
+    pictures  a Qwen2.5-VL of 3.3M parameters that sees a picture of 112 x 112 pixels (49 tokens) with each prompt
     gpu     the shape of Qwen2.5-0.5B with random weights, on one GPU: prompts of 128 tokens, completions of up to 256
 """
 
@@ -32,6 +33,8 @@ class Task:
     tied: bool = False
     num_prompts: int = 64
     device: str = "cpu"
+    picture_size: int = 0
+    """Pixels of a side of each prompt's picture; 0: prompts are text alone."""
 
 
 def many_characters(count: int) -> str:
@@ -48,6 +51,15 @@ TASKS = {
         intermediate_size=688,
         num_layers=4,
         max_new_tokens=32,
+    ),
+    "pictures": Task(
+        "0123456789+=abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW",
+        hidden_size=256,
+        intermediate_size=688,
+        num_layers=4,
+        max_new_tokens=16,
+        num_prompts=32,
+        picture_size=112,
     ),
     "gpu": Task(
         many_characters(151_936 - NUM_SPECIAL_TOKENS),
@@ -68,6 +80,12 @@ NUM_PROMPTS = TASK.num_prompts
 """Prompts of a step, which has NUM_PROMPTS * GROUP_SIZE completions."""
 MAX_NEW_TOKENS = TASK.max_new_tokens
 ALPHABET = TASK.alphabet
+PICTURE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
+)
+"""A picture and the text, with nothing around them."""
 
 TRL_SETTINGS: dict[str, Any] = {
     "fp16": False,
@@ -93,6 +111,28 @@ def prompts(step: int) -> list[str]:
     if NAME == "gpu":
         return ["".join(generator.choices(ALPHABET, k=128)) for _ in range(NUM_PROMPTS)]
     return [f"{generator.randint(10, 99)}+{generator.randint(10, 99)}=" for _ in range(NUM_PROMPTS)]
+
+
+def pictures(step: int) -> list[Any]:
+    """The picture of each prompt, `PIL.Image.Image`."""
+    import numpy as np
+    from PIL import Image
+
+    shape = (NUM_PROMPTS, TASK.picture_size, TASK.picture_size, 3)
+    pixels = np.random.default_rng(step).integers(0, 256, shape, dtype=np.uint8)
+    return [Image.fromarray(one) for one in pixels]
+
+
+def picture_processor(folder: str, tokenizer: Any) -> Any:
+    """transformers' processor, without one for videos, which needs torchvision."""
+    from transformers import AutoImageProcessor, Qwen2_5_VLProcessor
+
+    class PicturesOnly(Qwen2_5_VLProcessor):
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            return type(None) if argument is None else super().check_argument_for_proper_class(argument_name, argument)
+
+    images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    return PicturesOnly(images, tokenizer, None, chat_template=CHAT_TEMPLATE)
 
 
 def reward(completion: str) -> float:
