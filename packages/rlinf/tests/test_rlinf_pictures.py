@@ -8,19 +8,28 @@ import io
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from test_workers_picture_processor import tiny_folder
+from transformers import AutoConfig, AutoModelForImageTextToText
 
-from rlinf.config.tasks import FilesTask
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.config.reasoning import ArchitectureConfig, ReasoningConfig, SftWarmUpConfig
+from rlinf.config.tasks import DrawnTaskConfig, FilesTask
 from rlinf.errors import UserError
+from rlinf.jobs.reasoning.prompts import WARM_UP_OFFSET, PromptSource
 from rlinf.tasks import TaskProblem
+from rlinf.tasks.base import digest_of
+from rlinf.tasks.drawings import picture_of
 from rlinf.tasks.files import FileProblems
-from rlinf.tasks.language import load_checkpoint_tokenizer
+from rlinf.tasks.language import load_checkpoint_tokenizer, write_model_folder
 from rlinf.tasks.prompts import PromptEncoder, make_encoder
 from rlinf_workers.models import PictureProcessor
 
@@ -249,3 +258,78 @@ def test_a_placeholder_in_the_text_of_a_problem_is_refused(tmp_path: Path) -> No
     encoder, _ = encoder_of(folder, settings(tmp_path / "train.jsonl"))
     with pytest.raises(UserError, match=r"train.jsonl:1: as text for the model it has the placeholder"):
         encoder.num_tokens([problem])
+
+
+# -- generated tasks -----------------------------------------------------------------------------------------------
+
+
+def drawn(kind: str, *flags: str) -> PromptSource:
+    """The prompts of a run with a tiny new model."""
+    overrides = [
+        f"--task.kind={kind}",
+        "--task.num_held_out=50",
+        "--rollout.max_new_tokens=11",
+        "--rollout.max_prompt_tokens=32",
+        *flags,
+    ]
+    return PromptSource(cast(ReasoningConfig, load_config("count-shapes-grpo", parse_overrides(overrides))))
+
+
+DRAWN = {"count-shapes": "da7934de66fd462e", "gui-click": "e5294d53f7bcae6a", "chart-read": "b6e734c52ff9088f"}
+"""Kind -> beginning of the digest of its first problems."""
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_drawn_problems_are_the_same_on_every_machine(kind: str) -> None:
+    source = drawn(kind)
+    problems = [source.task.train_problem(index) for index in range(200)]
+    assert digest_of(problems)[:16] == DRAWN[kind]
+    held_out = source.held_out[""]
+    assert not {one.identity for one in held_out} & {one.identity for one in problems}
+    (length,) = {len(prompt.token_ids) for prompt in source.training(0, 20)}
+    task, architecture = source._config.task, source._config.model.architecture
+    assert isinstance(task, DrawnTaskConfig) and architecture is not None and architecture.vision_tower is not None
+    assert length == task.num_tokens[0] + architecture.vision_tower.num_tokens(*task.picture_size)
+    assert max(len(one.answer) for one in problems) == task.num_tokens[1]
+    assert not source.encoder.num_with_unknown(replace(one, prompt=one.answer, pictures=()) for one in problems)
+
+
+def test_shuffled_pictures_are_those_of_other_problems() -> None:
+    own, shuffled = drawn("count-shapes").task, drawn("count-shapes", "--task.shuffle_pictures=true").task
+    pairs = [(own.train_problem(index), shuffled.train_problem(index)) for index in range(50)]
+    assert all(one.prompt == other.prompt and one.answer == other.answer for one, other in pairs)
+    assert all(one.pictures != other.pictures for one, other in pairs)
+
+
+def test_examples_of_the_warm_up_have_the_pictures_of_their_prompts() -> None:
+    source = drawn("count-shapes")
+    settings = SftWarmUpConfig(batch_size=6)
+    for batch in source.examples(settings, step=0):
+        rows = range(batch.shard, 6, source._config.actor.resolved_shards)
+        for place, index in enumerate(rows):
+            problem = source.task.train_problem(WARM_UP_OFFSET + index)
+            (prompt,) = source._prompts([problem])
+            pictures = batch.pictures[place]
+            assert pictures is not None and prompt.pictures is not None and pictures.digest == prompt.pictures.digest
+            assert batch.token_ids[place, : len(prompt.token_ids)].tolist() == prompt.token_ids.tolist()
+            assert batch.loss_mask[place].sum() == 2, "the digit and the end"
+
+
+def test_a_new_models_folder_is_one_that_transformers_reads(tmp_path: Path) -> None:
+    architecture = ArchitectureConfig(family="qwen2_5_vl", max_positions=128)
+    write_model_folder(tmp_path, architecture, "0123=", "float32")
+    processor = PictureProcessor(str(tmp_path), load_checkpoint_tokenizer(tmp_path))
+    whole = picture_of(np.zeros((48, 64, 3), np.uint8))
+    token_ids, pictures = processor.encode(f"{processor.picture_text}0=", [whole])
+    assert pictures is not None and len(token_ids) == 2 + 3 * 4 + 2
+    model: Any = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(tmp_path))
+    ids = torch.tensor([token_ids])
+    logits = model(ids, mm_token_type_ids=(ids == processor.placeholder_id).int(), **pictures.arguments).logits
+    assert logits.shape == (1, len(token_ids), 3 + 5 + 4)
+
+
+def test_a_model_of_text_alone_is_refused_for_tasks_with_pictures() -> None:
+    with pytest.raises(UserError, match=r"task.kind=count-shapes has pictures, and model.architecture.family=qwen2"):
+        drawn("count-shapes", "--model.architecture.family=qwen2", "--model.architecture.vision=null")
+    with pytest.raises(UserError, match=r"rollout.max_prompt_tokens=8 is too short.*has 20 tokens"):
+        drawn("count-shapes", "--rollout.max_prompt_tokens=8")

@@ -37,6 +37,7 @@ def test_these_recipes_are_shipped():
     assert RECIPES == [
         "add-grpo",
         "code-loop",
+        "count-shapes-grpo",
         "dpo",
         "env-ppo",
         "faucet-dagger",

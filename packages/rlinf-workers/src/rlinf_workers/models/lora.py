@@ -28,6 +28,7 @@ from rlinf_workers.models.language_model import (
     pretrained_model,
 )
 from rlinf_workers.models.lora_settings import LoraSettings as LoraSettings
+from rlinf_workers.models.picture_processor import copy_processor
 from rlinf_workers.models.pictures import auto_class
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.trainers.base import ModelAdapter, ModelOutputs
@@ -241,6 +242,7 @@ def write_merged(folder: str, output: str, dtype: str | None = None) -> None:
     base: dict[str, str] = json.loads(Path(folder, BASE_FILE).read_text(encoding="utf-8"))
     merged_model(folder, getattr(torch, dtype or base["dtype"])).save_pretrained(output)
     load_tokenizer(folder).save_pretrained(output)
+    copy_processor(folder, output)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,15 @@ OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 PIXELS = ("pixel_values", "pixel_attention_mask")
 MOST_KEPT_BYTES = 256 << 20
 """Memory of processed pictures that further prompts may share."""
+MOST_LAYOUTS = 1024
+"""Places and sizes of pictures in prompts whose positions are kept."""
+PROCESSOR_FILES = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.json",
+)
+"""What the folder of a vision-language model has beside those of any model."""
 
 
 class StoredPicture(Protocol):
@@ -78,6 +88,13 @@ def reads_pictures(folder: str | Path) -> bool:
     return json.loads(config.read_bytes()).get("model_type") in PICTURE_TEXTS
 
 
+def copy_processor(source: str | Path, folder: str | Path) -> None:
+    """Copies what a model's folder says about pictures, if it does, into another folder."""
+    for name in PROCESSOR_FILES:
+        if Path(source, name).is_file():
+            shutil.copyfile(Path(source, name), Path(folder, name))
+
+
 class PictureProcessor:
     """Processes the pictures of prompts for the model of a folder.
 
@@ -111,6 +128,8 @@ class PictureProcessor:
         self.picture_text = PICTURE_TEXTS[self._config.model_type].format(self.placeholder)
         """What a plain prompt has in place of a picture; a chat template writes its own."""
         self._processed: OrderedDict[str, ProcessedPicture] = OrderedDict()
+        self._num_bytes = 0
+        self._positions: dict[tuple[bytes, bytes], Tensor] = {}
         self._num_tokens: dict[tuple[int, int], int] = {}
 
     def encode(self, text: str, pictures: Sequence[StoredPicture]) -> tuple[list[int], Pictures | None]:
@@ -164,10 +183,10 @@ class PictureProcessor:
         processed = self._processed.pop(picture.digest, None)
         if processed is None:
             processed = self._run(picture.decode())
+            self._num_bytes += processed.num_bytes
         self._processed[picture.digest] = processed
-        num_bytes = sum(one.num_bytes for one in self._processed.values())
-        while num_bytes > MOST_KEPT_BYTES and len(self._processed) > 1:
-            num_bytes -= self._processed.popitem(last=False)[1].num_bytes
+        while self._num_bytes > MOST_KEPT_BYTES and len(self._processed) > 1:
+            self._num_bytes -= self._processed.popitem(last=False)[1].num_bytes
         return processed
 
     def _run(self, image: Any) -> ProcessedPicture:
@@ -195,14 +214,17 @@ class PictureProcessor:
         """[3, L] int64"""
         if self._outline is None:
             return None
-        ids = torch.tensor([token_ids])
-        positions, _ = self._outline.get_rope_index(
-            ids,
-            mm_token_type_ids=(ids == self.placeholder_id).int(),
-            image_grid_thw=arguments["image_grid_thw"],
-            attention_mask=torch.ones_like(ids),
-        )
-        return positions[:, 0].contiguous()
+        ids, grids = torch.tensor([token_ids]), arguments["image_grid_thw"]
+        kinds = (ids == self.placeholder_id).int()
+        layout = (kinds.numpy().tobytes(), grids.numpy().tobytes())
+        if layout not in self._positions:
+            if len(self._positions) == MOST_LAYOUTS:
+                self._positions.clear()
+            positions, _ = self._outline.get_rope_index(
+                ids, mm_token_type_ids=kinds, image_grid_thw=grids, attention_mask=torch.ones_like(ids)
+            )
+            self._positions[layout] = positions[:, 0].contiguous()
+        return self._positions[layout]
 
 
 def _image_processor(folder: str, min_pixels: int | None, max_pixels: int | None) -> Any:

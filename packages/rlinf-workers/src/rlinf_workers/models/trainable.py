@@ -27,6 +27,7 @@ from rlinf_workers.models.language_model import (
     outline_model,
 )
 from rlinf_workers.models.packed import KeptIds, PackedBatch, own_part, packed_logits, packed_states
+from rlinf_workers.models.picture_processor import copy_processor
 from rlinf_workers.models.pictures import freeze_vision_tower, has_rope_positions, rope_positions, seen
 from rlinf_workers.models.placement import to_device
 from rlinf_workers.models.router_replay import agreement, replayed_experts
@@ -200,6 +201,7 @@ class TokenModel(ModelAdapter):
     def describe(self, folder: str) -> None:
         describe_model(self.settings, folder)
         load_tokenizer(self.settings.folder).save_pretrained(folder)
+        copy_processor(self.settings.folder, folder)
 
     def load(self, model: Any, folder: str) -> None:
         """Loads with transformers' own loader.

@@ -30,7 +30,7 @@ from rlinf.config.common import (
 )
 from rlinf.config.lora import LoraConfig
 from rlinf.config.rewards import MAX_JUDGE_FAILURES, RewardConfig
-from rlinf.config.tasks import FilesTask, TaskConfig
+from rlinf.config.tasks import DrawnTaskConfig, FilesTask, TaskConfig
 from rlinf_algos import preset
 from rlinf_workers.engines.spec import EngineSpec
 from rlinf_workers.plugins import ENGINES, TRAINERS
@@ -72,10 +72,34 @@ ANY_ENGINE = AnyEngineSpec(
 )
 
 
+class VisionTowerConfig(Section):
+    """The vision tower of a small new vision-language model."""
+
+    patch_size: int = Field(
+        default=8, ge=1, description="Pixels of the side of a patch; 2 x 2 patches are one token of the language model."
+    )
+    hidden_size: int = Field(default=64, ge=4, description="Width of the tower; a multiple of 4 num_heads.")
+    intermediate_size: int = Field(default=128, ge=1, description="Width of its MLP.")
+    num_layers: int = Field(default=2, ge=1, description="Its layers.")
+    num_heads: int = Field(default=4, ge=1, description="Its attention heads.")
+
+    @property
+    def token_pixels(self) -> int:
+        """Pixels of the side of what becomes a token."""
+        return 2 * self.patch_size
+
+    def num_tokens(self, width: int, height: int) -> int:
+        """Tokens of a picture, with those that begin and end it."""
+        side = self.token_pixels
+        return max(1, round(width / side)) * max(1, round(height / side)) + 2
+
+
 class ArchitectureConfig(Section):
     """A small new model, with a tokenizer of single characters."""
 
-    family: Literal["qwen2"] = Field(default="qwen2", description="Architecture, by its Hugging Face name.")
+    family: Literal["qwen2", "qwen2_5_vl"] = Field(
+        default="qwen2", description="Architecture, by its Hugging Face name; qwen2_5_vl reads pictures."
+    )
     hidden_size: int = Field(default=96, ge=1, description="Width of the residual stream; a multiple of num_heads.")
     intermediate_size: int = Field(default=256, ge=1, description="Width of the MLP.")
     num_layers: int = Field(default=3, ge=1, description="Transformer layers.")
@@ -84,6 +108,14 @@ class ArchitectureConfig(Section):
     max_positions: int = Field(
         default=64, ge=2, description="Longest sequence in tokens, prompt and completion together."
     )
+    vision: VisionTowerConfig | None = Field(
+        default=None, description="The vision tower of family qwen2_5_vl; null: one of the default sizes."
+    )
+
+    @property
+    def vision_tower(self) -> VisionTowerConfig | None:
+        """None for a model of text alone."""
+        return (self.vision or VisionTowerConfig()) if self.family == "qwen2_5_vl" else None
 
 
 class ModelConfig(Section):
@@ -788,6 +820,15 @@ class ReasoningConfig(JobConfig):
         at, heads = "model.architecture.", architecture.num_heads
         yield from not_multiple(f"{at}hidden_size", architecture.hidden_size, f"{at}num_heads", heads)
         yield from not_multiple(f"{at}num_heads", heads, f"{at}num_kv_heads", architecture.num_kv_heads)
+        tower = architecture.vision_tower
+        if tower is not None:
+            width, heads = tower.hidden_size, f"{at}vision.num_heads"
+            yield from not_multiple(f"{at}vision.hidden_size", width, f"4 {heads}", 4 * tower.num_heads)
+        elif architecture.vision is not None:
+            yield Conflict(
+                keys=(f"{at}vision", f"{at}family"),
+                text=f" is not used: {at}family={architecture.family} reads text alone; use qwen2_5_vl",
+            )
         num_tokens = self.rollout.max_sequence_tokens
         if architecture.max_positions < num_tokens:
             yield Conflict(
@@ -807,6 +848,16 @@ class ReasoningConfig(JobConfig):
                 )
             return
         prompt, answer = task.num_tokens
+        if isinstance(task, DrawnTaskConfig) and self.model.architecture is not None:
+            tower = self.model.architecture.vision_tower
+            if tower is None:
+                yield Conflict(
+                    keys=("task.kind", "model.architecture.family"),
+                    text=f"={task.kind} has pictures, and model.architecture.family={self.model.architecture.family} "
+                    "reads text alone; use qwen2_5_vl",
+                )
+                return
+            prompt += tower.num_tokens(*task.picture_size)
         for key, needed, what in (("max_prompt_tokens", prompt, "a prompt"), ("max_new_tokens", answer, "an answer")):
             value = getattr(self.rollout, key)
             if value < needed:

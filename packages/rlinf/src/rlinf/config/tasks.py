@@ -80,6 +80,76 @@ class CalculateTask(_EpisodesTask):
         return 2 * self.num_digits + 2, len("[calc:*]") + 2 * self.num_digits
 
 
+CELL = 16
+"""Pixels of the side of a cell in pictures of generated tasks."""
+
+
+class _DrawnTask(_GeneratedTask):
+    """A task whose prompts have a picture; its tokens come on top of `num_tokens`."""
+
+    shuffle_pictures: bool = Field(
+        default=False,
+        description="Give each problem the picture of another, as a control: what is then learned does not come from "
+        "the pictures.",
+    )
+
+    @property
+    def picture_size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        raise NotImplementedError
+
+
+class CountShapesTask(_DrawnTask):
+    """Count the shapes of one kind in a picture: a picture and `squares?=` -> `3`."""
+
+    SIZE = "num_cells"
+
+    kind: Literal["count-shapes"]
+    num_cells: int = Field(default=3, ge=2, le=16, description="Cells of 16 pixels in a row and in a column.")
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        return len("squares?="), 1
+
+    @property
+    def picture_size(self) -> tuple[int, int]:
+        return CELL * self.num_cells, CELL * self.num_cells
+
+
+class GuiClickTask(_DrawnTask):
+    """Click the button with a letter on a screen: a picture and `tap H=` -> `click(2,0)`, its column and row."""
+
+    SIZE = "num_cells"
+
+    kind: Literal["gui-click"]
+    num_cells: int = Field(default=3, ge=2, le=10, description="Cells of 16 pixels in a row and in a column.")
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        return len("tap H="), len("click(2,0)")
+
+    @property
+    def picture_size(self) -> tuple[int, int]:
+        return CELL * self.num_cells, CELL * self.num_cells
+
+
+class ChartReadTask(_DrawnTask):
+    """Read the height of a bar off a chart: a picture and `bar 2=` -> `7`."""
+
+    SIZE = "num_bars"
+
+    kind: Literal["chart-read"]
+    num_bars: int = Field(default=4, ge=1, le=10, description="Bars of the chart, each 16 pixels wide.")
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        return len("bar 2="), 1
+
+    @property
+    def picture_size(self) -> tuple[int, int]:
+        return CELL * self.num_bars, CELL * 3
+
+
 class ColumnsConfig(Section):
     """Names of columns; `outer.inner` for one inside another."""
 
@@ -324,5 +394,8 @@ class TeamTask(_EpisodesTask):
         return 4, 2
 
 
-GeneratedTaskConfig = SortTask | AddTask | CalculateTask | RepairTask | RoadsTask | GridTask | TeamTask
+DrawnTaskConfig = CountShapesTask | GuiClickTask | ChartReadTask
+GeneratedTaskConfig = (
+    SortTask | AddTask | CalculateTask | RepairTask | RoadsTask | GridTask | TeamTask | DrawnTaskConfig
+)
 TaskConfig = Annotated[GeneratedTaskConfig | FilesTask, Field(discriminator="kind")]

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from rlinf.config.tasks import FilesTask, GeneratedTaskConfig, TeamTask
+from rlinf.config.tasks import DrawnTaskConfig, FilesTask, GeneratedTaskConfig, TeamTask
 from rlinf.tasks.arithmetic import GeneratedTask, add_digits, sort_digits
 from rlinf.tasks.base import Task, TaskProblem
+from rlinf.tasks.drawings import click_button, count_shapes, read_chart
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.games import cross_grid, multiply, repair_program, secret, two_roads
 
@@ -22,6 +23,9 @@ DRAWS: Mapping[str, tuple[Callable[..., TaskProblem], str]] = {
     "roads": (two_roads, "bdfgklmnprtaeiou>[:]{}find1 \n"),
     "grid": (cross_grid, "abcdef123456<=lrud"),
     "team": (secret, "!01234567=wxyz"),
+    "count-shapes": (count_shapes, "0123456789?=acelioqrsu"),
+    "gui-click": (click_button, "0123456789(),= ACEHLTacikplt"),
+    "chart-read": (read_chart, "0123456789 =abr"),
 }
 """Kind of a generated task -> what draws its problems, and its alphabet."""
 
@@ -44,4 +48,5 @@ def make_task(config: GeneratedTaskConfig | FilesTask, seed: int, *, needs_answe
         config.num_held_out,
         seed,
         holds_out=not isinstance(config, TeamTask),
+        shuffles_pictures=isinstance(config, DrawnTaskConfig) and config.shuffle_pictures,
     )

@@ -1,7 +1,7 @@
 """Small generated tasks: sorting digits, adding numbers; and how problems are drawn.
 
-A tenth of all problems, chosen by a checksum of the prompt, is held out for evaluation and never trained on, with any
-seed.
+A tenth of all problems, chosen by a checksum of the prompt with its pictures, is held out for evaluation and never
+trained on, with any seed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from rlinf.tasks.base import TaskProblem
 
@@ -36,6 +37,7 @@ class GeneratedTask:
         draw: the problem of a generator, whose prompt has always the same length.
         alphabet: all characters of its problems and their solutions.
         holds_out: False: evaluation uses problems of the training stream, for a task with few of them.
+        shuffles_pictures: each problem gets the pictures of another.
     """
 
     notes = ()
@@ -48,10 +50,12 @@ class GeneratedTask:
         seed: int,
         *,
         holds_out: bool = True,
+        shuffles_pictures: bool = False,
     ) -> None:
         self._any_problem, self.alphabet, self._holds_out = draw, alphabet, holds_out
         self._num_held_out = num_held_out
         self._seed = seed
+        self._shuffles_pictures = shuffles_pictures
 
     def train_problem(self, index: int) -> TaskProblem:
         return self._draw(random.Random(f"train {self._seed} {index}"), held_out=False)
@@ -63,5 +67,15 @@ class GeneratedTask:
     def _draw(self, generator: random.Random, *, held_out: bool) -> TaskProblem:
         while True:
             problem = self._any_problem(generator)
-            if not self._holds_out or (zlib.crc32(problem.prompt.encode()) % HELD_OUT_SHARE == 0) == held_out:
+            if self._holds_out and (_checksum(problem) % HELD_OUT_SHARE == 0) != held_out:
+                continue
+            if not self._shuffles_pictures:
                 return problem
+            return replace(problem, pictures=self._any_problem(generator).pictures)
+
+
+def _checksum(problem: TaskProblem) -> int:
+    checksum = zlib.crc32(problem.prompt.encode())
+    for picture in problem.pictures:
+        checksum = zlib.crc32(picture.content, checksum)
+    return checksum

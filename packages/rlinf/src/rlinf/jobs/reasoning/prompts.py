@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,9 +20,10 @@ from rlinf.errors import UserError
 from rlinf.jobs.rewards import TriedReward, try_rewards
 from rlinf.tasks import Task, TaskProblem, make_task
 from rlinf.tasks.files import FileProblems
-from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer
+from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
 from rlinf.tasks.prompts import PromptEncoder, make_encoder, make_picture_processor
-from rlinf_workers.roles import ExampleBatch, PicturePool, Prompt
+from rlinf_workers.models import PictureProcessor
+from rlinf_workers.roles import ExampleBatch, PicturePool, Pictures, Prompt
 
 _LOG = logging.getLogger(__name__)
 PICTURES_BYTES = 64 << 30
@@ -49,8 +52,8 @@ class PromptSource:
         alphabet = self.unfitted_task.alphabet
         if self._config.model.path is not None:
             return load_checkpoint_tokenizer(self._config.model.path)
-        if alphabet is not None:
-            return character_tokenizer(alphabet)
+        if alphabet is not None and (architecture := self._config.model.architecture) is not None:
+            return character_tokenizer(alphabet, reads_pictures=architecture.vision_tower is not None)
         raise UserError(
             "model.architecture makes a tokenizer of single characters, but this task is natural language",
             hint="give a Hugging Face folder with model.path",
@@ -60,9 +63,18 @@ class PromptSource:
     def encoder(self) -> PromptEncoder:
         task = self._config.task
         if not isinstance(task, FilesTask):
-            pictures = make_picture_processor(self._config.model.path, self.tokenizer)
-            return PromptEncoder(self.tokenizer, pictures=pictures)
+            return PromptEncoder(self.tokenizer, pictures=self._picture_processor)
         return make_encoder(task, self.tokenizer, self._config.model.path, "task.")
+
+    @property
+    def _picture_processor(self) -> PictureProcessor | None:
+        """That of a generated task's model; a new one's is written before there is a run's folder."""
+        model, alphabet = self._config.model, self.unfitted_task.alphabet
+        if model.architecture is None or model.architecture.vision_tower is None or alphabet is None:
+            return make_picture_processor(model.path, self.tokenizer)
+        with TemporaryDirectory(prefix="rlinf-model-") as folder:
+            write_model_folder(Path(folder), model.architecture, alphabet, model.dtype)
+            return make_picture_processor(Path(folder), self.tokenizer)
 
     @cached_property
     def task(self) -> Task:
@@ -115,29 +127,36 @@ class PromptSource:
     def examples(self, settings: SftWarmUpConfig, step: int) -> list[ExampleBatch]:
         """One batch, one item per shard, from a range of the problem stream that training steps do not reach."""
         first = WARM_UP_OFFSET + step * settings.batch_size
-        rows, masks = [], []
+        rows, masks, pictures = [], [], []
         for index in range(first, first + settings.batch_size):
             problem = self.task.train_problem(index)
-            row, mask = self._example(problem, index)
+            row, mask, seen = self._example(problem, index)
+            pictures.append(seen)
             rows.append(torch.tensor(row))
             masks.append(torch.tensor(mask))
         token_ids = pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.pad_token_id)
         loss_mask = pad_sequence(masks, batch_first=True)
-        num_shards = self._config.actor.resolved_shards
+        num_shards, has_pictures = self._config.actor.resolved_shards, any(one is not None for one in pictures)
         return [
-            ExampleBatch(shard=shard, token_ids=token_ids[shard::num_shards], loss_mask=loss_mask[shard::num_shards])
+            ExampleBatch(
+                shard=shard,
+                token_ids=token_ids[shard::num_shards],
+                loss_mask=loss_mask[shard::num_shards],
+                pictures=tuple(pictures[shard::num_shards]) if has_pictures else (),
+            )
             for shard in range(num_shards)
         ]
 
-    def _example(self, problem: TaskProblem, index: int) -> tuple[list[int], list[float]]:
-        """Tokens of a solution, and 1.0 for those that the policy writes. Of several conversations it takes one."""
+    def _example(self, problem: TaskProblem, index: int) -> tuple[list[int], list[float], Pictures | None]:
+        """Tokens of a solution, 1.0 for those that the policy writes, and the prompt's pictures. Of several
+        conversations it takes one."""
         solutions = problem.solutions or ((("policy", problem.answer),),)
         turns = solutions[index % len(solutions)]
-        row = [] if turns[0][0] == "task" else self.encoder.encode(problem.content)
+        row, pictures = ([], None) if turns[0][0] == "task" else self.encoder.tokens(problem)
         mask = [0.0] * len(row)
         for author, text in turns:
             turn = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             turn += [self.tokenizer.eos_token_id] * (author == "policy")
             row += turn
             mask += [float(author == "policy")] * len(turn)
-        return row, mask
+        return row, mask, pictures

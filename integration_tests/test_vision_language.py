@@ -1,0 +1,43 @@
+"""Vision-language models through the command line: training from pictures, and evaluating what was trained."""
+
+import base64
+import json
+
+from command_line import flags, last_checkpoint, rlinf, rows, train_here
+from rlinf.config.tasks import CountShapesTask
+from rlinf.tasks import make_task
+from rlinf.tasks.base import TaskProblem
+
+TINY = {
+    "task.num_held_out": 20,
+    "sft_warm_up.max_steps": 2,
+    "sft_warm_up.batch_size": 4,
+    "sft_warm_up.check_every": 2,
+    "algorithm.group_size": 2,
+    "rollout.num_prompts": 4,
+    "run.num_steps": 2,
+    "run.evaluate_every": 2,
+    "run.checkpoint_every": 2,
+    "run.stop_at_score": "null",
+    "cluster.oversubscribe": "true",
+}
+
+
+def row(problem: TaskProblem):
+    picture = base64.b64encode(problem.pictures[0].content).decode()
+    return {"question": problem.prompt, "answer": problem.answer, "image": {"bytes": picture}}
+
+
+def test_a_model_trains_from_pictures_and_is_evaluated_with_them(tmp_path):
+    """The checkpoint has what its pictures need, and its accuracy on the same problems from a file is the run's."""
+    run = train_here("count-shapes-grpo", tmp_path / "run", TINY)
+    accuracy = rows(run, "evaluations.jsonl")[-1]["accuracy"]
+    held_out = make_task(CountShapesTask(kind="count-shapes", num_held_out=20), 0).held_out()[""]
+    (tmp_path / "own.jsonl").write_text("".join(f"{json.dumps(row(problem))}\n" for problem in held_out))
+    settings = {"model": last_checkpoint(run) / "model", "temperature": 0, "max_new_tokens": 2}
+    settings |= {"benchmarks.own.reward": "exact", "cluster.oversubscribe": "true"}
+    done = rlinf("eval", f"own={tmp_path / 'own.jsonl'}", *flags(settings), "--output", tmp_path / "eval")
+    assert done.returncode == 0
+    samples = [json.loads(line) for line in (tmp_path / "eval" / "samples.jsonl").read_text().splitlines()]
+    assert [sample["num_prompt_tokens"] for sample in samples] == [20] * 20
+    assert sum(sample["outcome"] == "right" for sample in samples) == round(20 * accuracy)
