@@ -66,10 +66,18 @@ def prompts_of(model: Any) -> list[Prompt]:
     return [prompt_with_pictures(model, index, sizes) for index, sizes in enumerate(SIZES)]
 
 
-def sampled(model: Any, prompts: Sequence[Prompt], *, at_once: int = 2, **options: Any) -> dict[tuple[int, int], Any]:
-    """(Prompt, member) -> tokens and log-probabilities."""
+def sampled(
+    model: Any, prompts: Sequence[Prompt], *, at_once: int = 2, decodes_fixed: bool = False, **options: Any
+) -> dict[tuple[int, int], Any]:
+    """(Prompt, member) -> tokens and log-probabilities.
+
+    Args:
+        decodes_fixed: with the steps that a GPU captures as graphs.
+    """
     loaded = LoadedModel(model=model, tokenizer=None, stop_ids=(1,), pad_id=0)
     engine = HuggingFaceEngine(loaded, CPU, max_prompt_tokens=32, **options)
+    if decodes_fixed:
+        engine._decoder = engine._make_decoder(captures=False)
     sampling = SamplingSettings(group_size=3, max_new_tokens=6)
     waiting, answers = list(prompts), {}
     while len(answers) < 3 * len(prompts):
@@ -82,7 +90,11 @@ def sampled(model: Any, prompts: Sequence[Prompt], *, at_once: int = 2, **option
     return answers
 
 
-@pytest.mark.parametrize("options", [{}, {"refill": True, "max_batch_sequences": 8}], ids=["batch", "refill"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"refill": True, "max_batch_sequences": 8}, {"decodes_fixed": True}],
+    ids=["batch", "refill", "graphs"],
+)
 @torch.no_grad()
 def test_the_engine_samples_from_what_the_model_sees(model: Any, options: dict[str, Any]):
     prompts = prompts_of(model)

@@ -193,12 +193,10 @@ class HuggingFaceEngine(ServedModule):
         stops = StopStrings(self._tokenizer, sampling.stop) if sampling.stop else None
         kept_tokens: list[list[Tensor]] | None = [[] for _ in noise] if sampling.records_kept else None
         with recorded_experts(self._model) if sampling.records_experts else nullcontext() as choices:
-            # Graphs record nothing, and prefill no pictures.
-            is_plain = choices is None and kept_tokens is None and not any(prompt.pictures for prompt in prompts)
-            if self._decoder is None or not is_plain:
+            if self._decoder is None or choices is not None or kept_tokens is not None:  # graphs record nothing
                 tensors = self._generate_batch(prompts, sampling, noise, stops, kept_tokens)
             else:
-                tensors = self._decoder.generate(*self._pad(prompts, len(prompts)), noise, sampling, stops)
+                tensors = self._decoder.generate(prompts, *self._pad(prompts, len(prompts)), noise, sampling, stops)
         tokens, logprobs, mask, truncated = (tensor.cpu().split(sampling.group_size) for tensor in tensors)
         experts: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(prompts)
         if choices is not None:
@@ -230,7 +228,7 @@ class HuggingFaceEngine(ServedModule):
             _LOG.warning("decoding without CUDA graphs, because %s", reason)
             return None
         return FixedDecoder(
-            self._model, self._forward, self._device, stop_ids=self._stop_ids, pad_id=self._pad_id, captures=captures
+            self._model, self._prefill, self._device, stop_ids=self._stop_ids, pad_id=self._pad_id, captures=captures
         )
 
     def _make_slots(self, max_rows: int | None, cache_share: float | None, keeps_turns: bool) -> Slots:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -34,6 +34,8 @@ from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.packed_attention import decoder_attention
+from rlinf_workers.models.pictures import rope_offset
+from rlinf_workers.roles.records.language import Prompt
 
 _LOG = logging.getLogger(__name__)
 CHECK_EVERY = 16
@@ -50,8 +52,9 @@ ATTENTION = "rlinf_one_query"
 CACHE_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
 """transformers' cache layers with one key and one value per token and nothing else."""
 
-Prefill = Callable[[Tensor, Tensor, Any], Tensor]
-"""Writes token ids [N, L] with their mask [N, L] into a cache; returns the logits of the last position, [N, V]."""
+Prefill = Callable[[Sequence[Prompt], Tensor, Tensor, Any], Tensor]
+"""Writes N prompts, whose token ids and mask are [N, L], into a cache; returns the logits of the last position,
+[N, V]."""
 Generated = tuple[Tensor, Tensor, Tensor, Tensor]
 """Token ids, log-probabilities and mask, each [P * G, T], and which completions were truncated, [P * G]."""
 
@@ -171,6 +174,7 @@ class FixedDecoder:
     @torch.no_grad()
     def generate(
         self,
+        prompts: Sequence[Prompt],
         prompt_ids: Tensor,
         prompt_mask: Tensor,
         noise: Tensor,
@@ -180,7 +184,7 @@ class FixedDecoder:
         """Samples G completions of each prompt.
 
         Args:
-            prompt_ids, prompt_mask: [P, L], padded on the left.
+            prompt_ids, prompt_mask: [P, L], those of the prompts, padded on the left.
             noise: [P * G, T]
             stops: stop strings of the settings, checked every `CHECK_EVERY` tokens; tokens sampled after one are
                 dropped.
@@ -189,7 +193,7 @@ class FixedDecoder:
         rows = bucket(num_rows, FEWEST_ROWS)
         self._release_if_weights_moved()
         of_step = replace(settings, group_size=1, max_new_tokens=1, stop=())
-        buffers = self._begin(prompt_ids, prompt_mask, noise, settings)
+        buffers = self._begin(prompts, prompt_ids, prompt_mask, noise, settings)
         for t in range(1, num_tokens):
             if t % CHECK_EVERY == 0:
                 self._cut_at_stops(buffers, rows, stops, begun=t - CHECK_EVERY)
@@ -226,7 +230,14 @@ class FixedDecoder:
             self.release()
         self._addresses = addresses
 
-    def _begin(self, prompt_ids: Tensor, prompt_mask: Tensor, noise: Tensor, settings: SamplingSettings) -> _Buffers:
+    def _begin(
+        self,
+        prompts: Sequence[Prompt],
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        noise: Tensor,
+        settings: SamplingSettings,
+    ) -> _Buffers:
         """Fills the buffers with a batch: prompts in the caches, and the first sampled tokens."""
         (num_rows, num_tokens), (num_prompts, width) = noise.shape, prompt_ids.shape
         size, rows = settings.group_size, bucket(num_rows, FEWEST_ROWS)
@@ -234,10 +245,13 @@ class FixedDecoder:
         for first in range(0, num_prompts, at_once):
             chunk = slice(first, first + at_once)
             cache = DynamicCache()  # without the config: it keeps all keys of layers with a window, too
-            logits = self._prefill(prompt_ids[chunk], prompt_mask[chunk], cache)
+            logits = self._prefill(prompts[chunk], prompt_ids[chunk], prompt_mask[chunk], cache)
             if buffers is None:
                 buffers = self._reserve(rows, width + num_tokens, num_tokens, cache, logits.dtype)
                 self._reset(buffers, prompt_mask, noise, size)
+                if any(prompt.pictures for prompt in prompts):
+                    offsets = torch.tensor([rope_offset(prompt.pictures) for prompt in prompts], device=self._device)
+                    buffers.positions[:num_rows] += offsets.repeat_interleave(size)
             self._place(buffers, first * size, cache, size)
             at = first * size
             for some in logits.split(max(1, FIRST_DRAWS // size)):

@@ -274,10 +274,10 @@ def _graphs(model: Any) -> float:
         raise NotOffered(reason)
     loaded = LoadedModel(model=model, tokenizer=None, stop_ids=(-1,), pad_id=0)
     engine = HuggingFaceEngine(loaded, CPU, max_prompt_tokens=WIDTH)
-    decoder = FixedDecoder(model, engine._forward, CPU, stop_ids=torch.tensor([-1]), pad_id=0, captures=False)
+    decoder = FixedDecoder(model, engine._prefill, CPU, stop_ids=torch.tensor([-1]), pad_id=0, captures=False)
     prompts, sampling = _prompts(), SamplingSettings(group_size=GROUP_SIZE, max_new_tokens=NUM_TOKENS)
     noise = prompt_noise([NoiseKey(seed=0, step=0, index=prompt.index) for prompt in prompts], sampling)
-    token_ids, logprobs, _, _ = decoder.generate(*engine._pad(prompts, len(prompts)), noise, sampling)
+    token_ids, logprobs, _, _ = decoder.generate(prompts, *engine._pad(prompts, len(prompts)), noise, sampling)
     largest = 0.0
     for row, (ids, row_logprobs) in enumerate(zip(token_ids, logprobs, strict=True)):
         largest = _larger(largest, _plain_logprobs(model, prompts[row // GROUP_SIZE].token_ids, ids), row_logprobs)
