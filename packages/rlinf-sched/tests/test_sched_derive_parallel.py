@@ -45,6 +45,27 @@ def test_a_bubble_is_what_a_played_pipeline_waits(num_stages: int) -> None:
     assert free[-1] == pytest.approx(seconds.sum() + bubble_s(layout, seconds.max()))
 
 
+@pytest.mark.parametrize("num_chunks", [2, 4])
+def test_chunks_make_the_bubble_of_a_played_pipeline_shorter(num_chunks: int) -> None:
+    """A stage computes as many micro-batches of a chunk as there are stages, then those of the next chunk."""
+    num_stages, num_micro_batches, seconds = 4, 16, 1.0
+    order = [
+        (first + micro_batch, chunk)
+        for first in range(0, num_micro_batches, num_stages)
+        for chunk in range(num_chunks)
+        for micro_batch in range(num_stages)
+    ]
+    ended: dict[tuple[int, int, int], float] = {}
+    free = np.zeros(num_stages)
+    for micro_batch, chunk in order:
+        before = ended.get((micro_batch, chunk - 1, num_stages - 1), 0.0)
+        for stage in range(num_stages):
+            before = free[stage] = max(free[stage], before) + seconds / num_chunks
+            ended[micro_batch, chunk, stage] = before
+    layout = InstanceLayout(width=1, num_stages=num_stages, num_chunks=num_chunks)
+    assert free[-1] == pytest.approx(num_micro_batches * seconds + bubble_s(layout, seconds))
+
+
 def test_an_exchange_by_counting_who_gets_a_token() -> None:
     """128 experts over 32 devices of four nodes: of a token's 8 copies one lands on each 4 devices."""
     copies = np.zeros(4)

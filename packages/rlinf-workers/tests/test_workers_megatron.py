@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from workers_megatron_ranks import (
 from rlinf_algos import path_of
 from rlinf_comm.weights import Layout, execute, layouts, reshard_plan, specs_of
 from rlinf_comm.weights.layouts import TransformerShape
-from rlinf_sched.derive import JobShape, Lengths, ModelShape
+from rlinf_sched.derive import JobShape, Lengths, ModelShape, find_gpu, find_model
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.in_memory import renamed
 from rlinf_workers.models.language_model import load_model
@@ -95,6 +96,12 @@ DEEPSEEK = {
     "CP2": ("deepseek_v3", 2, {"context_parallel": 2}),
     "DP2": ("deepseek_v3", 1, {}),
 }
+VIRTUAL_PIPELINE = {"pipeline_parallel": 2, "virtual_pipeline_parallel": 2}
+VIRTUAL = {
+    "PP2 VPP2": ("qwen3_deep", 2, VIRTUAL_PIPELINE),
+    "PP2 VPP2, tied, recomputed": ("qwen2_tied_deep", 2, {**VIRTUAL_PIPELINE, "recompute": True}),
+    "PP2 VPP2, experts": ("qwen3_moe_deep", 2, VIRTUAL_PIPELINE),
+}
 DEEPSEEK_BY_DEFAULT = (("TP2 EP2", "padded"), ("PP2, recomputed", "packed"), ("CP2", "packed"))
 KIND_GLM, DEEP = {"model_type": "glm4_moe"}, {"model_type": "deepseek_v3"}
 FOUR = {
@@ -103,6 +110,8 @@ FOUR = {
     "TP2 CP2": ("qwen2", 4, {**ACROSS, "context_parallel": 2}),
     "TP2 SP CP2 EP2": ("qwen3_moe", 4, {**SHARED, "context_parallel": 2, "expert_parallel": 2}),
     "CP2 EP4": ("qwen3_moe", 4, {"context_parallel": 2, "expert_parallel": 4}),
+    "DP2 PP2 VPP2, distributed optimizer": ("qwen3_deep", 2, {**VIRTUAL_PIPELINE, "distributed_optimizer": True}),
+    "PP2 VPP2 TP2 EP2": ("qwen3_moe_deep", 4, {**VIRTUAL_PIPELINE, **SHARED, "expert_parallel": 2}),
     "PP2 CP2, recomputed": ("qwen3", 4, {"pipeline_parallel": 2, "context_parallel": 2, "recompute": True}),
 }
 """Of four ranks, with packed rows."""
@@ -212,6 +221,19 @@ def test_a_critic_does_too(case, ranks, models, critics, references, tmp_path):
     check_case(case, NUM_STEPS, ranks, models, references, tmp_path, critics[case[0]])
 
 
+@pytest.mark.parametrize(
+    ("case", "packs"),
+    [
+        pytest.param(case, packs, id=f"{name}, {how}", marks=() if packs != ("tied" in name) else pytest.mark.slow)
+        for name, case in VIRTUAL.items()
+        for how, packs in (("padded", False), ("packed", True))
+    ],
+)
+def test_chunks_of_a_virtual_pipeline_learn_what_one_rank_does(case, packs, ranks, models, references, tmp_path):
+    """Also where micro-batches are no multiple of the stages, as a single forward pass."""
+    check_case(case, NUM_STEPS, ranks, models, references, tmp_path, packs=packs)
+
+
 @pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("case", GLM.values(), ids=GLM)
 def test_glm_with_shared_experts_and_router_biases(case, packs, ranks, models, references, tmp_path):
@@ -293,6 +315,21 @@ def test_the_memory_of_ranks_that_share_a_packed_row_is_counted(options, ranks, 
     head = counted.num_tokens * (3 * shape.hidden_size + shape.hidden_size + words) * 4
     for num_bytes in recorded:
         assert (counted.kept_bytes + head) / num_bytes == pytest.approx(1.0, abs=0.08)
+
+
+def test_chunks_shorten_the_bubble_and_keep_more_micro_batches():
+    """Of 4 stages the first keeps 4 micro-batches; with 3 chunks 15 passes of a third of a stage's layers."""
+    model, lengths = find_model("Qwen3-8B"), Lengths(mean_tokens=500, limit_tokens=1000, group_size=8)
+    options = [MegatronOptions(pipeline_parallel=4, virtual_pipeline_parallel=chunks) for chunks in (1, 3, 9)]
+    jobs = [
+        JobShape(lengths=lengths, num_groups=64, num_updates=2, trainer_options=asdict(one), on_gpu=True)
+        for one in options
+    ]
+    one, three, nine = (SPEC.train_profile(model, find_gpu("H100"), job).instances[0].step_s for job in jobs)
+    assert (one - three) / (one - nine) == pytest.approx((1 - 1 / 3) / (1 - 1 / 9))
+    passes = [micro_batch_pass(model, job, cut) for job, cut in zip(jobs, options, strict=True)]
+    inside = passes[0].peak_bytes(16) - 4 * passes[0].kept_bytes
+    assert passes[1].peak_bytes(16) == pytest.approx((4 + 2 + 9) / 3 * passes[1].kept_bytes + inside, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -436,6 +473,12 @@ def test_storages_go_and_come_back():
         ),
         ({"tensor_parallel": 4}, {}, "2 KV groups; use one of 1, 2"),
         ({"pipeline_parallel": 4}, {}, "pipeline_parallel=4 does not divide the model's 2 layers; use one of 1, 2"),
+        ({"virtual_pipeline_parallel": 2}, {}, "=2 needs pipeline_parallel of 2 or more; it has 1"),
+        (
+            {"pipeline_parallel": 2, "virtual_pipeline_parallel": 2},
+            {},
+            "virtual_pipeline_parallel=2 does not divide the model's 1 layers of a pipeline stage; use one of 1",
+        ),
         ({"expert_parallel": 2}, {}, "the model has no experts; leave it out"),
         ({"tensor_parallel": 2, "expert_parallel": 3}, {}, "one must be a multiple of the other"),
         ({"expert_parallel": 3}, {"model_type": "qwen3_moe"}, "does not divide the model's 4 experts"),

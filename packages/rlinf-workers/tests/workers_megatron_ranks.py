@@ -99,6 +99,9 @@ def write_models(folder: Path) -> dict[str, ModelSettings]:
     configs = {
         "qwen2": Qwen2Config(**COMMON, tie_word_embeddings=False),
         "qwen2_tied": Qwen2Config(**COMMON, tie_word_embeddings=True),
+        "qwen3_deep": Qwen3Config(**{**COMMON, "num_hidden_layers": 4}, head_dim=16, tie_word_embeddings=False),
+        "qwen2_tied_deep": Qwen2Config(**{**COMMON, "num_hidden_layers": 4}, tie_word_embeddings=True),
+        "qwen3_moe_deep": Qwen3MoeConfig(**{**COMMON, "num_hidden_layers": 4}, **EXPERTS, tie_word_embeddings=False),
         "qwen3": Qwen3Config(**COMMON, head_dim=16, tie_word_embeddings=False),
         "qwen3_moe": Qwen3MoeConfig(**COMMON, **EXPERTS, tie_word_embeddings=False),
         "glm4_moe": Glm4MoeConfig(**COMMON, **GLM),
@@ -291,7 +294,7 @@ def use_while_away(make, worker: Worker, model: ModelSettings, folder: str, **op
     for backend in (one, loaded, taken):
         backend._put_aside()
     empty = all(parameter.untyped_storage().nbytes() == 0 for parameter in one._parameters.values())
-    gradients = [buffer.grad_data for buffer in [*one._called.buffers, *one._called.expert_parallel_buffers]]
+    gradients = [buffer.grad_data for buffer in one._gradient_buffers()]
     keeps_gradients = any(name.startswith("gradient") for name in one._storages._places._places)
     write(one, worker, folder)
     loaded.load_model(folder)

@@ -32,7 +32,11 @@ from .memory import (
     update_bytes as update_bytes,
 )
 from .memory.rank import MEMORY_KINDS as MEMORY_KINDS
-from .parallel import ring_bytes_per_s as ring_bytes_per_s
+from .parallel import (
+    InstanceLayout as InstanceLayout,
+    bubble_s as bubble_s,
+    ring_bytes_per_s as ring_bytes_per_s,
+)
 from .profiles import (
     Embodied as Embodied,
     Reasoning as Reasoning,

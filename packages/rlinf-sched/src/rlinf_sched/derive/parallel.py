@@ -31,6 +31,8 @@ class InstanceLayout:
     """Devices that share each layer: by tensor parallelism, or each with some of the experts."""
     num_stages: int
     """Stages of consecutive layers, a pipeline."""
+    num_chunks: int = 1
+    """Chunks of layers of each stage, through which a micro-batch passes in turn (interleaved 1F1B)."""
 
     @property
     def num_devices(self) -> int:
@@ -91,12 +93,13 @@ def bubble_s(layout: InstanceLayout, micro_batch_s: float) -> float:
     """Seconds of one optimizer step in which a stage of the pipeline has nothing to do.
 
     Micro-batches that take as long on each stage, but differ among themselves, are through after the sum of all and
-    the longest once more for each further stage (a proportionate flow shop: Pinedo, Scheduling, section 6.1).
+    the longest once more for each further stage (a proportionate flow shop: Pinedo, Scheduling, section 6.1). With
+    several chunks a stage waits for passes of one of them alone (arXiv:2104.04473, section 2.2).
 
     Args:
         micro_batch_s: seconds of the longest micro-batch on one stage.
     """
-    return (layout.num_stages - 1) * micro_batch_s
+    return (layout.num_stages - 1) * micro_batch_s / layout.num_chunks
 
 
 def longest_share(costs: ItemCosts, items_per_minibatch: float, num_ranks: int) -> float:

@@ -8,9 +8,11 @@ from rlinf_sched import InstanceProfile, StageProfile
 from rlinf_sched.derive import (
     NUM_MOMENTS,
     Gpu,
+    InstanceLayout,
     JobShape,
     ModelShape,
     RankMemory,
+    bubble_s,
     describe_numbers,
     forward_s,
     launch_s,
@@ -47,6 +49,8 @@ def train_profile(spec: TrainerSpec, model: ModelShape, gpu: Gpu, job: JobShape)
     if job.max_tokens_per_micro_batch is not None:
         pass_s += exchange_s(model, gpu, computed, sharing) / (span // sharing)  # of a rank's heads and layers
     item_s = spec.num_passes(job) * job.num_models * pass_s
+    layout = InstanceLayout(width=span // num_stages, num_stages=num_stages, num_chunks=spec.num_chunks(job))
+    idle_s = bubble_s(layout, _groups_per_micro_batch(job) * item_s)
     instances = []
     for num_ranks in (count for count in range(1, job.num_shards + 1) if job.num_shards % count == 0):
         memory = spec.rank_memory(model, job, num_ranks * span)
@@ -58,7 +62,7 @@ def train_profile(spec: TrainerSpec, model: ModelShape, gpu: Gpu, job: JobShape)
                 num_devices=span,
                 num_ranks=num_ranks,
                 points=proportional(item_s, job.num_groups),
-                step_s=job.num_updates * (sent / link + moved / gpu.memory_bytes_per_s),
+                step_s=job.num_updates * (sent / link + moved / gpu.memory_bytes_per_s + idle_s),
                 state_bytes=memory.state,
                 work_bytes=memory.work(),
             )
@@ -70,6 +74,12 @@ def train_profile(spec: TrainerSpec, model: ModelShape, gpu: Gpu, job: JobShape)
         source=f"derived: {spec.name} AdamW training of {model.name} on {gpu.name}, "
         f"{describe_numbers(model, computed)}",
     )
+
+
+def _groups_per_micro_batch(job: JobShape) -> float:
+    if job.max_tokens_per_micro_batch is None:
+        return min(job.micro_batch_groups, job.num_groups)
+    return job.max_tokens_per_micro_batch / job.lengths.packed_group_tokens
 
 
 def exchange_s(model: ModelShape, gpu: Gpu, job: JobShape, num_ranks: int) -> float:

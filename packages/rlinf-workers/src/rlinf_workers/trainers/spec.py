@@ -138,6 +138,10 @@ class TrainerSpec(Spec):
         """Expert parallelism and pipeline stages."""
         return 1, 1
 
+    def num_chunks(self, job: JobShape) -> int:
+        """Chunks of layers of a pipeline stage, through which a micro-batch passes in turn."""
+        return 1
+
     def train_profile(self, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
         """Times and memory of a training stage: one choice per number of replicas, which determines the gradient
         buffers of a rank. An instance is a replica, whose ranks share its work."""

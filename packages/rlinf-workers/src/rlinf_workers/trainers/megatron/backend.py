@@ -4,7 +4,8 @@ Every rank of a replica gets the same micro-batches. The last pipeline stage gat
 (queries.py), so that each of its ranks computes the same loss; the gradient flows back through the slices. Replicas are
 data parallel: `finish_backward` sums gradients over them and over the slices with megatron-core's
 DistributedDataParallel, and its optimizer steps. With a pipeline, `backward` only stores the micro-batch, and
-`finish_backward` runs all of them as one 1F1B schedule.
+`finish_backward` runs all of them as one 1F1B schedule. A virtual pipeline, whose ranks have several chunks of layers,
+runs a multiple of its stages of them: micro-batches of one token, whose gradient is 0, fill it up.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rlinf_workers.trainers.base import NOT_ASKED, LossOf, ModelOutputs, Optimiz
 from rlinf_workers.trainers.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
 from rlinf_workers.trainers.megatron.files import gathered, leaving_out, owned, stacked
 from rlinf_workers.trainers.megatron.options import MegatronOptions
-from rlinf_workers.trainers.megatron.queries import Batch, PackedQuery, Query, query_of
+from rlinf_workers.trainers.megatron.queries import Batch, PackedQuery, Query, TokenQuery, query_of
 from rlinf_workers.trainers.megatron.storages import Storages
 from rlinf_workers.trainers.statistics import Statistics
 from rlinf_workers.worker import Worker
@@ -66,7 +67,7 @@ class MegatronBackend:
         from transformers import AutoConfig
 
         from rlinf_workers.trainers.megatron.heads import head_of
-        from rlinf_workers.trainers.megatron.model import layout_of, make_model
+        from rlinf_workers.trainers.megatron.model import joined, layout_of, make_chunks
         from rlinf_workers.trainers.megatron.parallel import connect
 
         self.kind, self._settings = model, model.settings
@@ -79,9 +80,10 @@ class MegatronBackend:
         sizes = (self._shape, options, worker.num_ranks)
         self._layout = layout_of(*sizes, options.compute_dtype)
         self._masters_layout = layout_of(*sizes, "float32")
-        self._model = make_model(self._config, self._shape, options, self._head).to(worker.device)
-        self._called: Any = self._model
-        """The model inside megatron-core's wrapper."""
+        self._chunks = make_chunks(self._config, self._shape, options, self._head)
+        self._model = joined(self._chunks).to(worker.device)
+        self._called: list[Any] = list(self._chunks)
+        """The chunks inside megatron-core's wrapper."""
         self._storages = Storages(self._tensors)
         self._optimizer: Any = None
         self._masters: Any = None
@@ -104,9 +106,9 @@ class MegatronBackend:
         from rlinf_workers.trainers.megatron.optimizer import Masters, make_optimizer
         from rlinf_workers.trainers.megatron.routers import biases_of
 
-        config = self._model.config
+        config = self._chunks[0].config
         if config.bf16:
-            self._called = Float16Module(config, self._model)
+            self._called = [Float16Module(chunk.config, chunk) for chunk in self._chunks]
             for bias_name, bias in biases_of(self._model).items():
                 self._model.get_submodule(bias_name.rpartition(".")[0]).expert_bias = bias.float()
         if not trains:
@@ -115,7 +117,10 @@ class MegatronBackend:
         how = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=self._options.distributed_optimizer
         )
-        self._called = DistributedDataParallel(config, how, self._called)
+        self._called = [
+            DistributedDataParallel(chunk.config, how, chunk, disable_bucketing=number > 0)
+            for number, chunk in enumerate(self._called)
+        ]
         self._optimizer = make_optimizer(self._called, self._options)
         self._masters = Masters(self._optimizer, self._storages)
 
@@ -143,8 +148,9 @@ class MegatronBackend:
 
     def _zero_gradients(self) -> None:
         self._begins = False
-        self._called.restore_grad_buffers(synchronize=False)  # reallocates them after `offload`
-        self._called.zero_grad_buffer()
+        for chunk in self._called:
+            chunk.restore_grad_buffers(synchronize=False)  # reallocates them after `offload`
+            chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
 
     def backward(self, shard: int, batch: Batch, loss_of: LossOf, *, entropies: bool = False) -> None:
@@ -170,7 +176,7 @@ class MegatronBackend:
         from megatron.core.distributed import finalize_model_grads
 
         self._run_waiting()
-        finalize_model_grads([self._called])
+        finalize_model_grads(self._called)
         sums = torch.stack(list(self._statistics.values())).sum(0)
         self._worker.replica_ranks.broadcast_(sums, self._options.ranks_per_replica - 1)  # from the last stage
         return self._worker.replicas.sum_(sums).tolist()
@@ -178,7 +184,8 @@ class MegatronBackend:
     @torch.no_grad()
     def step(self, divisor: float) -> float:
         self._is_updating = False
-        self._called.scale_gradients(1.0 / divisor)
+        for chunk in self._called:
+            chunk.scale_gradients(1.0 / divisor)
         self._optimizer.prepare_grads()
         grad_norm = float(self._optimizer.get_grad_norm())
         self._schedule.begin_step(self._optimizer, self.num_steps, grad_norm, self._worker)
@@ -206,11 +213,15 @@ class MegatronBackend:
             self._run(self._waiting, forward_only=False)
             self._waiting.clear()
 
+    @property
+    def _multiple(self) -> int:
+        """The number of positions is a multiple of it."""
+        return self._options.tensor_parallel if self._options.sequence_parallel else 1
+
     def _query(self, batch: Batch) -> Query:
         """This rank's part of a micro-batch."""
-        multiple = self._options.tensor_parallel if self._options.sequence_parallel else 1
         replays = isinstance(self.kind, TokenModel) and self.kind.replays_routers
-        return query_of(batch, self._head.temperature, self._place.slices, multiple, replays_routers=replays)
+        return query_of(batch, self._head.temperature, self._place.slices, self._multiple, replays_routers=replays)
 
     def _router_agreement(self, request: Query) -> Tensor:
         """As in `ModelOutputs`, after a pass of the last stage: of its layers."""
@@ -220,7 +231,7 @@ class MegatronBackend:
 
         num_parts = self._options.tensor_parallel  # with experts, sequence parallelism comes with it
         num_here = -(-len(request.part.token_ids) // num_parts)
-        sums = agreed(self._model, min(num_here, max(0, request.num_real - self._place.tensor * num_here)))
+        sums = agreed(self._chunks[-1], min(num_here, max(0, request.num_real - self._place.tensor * num_here)))
         agreeing, num_tokens = self._place.stage.sum_(sums)
         return agreeing / num_tokens
 
@@ -232,18 +243,32 @@ class MegatronBackend:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         def forward_step(waiting: Iterator[tuple[Query, Finish]], model: Any) -> tuple[Tensor, Finish]:
-            self._model.query, finish = next(waiting)
-            return model(**self._model.query.arguments()), finish
+            query, finish = next(waiting)
+            for chunk in self._chunks:
+                chunk.query = query
+            return model(**query.arguments()), finish
 
+        passes = [*passes, *[self._filler()] * self._num_missing(len(passes))]
+        iterators = [iter(passes) for _ in self._chunks]
         get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=iter(passes),
-            model=[self._called],
+            data_iterator=iterators,
+            model=self._called,
             num_microbatches=len(passes),
             seq_length=1,  # stages exchange the real lengths
             micro_batch_size=1,
             forward_only=forward_only,
         )
+
+    def _num_missing(self, num_passes: int) -> int:
+        """Micro-batches by which a virtual pipeline's schedule has more."""
+        return 0 if self._options.num_chunks is None else -num_passes % self._options.pipeline_parallel
+
+    def _filler(self) -> tuple[Query, Finish]:
+        def finish(answers: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+            return 0.0 * answers.sum(), torch.tensor(0), {}
+
+        return TokenQuery.filler(self._multiple, self._worker.device), finish
 
     def _insert(self, request: Query, whole: Tensor, answers: Tensor) -> None:
         """Writes this rank's outputs into the whole micro-batch's, unless another rank of its stage does."""
@@ -289,7 +314,8 @@ class MegatronBackend:
     def _put_aside(self) -> None:
         """Between two updates, gradients are freed instead of copied."""
         if self._optimizer is not None and not self._is_updating:
-            self._called.offload_grad_buffers(synchronize=False, empty_cache=False)
+            for chunk in self._called:
+                chunk.offload_grad_buffers(synchronize=False, empty_cache=False)
         self._storages.offload()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -298,7 +324,7 @@ class MegatronBackend:
         yield from self._model.named_buffers()
         if self._optimizer is None:
             return
-        for number, buffer in enumerate([*self._called.buffers, *self._called.expert_parallel_buffers]):
+        for number, buffer in enumerate(self._gradient_buffers()):
             yield f"gradient {number}", buffer.grad_data
         for number, one in enumerate(self._optimizer.chained_optimizers):
             for place, parameter in enumerate(one.get_parameters()):
@@ -306,6 +332,9 @@ class MegatronBackend:
                 for key, value in one.optimizer.state.get(parameter, {}).items():
                     if key != "step":
                         yield f"{key} {number} {place}", value
+
+    def _gradient_buffers(self) -> list[Any]:
+        return [buffer for chunk in self._called for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
 
     def _masters_here(self) -> dict[str, Tensor]:
         """float32, in host memory, by the names in the layout; every rank calls."""

@@ -112,13 +112,20 @@ class MegatronPass:
         """What autograd keeps, plus the temporary memory of the backward pass.
 
         The first pipeline stage keeps as many micro-batches as there are stages; the last stage keeps one and has the
-        head.
+        head. Of a virtual pipeline, whose chunks have 1 / v of the layers of a stage, it keeps those of its other
+        chunks too: a pass of a chunk for each of the p stages and each of v - 1 chunks, and two more for each stage
+        before the last (arXiv:2104.04473, section 2.2).
         """
         stages, kept_bytes, inside = self.cut.pipeline_parallel, self.kept_bytes, self._inside_of_layer()
+        chunks = self.cut.virtual_pipeline_parallel
         if stages == 1:
             return kept_bytes + max(inside, self._head_bytes())
-        first = min(stages, num_micro_batches) * kept_bytes + inside
-        return max(first, kept_bytes + max(inside, self._head_bytes()))
+        of_last = (chunks - 1) * stages + 1
+        of_first = of_last + (2 if chunks > 1 else 1) * (stages - 1)
+        in_first, in_last = (
+            min(count, num_micro_batches * chunks) * kept_bytes // chunks for count in (of_first, of_last)
+        )
+        return max(in_first + inside, in_last + max(inside, self._head_bytes()))
 
     @property
     def kept_bytes(self) -> int:

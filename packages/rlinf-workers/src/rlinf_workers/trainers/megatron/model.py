@@ -5,6 +5,7 @@ Layers follow megatron-core's local spec, without Transformer Engine; attention 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,7 @@ def layout_of(shape: TransformerShape, options: MegatronOptions, num_ranks: int,
         tp=options.tensor_parallel,
         pp=options.pipeline_parallel,
         dp=options.num_row_slices,
+        virtual_stages=options.virtual_pipeline_parallel,
         ep=options.expert_parallel,
         expert_tp=options.expert_tensor_parallel,
         transformer_engine=False,
@@ -50,8 +52,8 @@ def layout_of(shape: TransformerShape, options: MegatronOptions, num_ranks: int,
     return Layout(of_replica.specs, of_replica.ranks * (num_ranks // options.ranks_per_replica))
 
 
-def make_model(config: Any, shape: TransformerShape, options: MegatronOptions, head: Head) -> AnsweringModel:
-    """This rank's shard, with uninitialized weights.
+def make_chunks(config: Any, shape: TransformerShape, options: MegatronOptions, head: Head) -> list[AnsweringModel]:
+    """This rank's shard, with uninitialized weights; of a virtual pipeline its chunks, in the order of their layers.
 
     Args:
         config: transformers' config.
@@ -61,20 +63,37 @@ def make_model(config: Any, shape: TransformerShape, options: MegatronOptions, h
     """
     if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 uses the name also without Transformer Engine
         setattr(moe_utils, "te_general_gemm", None)  # noqa: B010
+    numbers = [None] if options.num_chunks is None else range(options.num_chunks)
+    return [_make_chunk(config, shape, options, head, number) for number in numbers]
+
+
+def joined(chunks: Sequence[AnsweringModel]) -> nn.Module:
+    """One module, whose parameters have the names of the layout."""
+    if len(chunks) == 1:
+        return chunks[0]
+    return nn.ModuleDict({f"model{number}": chunk for number, chunk in enumerate(chunks)})
+
+
+def _make_chunk(
+    config: Any, shape: TransformerShape, options: MegatronOptions, head: Head, number: int | None
+) -> AnsweringModel:
     core_config = _transformer_config(config, shape, options)
-    spec = get_gpt_decoder_block_spec(core_config, use_transformer_engine=False, normalization="RMSNorm")
+    spec = get_gpt_decoder_block_spec(
+        core_config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=number
+    )
     _own_parts(spec)
     model = AnsweringModel(
         config=core_config,
         transformer_layer_spec=spec,  # pyright: ignore[reportArgumentType], a block's spec is accepted too
         vocab_size=rounded_up(shape.vocab, VOCAB_MULTIPLE * options.tensor_parallel),
         max_sequence_length=config.max_position_embeddings,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=number),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=number),
         share_embeddings_and_output_weights=shape.tied_embeddings,
         position_embedding_type="rope",
         rotary_percent=_rotated_share(config),
         rotary_base=_rope_base(config),  # pyright: ignore[reportArgumentType], it is only a divisor
+        vp_stage=number,
     )
     model.head, model.num_words = head, shape.vocab
     model.frequencies = _frequencies(config, model)
@@ -235,6 +254,10 @@ def _transformer_config(config: Any, shape: TransformerShape, options: MegatronO
         tensor_model_parallel_size=options.tensor_parallel,
         sequence_parallel=options.sequence_parallel,
         pipeline_model_parallel_size=options.pipeline_parallel,
+        virtual_pipeline_model_parallel_size=options.num_chunks,
+        # Between two stages, which are neighbours on both sides, the order of batched messages would be ambiguous.
+        overlap_p2p_comm=options.num_chunks is not None,
+        batch_p2p_comm=options.num_chunks is None,
         expert_model_parallel_size=options.expert_parallel,
         expert_tensor_parallel_size=options.expert_tensor_parallel,
         moe_token_dispatcher_type="alltoall",  # also needed by dense models for variable lengths

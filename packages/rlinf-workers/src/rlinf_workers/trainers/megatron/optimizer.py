@@ -19,7 +19,7 @@ from rlinf_workers.trainers.megatron.storages import Storages
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def make_optimizer(model: DistributedDataParallel, options: MegatronOptions) -> Any:
+def make_optimizer(chunks: list[DistributedDataParallel], options: MegatronOptions) -> Any:
     """An optimizer that decays every parameter, as torch's AdamW does; `apply_settings` sets its values."""
     settings = OptimizerConfig(
         optimizer="adam",
@@ -28,7 +28,7 @@ def make_optimizer(model: DistributedDataParallel, options: MegatronOptions) -> 
         params_dtype=getattr(torch, options.compute_dtype),
         use_distributed_optimizer=options.distributed_optimizer,
     )
-    return get_megatron_optimizer(settings, [model], config_overrides={})  # pyright: ignore[reportArgumentType]
+    return get_megatron_optimizer(settings, chunks, config_overrides={})  # pyright: ignore[reportArgumentType]
 
 
 def apply_settings(optimizer: Any, settings: OptimizerSettings) -> None:

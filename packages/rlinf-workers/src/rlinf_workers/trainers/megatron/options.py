@@ -31,6 +31,9 @@ class MegatronOptions:
     """The same ranks also shard the positions of a sequence between matrix products."""
     pipeline_parallel: NumRanks = 1
     """Stages of consecutive layers with the 1F1B schedule."""
+    virtual_pipeline_parallel: NumRanks = 1
+    """Chunks of layers on each rank of a pipeline, which a micro-batch passes in turn (interleaved 1F1B): the bubble is
+    this many times shorter."""
     context_parallel: NumRanks = 1
     """Groups of ranks that share the tokens of each packed micro-batch."""
     expert_parallel: NumRanks = 1
@@ -45,6 +48,9 @@ class MegatronOptions:
     def __post_init__(self) -> None:
         if self.sequence_parallel and self.tensor_parallel == 1:
             raise OptionError("sequence_parallel", "=true needs tensor_parallel of 2 or more; it has 1")
+        if self.virtual_pipeline_parallel > 1 and self.pipeline_parallel == 1:
+            text = f"={self.virtual_pipeline_parallel} needs pipeline_parallel of 2 or more; it has 1"
+            raise OptionError("virtual_pipeline_parallel", text)
         small, large = sorted((self.tensor_parallel * self.context_parallel, self.expert_parallel))
         if large % small:
             context = f" context_parallel={self.context_parallel}" if self.context_parallel > 1 else ""
@@ -58,6 +64,11 @@ class MegatronOptions:
     def compute_bytes(self) -> int:
         """Bytes of each number in the compute dtype."""
         return 2 if self.compute_dtype == "bfloat16" else 4
+
+    @property
+    def num_chunks(self) -> int | None:
+        """Megatron-core's virtual pipeline size; None: there is a single chunk."""
+        return self.virtual_pipeline_parallel if self.virtual_pipeline_parallel > 1 else None
 
     @property
     def ranks_per_stage(self) -> int:
@@ -87,6 +98,8 @@ class MegatronOptions:
             of_keys = latent.kv_rank + latent.rope_dim
             self._divides("tensor_parallel", "numbers of a key's latent vector and its position", of_keys)
         self._divides("pipeline_parallel", "layers", model.num_layers)
+        of_stage = model.num_layers // self.pipeline_parallel
+        self._divides("virtual_pipeline_parallel", "layers of a pipeline stage", of_stage)
         if model.num_dense_layers or not model.num_experts:
             self._divides("tensor_parallel", "columns of a feed-forward layer", model.intermediate_size)
         if not model.num_experts:

@@ -56,6 +56,7 @@ def connect(worker: Worker, options: MegatronOptions) -> ParallelRank:
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=options.tensor_parallel,
         pipeline_model_parallel_size=options.pipeline_parallel,
+        virtual_pipeline_model_parallel_size=options.num_chunks,
         expert_model_parallel_size=options.expert_parallel,
         expert_tensor_parallel_size=options.expert_tensor_parallel,
         distributed_timeout_minutes=TIMEOUT // timedelta(minutes=1),

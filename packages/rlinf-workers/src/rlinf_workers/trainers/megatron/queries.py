@@ -120,6 +120,12 @@ class TokenQuery:
             rows=torch.arange(len(token_ids), device=token_ids.device),
         )
 
+    @classmethod
+    def filler(cls, multiple: int, device: torch.device) -> TokenQuery:
+        """One row with one token, of a micro-batch that only fills a schedule."""
+        ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        return cls._whole(ids, ids, ids, 1.0).padded(multiple)
+
     @property
     def shape(self) -> tuple[int, int]:
         return self.num_rows, self.targets.shape[1]

@@ -84,6 +84,9 @@ class MegatronSpec(TrainerSpec):
         options = self.read(job.trainer_options)
         return options.expert_parallel, options.pipeline_parallel
 
+    def num_chunks(self, job: JobShape) -> int:
+        return self.read(job.trainer_options).virtual_pipeline_parallel
+
 
 def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """transformers 5 has `rope_parameters`, 4 had `rope_theta` beside `rope_scaling`."""
