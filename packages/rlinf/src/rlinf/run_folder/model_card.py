@@ -135,11 +135,14 @@ def _head(run: TrainedBy, folder: Path) -> dict[str, Any]:
     names = [name for source in run.sources if (name := hub_name(Path(source)))]
     base = _public(run.base)
     is_text = run.job in ("reasoning", "sft", "dpo")
+    from rlinf_workers.models import reads_pictures  # imports torch
+
+    task = "image-text-to-text" if reads_pictures(folder) else "text-generation"
     library = "peft" if is_adapter(folder) else "transformers" if (folder / "config.json").is_file() else None
     algorithm = run.at("algorithm", "name")
     head = {
         "library_name": library,
-        "pipeline_tag": "text-generation" if is_text else "robotics" if run.job == "embodied" else None,
+        "pipeline_tag": task if is_text else "robotics" if run.job == "embodied" else None,
         "base_model": base.repo if base else None,
         "datasets": list(dict.fromkeys(name.repo for name in names)),
         "tags": ["rlinf", *([run.job] if run.job else []), *([algorithm] if algorithm else [])],
@@ -187,16 +190,22 @@ def _interval(value: float, error: float, *, is_share: bool) -> str:
 def _loading(run: TrainedBy, folder: Path, name: str) -> str:
     if run.job == "reward_model":
         return f"```bash\nrlinf train RECIPE --reward.kind model --reward.path {name}\n```\n"
-    if is_adapter(folder):
+    from rlinf_workers.models import reads_pictures  # imports torch
+
+    tokenizer, adapted = "AutoTokenizer", is_adapter(folder)
+    if reads_pictures(folder) and not adapted:
+        model, package, tokenizer = "AutoModelForImageTextToText", "transformers", "AutoProcessor"
+    elif adapted:
         model, package = "AutoPeftModelForCausalLM", "peft"
     elif (folder / "config.json").is_file() and run.job != "embodied":
         model, package = "AutoModelForCausalLM", "transformers"
     else:
         return "The files have the format of the model that the run started from, and load as that one does.\n"
-    more = ", AutoTokenizer" if package == "transformers" else "\nfrom transformers import AutoTokenizer"
+    more = f", {tokenizer}" if package == "transformers" else f"\nfrom transformers import {tokenizer}"
+    variable = tokenizer.removeprefix("Auto").lower()
     return (
         f"```python\nfrom {package} import {model}{more}\n\n"
-        f'model = {model}.from_pretrained("{name}")\ntokenizer = AutoTokenizer.from_pretrained("{name}")\n```\n'
+        f'model = {model}.from_pretrained("{name}")\n{variable} = {tokenizer}.from_pretrained("{name}")\n```\n'
     )
 
 
