@@ -1,18 +1,20 @@
 """Jobs whose rollout runs agents: the same numbers under every plan, after a lost agent process, and in a replay."""
 
 import json
-import os
-import signal
-import threading
-import time
-from pathlib import Path
 
 import pytest
 
-from command_line import flags, rlinf, rows, steps_done, train_here, weights
+from command_line import flags, logged_processes, rlinf, rows, train_and_kill, train_here, weights
 
 CHANCE = """
+import asyncio
+import os
+import pathlib
 import random
+import re
+import signal
+
+FOLDER = pathlib.Path(__file__).parent
 
 SIGNS = "wxyz"
 
@@ -32,6 +34,22 @@ async def graded(session, task):
         raise ConnectionError("the grader is down")
     await session.chat([*task.messages, turn.message(), {"role": "user", "content": "1"}])
     return float(task.answer)
+
+
+# One to three turns. In a step it kills a rank of the rollout, if a file names the run, while others are sampled.
+async def counted(session, task):
+    with open(FOLDER / "begun", "a") as begun:
+        print(task.phase, task.step, task.index, task.member, file=begun)
+    messages, order = list(task.messages), FOLDER / "kill"
+    for _ in range(1 + task.index % 3):
+        (turn,) = await session.chat(messages)
+        messages += [turn.message(), {"role": "user", "content": "1"}]
+        if (task.phase, task.step, task.index) == ("train", 1, 3) and order.exists():
+            log = pathlib.Path(order.read_text(), "logs", "rollout", "1.log")
+            order.unlink()
+            os.kill(int(re.search(r"process (\\d+)", log.read_text())[1]), signal.SIGKILL)
+        await asyncio.sleep(0.01 * task.member)
+    return float(len(turn.text))
 """
 KEYS = {
     "model.architecture.hidden_size": 32,
@@ -62,27 +80,14 @@ def _agent(tmp_path, monkeypatch):
 
 def without_times(metrics):
     """An episode's time outside the engine is measured."""
-    return [{key: value for key, value in row.items() if not key.endswith("outside_engine_s")} for row in metrics]
-
-
-def agent_processes():
-    """Ids of the agent processes of all runs on this machine whose ancestors include this process."""
-    parents, host_pids = {}, []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            try:
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                if b"rlinf_workers.agents.host" in (folder / "cmdline").read_bytes():
-                    host_pids.append(int(folder.name))
-            except (OSError, IndexError):
-                continue
-    return [pid for pid in host_pids if os.getpid() in ancestors(pid, parents)]
-
-
-def ancestors(pid, parents):
-    while pid in parents:
-        pid = parents[pid]
-        yield pid
+    return [
+        {
+            key: value
+            for key, value in row.items()
+            if not key.endswith("outside_engine_s") and not key.startswith("router/")
+        }
+        for row in metrics
+    ]
 
 
 def test_episodes_are_the_same_under_every_plan(tmp_path):
@@ -108,26 +113,34 @@ def test_a_replay_of_overlapping_steps_ends_with_the_same_weights_though_the_age
     assert weights(tmp_path / "again") == weights(run)
 
 
-def test_a_lost_agent_process_costs_a_worker_and_no_number(tmp_path):
+def test_a_lost_router_costs_no_number(tmp_path):
     keys = KEYS | {"mode": "collocated", "run.num_steps": 12, "run.evaluate_every": 12}
     expected = train_here("guess-team", tmp_path / "undisturbed", keys)
-    killed = []
-
-    def kill():
-        while not killed:
-            time.sleep(0.02)
-            if steps_done(tmp_path / "disturbed") >= 2:
-                killed.extend(agent_processes()[:1])
-                for pid in killed:
-                    os.kill(pid, signal.SIGKILL)
-
-    thread = threading.Thread(target=kill, daemon=True)
-    thread.start()
-    run = train_here("guess-team", tmp_path / "disturbed", keys)
-    thread.join(1.0)
-    assert killed, "the run ended before its agent process was found"
+    done, _ = train_and_kill("guess-team", tmp_path / "disturbed", keys, "router/0", after_step=2)
+    run = tmp_path / "disturbed"
+    assert done.returncode == 0 and "router/0 on" in (run / "manifest.json").read_text()
     assert without_times(rows(run)) == without_times(rows(expected)) and weights(run) == weights(expected)
-    assert "agent process" in (run / "manifest.json").read_text()
+
+
+def test_a_killed_engine_costs_no_session_and_no_number(tmp_path):
+    """One of three, killed by an episode while others sample. Episodes that were under way go on; none begins again."""
+    keys = KEYS | {
+        "mode": "disaggregated",
+        "cluster.num_devices": 4,
+        "plan.devices": "{rollout: [0, 1, 2], actor: [3]}",
+        "rollout.num_prompts": 8,
+        "rollout.agent": "{run: chance:counted, max_context_tokens: 56}",
+        "reward": "{kind: episode}",
+    }
+    expected = train_here("tool-calculator", tmp_path / "undisturbed", keys)
+    begun = sorted((tmp_path / "begun").read_text().splitlines())
+    (tmp_path / "begun").unlink()
+    (tmp_path / "kill").write_text(str(tmp_path / "disturbed"))
+    run = train_here("tool-calculator", tmp_path / "disturbed", keys)
+    assert len(logged_processes(run)["rollout/1"]) == 2, "the engine was killed and replaced"
+    assert sorted((tmp_path / "begun").read_text().splitlines()) == begun
+    assert without_times(rows(run)) == without_times(rows(expected)) and weights(run) == weights(expected)
+    assert rows(run)[1]["router/lost_turns"] > 0
 
 
 def test_an_evaluation_runs_the_episodes_of_the_run_and_counts_their_causes(tmp_path):

@@ -59,7 +59,14 @@ def run(tmp_path_factory):
 def without_times(path):
     """An episode's time outside the engine is measured."""
     steps, evaluations, weights_of = numbers(path)
-    steps = [{key: value for key, value in row.items() if not key.endswith("outside_engine_s")} for row in steps]
+    steps = [
+        {
+            key: value
+            for key, value in row.items()
+            if not key.endswith("outside_engine_s") and not key.startswith("router/")
+        }
+        for row in steps
+    ]
     return steps, evaluations, weights_of
 
 

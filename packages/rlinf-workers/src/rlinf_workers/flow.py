@@ -31,6 +31,8 @@ class WorkerDefinition:
     """The class, or its import path, "package.module:Class"."""
     arguments: tuple[Any, ...]
     """Arguments of the class's constructor."""
+    shared_by: str = ""
+    """Of a group without stages: the group whose ranks share its processes; see `Flow.worker`."""
 
     @property
     def worker_class(self) -> type[Worker]:
@@ -75,13 +77,19 @@ class Flow:
         self.offered: set[WeightEdge] = set()
         """Edges whose versions are offered to running stages, see `weights`."""
 
-    def worker(self, name: str, worker: type[Worker] | str, *arguments: Any) -> Flow:
-        """Declares a worker group: a class or its import path, and the arguments of its constructor."""
+    def worker(self, name: str, worker: type[Worker] | str, *arguments: Any, shared_by: str = "") -> Flow:
+        """Declares a worker group: a class or its import path, and the arguments of its constructor.
+
+        Args:
+            shared_by: the group has no stages and no devices; ranks of this group use its processes. The service `name`
+                (`RequestSender`) returns what `address()` of such a process returns. Up to RANKS_PER_SHARED_PROCESS
+                consecutive ranks share one, on the node of the first, and it outlives them.
+        """
         if name in self.workers:
             raise FlowDefinitionError(f"flow {self.name!r}: worker {name!r} is declared twice")
         if not isinstance(worker, str):
             self._check_class(name, worker)
-        self.workers[name] = WorkerDefinition(worker=worker, arguments=arguments)
+        self.workers[name] = WorkerDefinition(worker=worker, arguments=arguments, shared_by=shared_by)
         return self
 
     def workers_of(self, other: Flow, *names: str) -> Flow:

@@ -189,6 +189,16 @@ class Worker:
         """
         return self._host.weights_as_served()
 
+    def check_weights(self) -> None:
+        """Returns once the weights that the calling stage serves are verified to be the published ones; for results
+        that leave otherwise than through its channels. Raises: WeightMismatchError if they are not."""
+        self._host.check_served_weights()
+
+    def ask_driver(self, service: str) -> Any:
+        """What a service of the driver replies."""
+        with self._host.waits.waiting("service", service):
+            return self._host.request(service, None).result()
+
     # -- what a subclass may override ------------------------------------------------------------------------------
 
     computes_at_once = False

@@ -75,6 +75,15 @@ TRAINING = (
             harness, mean.
         agent/group_outside_engine_s | s | The longest such time in a group, mean: what a faster engine does not
             shorten.
+        router/engine_turns | turns | Turns that an engine sampled for the router (rollout.agent.router), mean of the
+            engines; router/engine_turns_spread is their standard deviation. Like all router/ metrics it depends on
+            timing, while the tokens do not; recorded where there are several engines.
+        router/moved_turns | share | Turns after an episode's first that another engine sampled than the one before,
+            because it had much less to do.
+        router/lost_turns | share | Turns after an episode's first that were sampled again because a rank was lost
+            or the step was made again.
+        router/drained_s | s | Time that an engine waited without a turn until the episodes of all ranks were over,
+            mean of the engines. After it the engine takes new weights or leaves its devices.
         agent/discarded/<cause> | share | Episodes that ended by what the policy cannot have caused, so that nothing is
             learned from them: service (the session server or the reward), tool_service, harness_lost, engine_lost.
         agent/ended/<cause> | share | Episodes that ended by what the policy can have caused, and are scored: turns,

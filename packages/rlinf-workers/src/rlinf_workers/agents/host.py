@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -37,6 +37,9 @@ from rlinf_workers.agents.link import (
     EpisodeReport,
     Frames,
     FromAgents,
+    JoinStage,
+    NoMoreEpisodes,
+    ToAgents,
     Waiting,
     frame,
     to_agents,
@@ -208,7 +211,6 @@ class AgentHost:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        self._requests.clear()
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
@@ -232,8 +234,11 @@ class AgentHost:
         future = self._requests[request] = asyncio.get_running_loop().create_future()
         ask = Ask(request=request, episode=attempt.number, token_ids=list(token_ids), noise=noise, agent=agent)
         self._send(ask)
-        with attempt.sampling():
-            return await future
+        try:
+            with attempt.sampling():
+                return await future
+        finally:
+            self._requests.pop(request, None)
 
     # -- episodes --------------------------------------------------------------------------------------------------
 
@@ -357,6 +362,11 @@ class MessageWriter:
         self._frames.clear()
 
 
+def reason_of(error: Exception) -> str:
+    """Why agents cannot start."""
+    return error.detail if isinstance(error, EpisodeEnded) else f"{type(error).__name__}: {error}"
+
+
 async def serve(descriptor: int, settings: EpisodeSettings) -> None:
     """Runs episodes until the socket ends."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
@@ -365,27 +375,34 @@ async def serve(descriptor: int, settings: EpisodeSettings) -> None:
         host = AgentHost(settings, messages.send)
         await host.start()
     except Exception as error:  # noqa: BLE001 - the rank reports it
-        text = error.detail if isinstance(error, EpisodeEnded) else f"{type(error).__name__}: {error}"
         _LOG.exception("the agents cannot start")
-        messages.send(AgentsRefused(text=text))
+        messages.send(AgentsRefused(text=reason_of(error)))
         messages.flush()
         await writer.drain()
         return
     messages.send(AgentsReady())
+    async for message in messages_of_rank(reader):
+        match message:
+            case Begin():
+                host.begin(message)
+            case Answer():
+                host.answer(message)
+            case AbandonAll(number=abandoned):
+                await host.abandon()
+                messages.send(Abandoned(number=abandoned))
+            case JoinStage() | NoMoreEpisodes():
+                raise AssertionError("these are for a router")
+    await host.close()
+
+
+async def messages_of_rank(reader: asyncio.StreamReader) -> AsyncIterator[ToAgents]:
+    """What a rank sends, until its connection ends."""
     frames = Frames()
     while received := await _received(reader):
         for number, body in enumerate(frames.feed(received), 1):
-            match to_agents(body):
-                case Begin() as begin:
-                    host.begin(begin)
-                case Answer() as answer:
-                    host.answer(answer)
-                case AbandonAll(number=abandoned):
-                    await host.abandon()
-                    messages.send(Abandoned(number=abandoned))
+            yield to_agents(body)
             if number % NUM_TOGETHER == 0:
                 await asyncio.sleep(0)
-    await host.close()
 
 
 async def _received(reader: asyncio.StreamReader) -> bytes:

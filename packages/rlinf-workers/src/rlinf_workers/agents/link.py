@@ -1,9 +1,10 @@
-"""Messages between a rollout rank and its agent process: frames of a length (4 bytes, big-endian) and msgpack."""
+"""Messages between a rollout rank and the process that runs its episodes, its own or a router: frames of a length (4
+bytes, big-endian) and msgpack."""
 
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -88,14 +89,33 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class AbandonAll(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """To the agent process: cancel all episodes; none of them is reported."""
+    """To the agent process: cancel all episodes; none of them is reported. To a router: the rank leaves its stage and
+    samples no more; the episodes stay."""
 
     number: int
     """Comes back with `Abandoned`."""
 
 
+class JoinStage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To a router: the engine of this rank holds the weights of a stage and samples turns."""
+
+    stage: str
+    """Phase, step and versions of the weights; episodes of another stage are cancelled."""
+    num_ranks: int
+    """Ranks that take part in the stage."""
+
+
+class NoMoreEpisodes(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To a router: this rank begins no further episodes in the stage."""
+
+
 class AgentsReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From the agent process: it takes episodes."""
+
+
+Engine = Literal["", "kept", "moved", "lost"]
+"""The engine of a turn: kept, the one before in this episode; moved, a less loaded one; lost, another one because the
+engine that was sampling the turn was lost. Empty: the first turn of an episode, or there is one engine."""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -103,10 +123,23 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     request: int
     episode: int
+    """0: of whichever rank; the answer goes to the router."""
     token_ids: list[int]
     noise: int
     agent: str = ""
     """Whose turn it is."""
+    engine: Engine = ""
+    """From a router: how the engine was chosen."""
+
+
+class StageOver(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From a router: all episodes of all ranks are over."""
+
+
+class StageBroken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From a router: another rank was lost or has left the stage, which therefore ends."""
+
+    text: str
 
 
 class EpisodeReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -129,7 +162,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Abandoned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From the agent process: all episodes that began before are cancelled."""
+    """From the agent process: all episodes that began before are cancelled. From a router: the rank has left."""
 
     number: int
 
@@ -140,8 +173,8 @@ class AgentsRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     text: str
 
 
-ToAgents = Begin | Answer | AbandonAll
-FromAgents = AgentsReady | Ask | EpisodeReport | Waiting | Abandoned | AgentsRefused
+ToAgents = Begin | Answer | AbandonAll | JoinStage | NoMoreEpisodes
+FromAgents = AgentsReady | Ask | EpisodeReport | Waiting | Abandoned | AgentsRefused | StageOver | StageBroken
 
 _encode = msgspec.msgpack.Encoder().encode
 to_agents = msgspec.msgpack.Decoder(ToAgents).decode

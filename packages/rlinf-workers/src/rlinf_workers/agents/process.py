@@ -1,4 +1,5 @@
-"""The agent process of a rollout rank, as the rank sees it."""
+"""The process that runs a rollout rank's episodes, as the rank sees it: its own agent process, or a router that several
+ranks share."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
+from rlinf_comm import PeerLost, record
+from rlinf_comm.wire import Connection, Deadline, Hello, introduce
 from rlinf_workers.agents.interpreters import same_interpreter
 from rlinf_workers.agents.link import (
     RECEIVE_BYTES,
@@ -26,6 +30,10 @@ from rlinf_workers.agents.link import (
     EpisodeReport,
     Frames,
     FromAgents,
+    JoinStage,
+    NoMoreEpisodes,
+    StageBroken,
+    StageOver,
     ToAgents,
     Waiting,
     frame,
@@ -38,44 +46,32 @@ START_S = 180.0
 """Time in which the process has to start, its harness included."""
 ABANDON_S = 60.0
 """Time in which running episodes have to be cancelled."""
+CONNECT_S = 30.0
+"""Time in which a router has to answer."""
+ROUTER_SERVICE = "router"
 
 
-class AgentProcess:
-    """A running process; its output goes to the rank's log.
+class AgentLink:
+    """A connection to a process that runs episodes.
 
     Args:
         on_message: called in the reading thread when there are messages to take.
     """
 
-    def __init__(self, settings: EpisodeSettings, on_message: Callable[[], object]) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "rlinf_workers.agents.host", str(theirs.fileno())],
-                stdin=subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
-                env=same_interpreter(),
-            )
-        assert self._process.stdin is not None, "a pipe"
-        self._process.stdin.write(msgspec.json.encode(settings))
-        self._process.stdin.close()
-        self._connection, self._on_message = ours, on_message
+    pid = 0
+    """Of the process; 0: it is on another machine."""
+
+    def __init__(self, on_message: Callable[[], object]) -> None:
+        self._on_message = on_message
+        self._connection: socket.socket
         self._messages: queue.SimpleQueue[FromAgents | None] = queue.SimpleQueue()
         self._numbers = itertools.count(1)
-        self._is_ready = False
         self.waits_for = ""
         """The episode that has been outside the engine for longest, and what it waits for; may be read in any
         thread."""
-        threading.Thread(target=self._read, name="agents", daemon=True).start()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
 
     def begin(self, messages: Sequence[Begin]) -> None:
         """Starts episodes. Raises: as `take`."""
-        self._wait_until_ready()
         self._send(messages)
 
     def answer(self, messages: Sequence[Answer]) -> None:
@@ -88,11 +84,8 @@ class AgentProcess:
         Args:
             waits: wait for the first.
 
-        Raises:
-            ProcessLost: the process has ended.
-            SettingsRefused: it cannot start with these settings.
+        Raises: ProcessLost or PeerLost if the process has ended.
         """
-        self._wait_until_ready()
         messages: list[Ask | EpisodeReport] = []
         while True:
             try:
@@ -101,11 +94,16 @@ class AgentProcess:
                 return messages
             if isinstance(message, Ask | EpisodeReport):
                 messages.append(message)
+            elif self._is_end(message):
+                return messages
+
+    def _is_end(self, message: FromAgents) -> bool:
+        """Whether nothing follows this message in the stage."""
+        return False
 
     def abandon(self) -> None:
-        """Cancels all episodes; none of their messages comes afterwards. Raises: as `take`."""
+        """Cancels all episodes, or leaves the stage of a router; no message comes afterwards. Raises: as `take`."""
         number = next(self._numbers)
-        self._wait_until_ready()
         self._send([AbandonAll(number=number)])
         while True:
             try:
@@ -116,10 +114,97 @@ class AgentProcess:
                 return
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the connection."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)  # `close` alone is not seen while the thread receives
         self._connection.close()
+
+    def _open(self, connection: socket.socket) -> None:
+        """Receives from a new connection."""
+        self._connection, self._messages = connection, queue.SimpleQueue()
+        arguments = connection, self._messages
+        threading.Thread(target=self._read, args=arguments, name="agents", daemon=True).start()
+
+    def _lost(self) -> Exception:
+        """The error of a connection that has ended."""
+        raise NotImplementedError
+
+    def _next(self, timeout_s: float | None) -> FromAgents:
+        message = self._messages.get(timeout=timeout_s) if timeout_s != 0 else self._messages.get_nowait()
+        if message is None:
+            self._messages.put(None)  # for later calls
+            raise self._lost()
+        return message
+
+    def _send(self, messages: Sequence[ToAgents]) -> None:
+        try:
+            self._connection.sendall(b"".join(map(frame, messages)))
+        except OSError:
+            raise self._lost() from None
+
+    def _read(self, connection: socket.socket, messages: queue.SimpleQueue[FromAgents | None]) -> None:
+        frames = Frames()
+        while received := _received(connection):
+            decoded = [from_agents(body) for body in frames.feed(received)]
+            for message in decoded:
+                if isinstance(message, Waiting):
+                    self.waits_for = message.text
+                else:
+                    messages.put(message)
+            if decoded:
+                self._on_message()
+        messages.put(None)
+        self._on_message()
+
+
+def _received(connection: socket.socket) -> bytes:
+    """Further bytes; b"" at the end."""
+    try:
+        return connection.recv(RECEIVE_BYTES)
+    except OSError:
+        return b""
+
+
+class AgentProcess(AgentLink):
+    """A running process of this rank; its output goes to the rank's log.
+
+    Args:
+        on_message: as in AgentLink.
+    """
+
+    def __init__(self, settings: EpisodeSettings, on_message: Callable[[], object]) -> None:
+        super().__init__(on_message)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rlinf_workers.agents.host", str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                env=same_interpreter(),
+            )
+        assert self._process.stdin is not None, "a pipe"
+        self._process.stdin.write(msgspec.json.encode(settings))
+        self._process.stdin.close()
+        self.pid = self._process.pid
+        self._is_ready = False
+        self._open(ours)
+
+    def begin(self, messages: Sequence[Begin]) -> None:
+        self._wait_until_ready()
+        super().begin(messages)
+
+    def take(self, *, waits: bool) -> list[Ask | EpisodeReport]:
+        """As in AgentLink. Raises: SettingsRefused too, if the process cannot start with these settings."""
+        self._wait_until_ready()
+        return super().take(waits=waits)
+
+    def abandon(self) -> None:
+        self._wait_until_ready()
+        super().abandon()
+
+    def close(self) -> None:
+        """Ends the process."""
+        super().close()
         try:
             self._process.wait(5.0)
         except subprocess.TimeoutExpired:
@@ -138,37 +223,87 @@ class AgentProcess:
         assert isinstance(message, AgentsReady), "the first message"
         self._is_ready = True
 
-    def _next(self, timeout_s: float | None) -> FromAgents:
-        message = self._messages.get(timeout=timeout_s) if timeout_s != 0 else self._messages.get_nowait()
-        if message is None:
-            self._messages.put(None)  # for later calls
-            raise ProcessLost(f"the agent process (pid {self.pid}) ended with status {self._process.wait()}")
-        return message
+    def _lost(self) -> Exception:
+        return ProcessLost(f"the agent process (pid {self.pid}) ended with status {self._process.wait()}")
 
-    def _send(self, messages: Sequence[ToAgents]) -> None:
-        try:
-            self._connection.sendall(b"".join(map(frame, messages)))
-        except OSError:
-            status = self._process.wait()
-            raise ProcessLost(f"the agent process (pid {self.pid}) ended with status {status}") from None
 
-    def _read(self) -> None:
-        frames = Frames()
-        while received := self._received():
-            messages = [from_agents(body) for body in frames.feed(received)]
-            for message in messages:
-                if isinstance(message, Waiting):
-                    self.waits_for = message.text
-                else:
-                    self._messages.put(message)
-            if messages:
-                self._on_message()
-        self._messages.put(None)
-        self._on_message()
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterAddress:
+    """Where ranks reach a router."""
 
-    def _received(self) -> bytes:
-        """Further bytes; b"" at the end."""
-        try:
-            return self._connection.recv(RECEIVE_BYTES)
-        except OSError:
-            return b""
+    host: str
+    port: int
+    key: bytes
+    """Both ends of a connection prove that they know it."""
+    hostname: str
+    """Of its machine."""
+    pid: int
+
+
+class RouterLink(AgentLink):
+    """A connection to the router that this rank shares with others, made for its first stage and anew after a loss.
+
+    Args:
+        name: of this rank.
+        address: asks for the router's address; None: it was lost.
+        on_message: as in AgentLink.
+    """
+
+    def __init__(
+        self, name: str, address: Callable[[], RouterAddress | None], on_message: Callable[[], object]
+    ) -> None:
+        super().__init__(on_message)
+        self._name, self._address = name, address
+        self._is_connected = False
+        self._stage = ""
+        self.is_over = True
+        """Whether the episodes of all ranks in this stage are over."""
+
+    def join(self, stage: str, num_ranks: int) -> None:
+        """Samples turns of a stage from here on (`JoinStage`), if it does not yet. Raises: PeerLost."""
+        if stage == self._stage and not self.is_over:
+            return
+        if not self._is_connected:
+            self._connect()
+        self._stage, self.is_over = stage, False
+        self._send([JoinStage(stage=stage, num_ranks=num_ranks)])
+
+    def no_more(self) -> None:
+        """This rank begins no further episodes in the stage."""
+        self._send([NoMoreEpisodes()])
+
+    def abandon(self) -> None:
+        """Leaves the stage, whose episodes stay in the router."""
+        if self._is_connected and not self.is_over:
+            with contextlib.suppress(PeerLost):
+                super().abandon()
+        self.is_over = True
+
+    def close(self) -> None:
+        if self._is_connected:
+            super().close()
+
+    def _is_end(self, message: FromAgents) -> bool:
+        if isinstance(message, StageBroken):
+            raise PeerLost(message.text)
+        self.is_over = isinstance(message, StageOver)
+        return self.is_over
+
+    def _connect(self) -> None:
+        address = self._address()
+        if address is None:
+            raise PeerLost("the router was lost before it could be reached")
+        deadline = Deadline(CONNECT_S)
+        connection = Connection.open((address.host, address.port), address.key, "the router", deadline)
+        introduce(connection, Hello(service=ROUTER_SERVICE, name=self._name), deadline)
+        connected = connection.without_tags().socket
+        connected.settimeout(None)
+        self.pid = address.pid if address.hostname == socket.gethostname() else 0
+        self._is_connected = True
+        self._open(connected)
+
+    def _lost(self) -> Exception:
+        self._is_connected = False
+        self._connection.close()
+        return PeerLost("the connection to the router has ended")

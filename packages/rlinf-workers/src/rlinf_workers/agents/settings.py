@@ -58,6 +58,9 @@ class EpisodeSettings:
     """Share of a step's episodes that may end by what the policy cannot have caused."""
     python: str | None = None
     """Interpreter of the harness; None: this one."""
+    routed: bool = False
+    """Whether a router runs the episodes of all ranks and gives each turn to one of their engines; False: each rank
+    runs its own."""
     tokenizer_folder: str
     stop_ids: list[int] = field(default_factory=list)
     """Tokens at which the engine ends a turn; set by the rank."""

@@ -231,6 +231,9 @@ class Executor:
         for name, stages in planned.graph.workers.items():
             if name not in self._groups:
                 self._groups.start(name, flow.workers[name], plan.stage(stages[0]))
+        for name, definition in flow.workers.items():
+            if definition.shared_by and name not in self._groups:
+                self._groups.start_shared(name, definition)
         channel_sets = [_ChannelSet() for _ in range(planned.graph.max_staleness + 1)]
         self._open_channels(self._open.setdefault(flow.name, _OpenFlow(planned, channel_sets)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,8 @@ from rlinf_workers.worker import StepContext
 T = TypeVar("T")
 LEAVE_LANE = -1
 """The lane for offloading a worker, whose stages may be waiting for other workers."""
+RANKS_PER_SHARED_PROCESS = 8
+"""Ranks that share a process of a group without stages (`Flow.worker`): those of a node with eight GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +123,8 @@ class RunningGroups:
         return self._node_of(name, self._running[name].placed, rank)
 
     def _node_of(self, name: str, placed: StagePlan, rank: int) -> int:
+        if owner := self._definitions[name].shared_by:
+            return self.node(owner, rank * self[owner].num_ranks // placed.num_ranks)
         devices = placed.devices_of(rank)
         node, *others = sorted({self._cluster.devices[index].node for index in devices}) or [DRIVERS_NODE]
         if others:
@@ -157,6 +161,20 @@ class RunningGroups:
         """Starts the ranks of a group without waiting for them."""
         self._definitions[name] = definition
         self._running[name] = self._start_ranks(name, placed)
+
+    def start_shared(self, name: str, definition: WorkerDefinition) -> None:
+        """Starts the processes that ranks of a running group share, and the service that returns their addresses."""
+        num_processes = -(-self[definition.shared_by].num_ranks // RANKS_PER_SHARED_PROCESS)
+        placed = StagePlan(stage=name, devices=(), num_ranks=num_processes, granularity=0, offload=False, turn=0)
+        self.start(name, definition, placed)
+
+        def reply_with_address(worker: str, _: Any, reply: Callable[[Any], None]) -> None:
+            role, rank = role_and_rank(worker)
+            processes = self[name].handles
+            address = processes[rank * len(processes) // self[role].num_ranks].call("address", lane=LEAVE_LANE)
+            address.add_done_callback(lambda done: reply(None if done.exception() else done.result()))
+
+        self._launcher.serve(name, reply_with_address)
 
     def _start_ranks(self, name: str, placed: StagePlan) -> _Ranks:
         self._meetings.begin(name)

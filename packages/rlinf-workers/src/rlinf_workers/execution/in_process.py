@@ -6,6 +6,7 @@ are copied tensor by tensor.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class InProcessWorkers:
         on_device = {stage.stage.worker for stage in flow.stages.values() if stage.stage.needs_device}
         for name, definition in flow.workers.items():
             identity = Identity(role=name, rank=0, num_ranks=1, devices=(device,) if name in on_device else ())
-            host = WorkerHost(identity, _refuse)
+            host = WorkerHost(identity, self._request)
             self._workers[name] = host.make(definition.worker_class, *definition.arguments)
             self._workers[name].onload()
             self._hosts.append(host)
@@ -70,6 +71,8 @@ class InProcessWorkers:
         for worker in self._workers.values():
             worker.close()
 
-
-def _refuse(service: str, value: Any, *, wants_reply: bool = True) -> Any:
-    raise AssertionError(f"a worker in this process asked for the service {service!r} of a driver")
+    def _request(self, service: str, value: Any, *, wants_reply: bool = True) -> Future[Any]:
+        """Replies with the address of a group that others share (`Flow.worker`); there is no other service."""
+        reply: Future[Any] = Future()
+        reply.set_result(self._workers[service].address())
+        return reply

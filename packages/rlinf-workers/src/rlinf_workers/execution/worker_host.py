@@ -598,6 +598,11 @@ class WorkerHost:
             check()
         self._frozen.remember(end, self._own_tensors(end))
 
+    def check_served_weights(self) -> None:
+        """`confirm_weights` for the calling thread's stage; nothing outside of a stage."""
+        if (running := self._stage) is not None:
+            self.confirm_weights(running)
+
     def confirm_weights(self, stage: RunningStage) -> None:
         """Returns once the weights are verified to be the published ones.
 

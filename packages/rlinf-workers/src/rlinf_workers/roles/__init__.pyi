@@ -64,6 +64,7 @@ from .language.rollout import (
     Rollout as Rollout,
     RolloutSettings as RolloutSettings,
 )
+from .language.session_router import SessionRouter as SessionRouter
 from .language.supervised import (
     PreferenceTrainer as PreferenceTrainer,
     RewardModelTrainer as RewardModelTrainer,

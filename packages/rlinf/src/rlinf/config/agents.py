@@ -100,6 +100,13 @@ class AgentConfig(Section):
         ge=0,
         description="Seconds in tools or the harness that rlinf plan expects after each turn but the last.",
     )
+    router: bool = Field(
+        default=True,
+        description="Whether a router runs the episodes of up to eight ranks: it gives each turn to the engine that "
+        "has the conversation in its cache, or to one with much less to do, and episodes survive the loss of a rank. "
+        "Not with run.record, rollout.sampler: as_finished or rollout.on_new_weights other than finish. false: each "
+        "rank runs the episodes of its own prompts.",
+    )
     python: str | None = Field(
         default=None, description="Python interpreter of a custom harness, in a venv of its own; null: RLinf's."
     )
@@ -107,7 +114,7 @@ class AgentConfig(Section):
     @property
     def episode_options(self) -> dict[str, Any]:
         """Its keys that `EpisodeSettings` has under the same names."""
-        return self.model_dump(exclude={"agents", "expected_turns", "expected_tool_s"})
+        return self.model_dump(exclude={"agents", "expected_turns", "expected_tool_s", "router"})
 
     @property
     def planned_turns(self) -> float:

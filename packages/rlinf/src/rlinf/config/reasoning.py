@@ -754,6 +754,13 @@ class ReasoningConfig(JobConfig):
         return self.max_lateness > 0 or self.takes_weights
 
     @property
+    def routes_turns(self) -> bool:
+        """Whether a router gives turns of episodes to the engines; else each rank runs its own episodes, whose order a
+        record and late groups follow."""
+        agent = self.rollout.agent
+        return agent is not None and agent.router and not (self.has_prompts_by_rank or self.run.record)
+
+    @property
     def steps_ahead(self) -> int:
         """Steps by which generation runs ahead of training. The rest of max_staleness is for late groups."""
         return 1 if self.max_lateness else self.algorithm.max_staleness

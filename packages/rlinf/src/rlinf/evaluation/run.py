@@ -56,6 +56,7 @@ from rlinf_workers.roles import (
     Rollout,
     RolloutSettings,
     ScoredGroup,
+    SessionRouter,
     conversation,
 )
 
@@ -212,6 +213,8 @@ class EvalRun:
         reward = _reward_group(benchmark)
         flow = Flow(f"evaluate-{benchmark.name}")
         flow.worker("rollout", Rollout if agent is None else AgentRollout, rollout)
+        if agent is not None and agent.routed:
+            flow.worker("router", SessionRouter, rollout, shared_by="rollout")
         settings = RewardSettings(
             rule=benchmark.reward,
             tokenizer_folder=folder,
@@ -220,7 +223,7 @@ class EvalRun:
         )
         flow.worker(reward, Reward, settings)
         span = config.devices_per_rank
-        flow.stage("rollout", Rollout.generate, reads="prompts", writes="samples", devices_per_rank=span)
+        flow.stage("rollout", "generate", reads="prompts", writes="samples", devices_per_rank=span)
         flow.stage("reward", Reward.score, reads="samples", writes="scored", worker=reward, needs_device=False)
         return flow
 
@@ -233,6 +236,7 @@ class EvalRun:
     def _episodes(self, agent: AgentConfig) -> EpisodeSettings:
         return EpisodeSettings(
             **agent.episode_options,
+            routed=agent.router,
             agents={name: _untrained(one) for name, one in named_agents(agent).items()},
             max_new_tokens=self.config.max_new_tokens,
             tokenizer_folder=str(self.model.folder),

@@ -1,8 +1,10 @@
 """AgentRollout: episodes of many turns in place of completions.
 
 An agent process beside the rank runs the episodes of a step (agents/host.py) and asks for their turns; the engine
-samples turns of all episodes together. A group is the episodes of a prompt. A partner, an agent with weights of its own
-that never change, has an engine of its own beside the policy's, and so has each further policy that is trained.
+samples turns of all episodes together. With `EpisodeSettings.routed` a router (agents/router.py) runs the episodes of
+several ranks, and the engine also samples turns of episodes that other ranks have begun. A group is the episodes of a
+prompt. A partner, an agent with weights of its own that never change, has an engine of its own beside the policy's, and
+so has each further policy that is trained.
 
 Episodes of late groups (`max_lateness`) go on in the agent process when a step ends, and turns that have not ended are
 suspended. Where an episode is not there any more, after a restart, its agent begins again, and is answered with the
@@ -12,6 +14,7 @@ turns that were sampled before as long as it asks for the same ones.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,13 +24,14 @@ import torch
 
 from rlinf_workers.agents.link import AgentTask, Answer, Ask, Begin, EpisodeReport
 from rlinf_workers.agents.noise import noise_of_episode
-from rlinf_workers.agents.process import AgentProcess
+from rlinf_workers.agents.process import AgentLink, AgentProcess, RouterLink
 from rlinf_workers.agents.records import turns
 from rlinf_workers.agents.replay import RecordedAgents, SaidAgain, ask_decision, report_decision
 from rlinf_workers.agents.settings import LOOP, EpisodeSettings, NamedAgent
 from rlinf_workers.agents.turn_log import EpisodeKey, LoggedTurn
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.errors import SettingsRefused, WorkersError
+from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import load_tokenizer, stop_token_ids
 from rlinf_workers.roles.language.episodes import group_of
 from rlinf_workers.roles.language.late_groups import LateGroup
@@ -38,6 +42,8 @@ from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.serving import ServedPolicy
 from rlinf_workers.weight_sync.base import WeightTarget
 
+ROUTER = "router"
+"""Name of the worker group of routers in a flow (`SessionRouter`)."""
 NO_PROMPT = torch.zeros(1, dtype=torch.int64)
 """Prompt of a policy none of whose agents had a turn: a token that every vocabulary has."""
 MAX_SHOWN = 3
@@ -68,9 +74,14 @@ class AgentRollout(Rollout):
         self._unheard = set(agents)
         """Agents by name without a turn so far; empty after the first stage."""
         self._episode_settings = settings.agent
-        named = {name: replace(agent, stop_ids=_stop_ids(agent.folder)) for name, agent in agents.items()}
-        process_settings = replace(settings.agent, stop_ids=_stop_ids(settings.model.folder), agents=named)
-        self._agents = AgentProcess(process_settings, self._interrupt)
+        self._router: RouterLink | None = None
+        """None: this rank runs its own episodes."""
+        self._agents: AgentLink
+        if settings.agent.routed:
+            address = partial(self.ask_driver, ROUTER)
+            self._agents = self._router = RouterLink(self.name, address, self._interrupt)
+        else:
+            self._agents = AgentProcess(settings_of_agents(settings), self._interrupt)
         self._episodes: dict[int, OpenEpisode] = {}
         """Of this stage that are in the agent process, by number."""
         self._late_in_process: dict[EpisodeKey, tuple[int, dict[int, int]]] = {}
@@ -84,6 +95,10 @@ class AgentRollout(Rollout):
         """Decode steps of the engine before the stage."""
         self._causes: Counter[str] = Counter()
         self._failures: list[str] = []
+        self._samples_for_others = False
+        """Whether this rank's own episodes in the stage are over, while a router may have turns of others."""
+        self._num_sampled = 0
+        """Turns for a router in this stage."""
 
     def _made_queue(self, agent: NamedAgent) -> TurnQueue:
         """The turns of the engine that speaks for an agent, which is made for the first of its agents."""
@@ -126,8 +141,35 @@ class AgentRollout(Rollout):
             if whole:
                 yield whole
             self._generate(groups)
-        self._suspend()
+        if self._router is None:
+            self._suspend()
         self._check_discarded()
+
+    def generate(self, prompts: Reader[Prompt], samples: Writer[SampleGroup]) -> None:
+        super().generate(prompts, samples)
+        if self._router is not None:
+            self._sample_for_others(self._router)
+
+    def _sample_for_others(self, router: RouterLink) -> None:
+        """Samples turns of episodes that other ranks have begun, until those of all ranks are over."""
+        sampling = self._settings.train if self.step.phase == "train" else self._settings.evaluate
+        of_turn = replace(sampling, group_size=1)
+        nothing = self._open((), sampling.group_size)
+        router.no_more()
+        self._samples_for_others, idle_s = True, 0.0
+        while not router.is_over:
+            began_s = time.monotonic()
+            self._hear(nothing)
+            idle_s += time.monotonic() - began_s
+            self._submit_turns(of_turn)
+            self._generate(nothing)
+        self._samples_for_others = False
+        self._groups = OpenEpisodes(1, keeps_histories=False)
+        if self.num_ranks > 1:
+            self.record("router/engine_turns", self._num_sampled)
+            self.record_spread("router/engine_turns_spread", self._num_sampled)
+            self.record("router/drained_s", idle_s)
+        self._num_sampled = 0
 
     def _sample_as_finished(self, prompts: Sequence[Prompt]) -> Iterator[list[tuple[int, SampleGroup]]]:
         sampling, first = self._settings.train, self.step.num_items
@@ -175,6 +217,10 @@ class AgentRollout(Rollout):
             decisions = (one for _, one in recorded)
             self._recorded_agents = RecordedAgents(decisions, is_timed=self._takes.is_open or is_late)
         self._first_step = self._pausing.num_steps
+        if self._router is not None:
+            versions = self.policy_version, *(one.version for one in self._served_policies.values())
+            stage = f"{self.step.phase} {self.step.step}, weights {', '.join(map(str, versions))}"
+            self._router.join(stage, self.num_ranks)
         opened = OpenEpisodes(group_size, keeps_histories=self.records or is_late)
         self._groups = opened
         self._episodes.clear()
@@ -219,13 +265,17 @@ class AgentRollout(Rollout):
     def _hear_agents(self, groups: OpenEpisodes) -> list[WholeGroup]:
         held = [one for one in self._held if one.episode in self._episodes]
         self._held = [one for one in self._held if one.episode not in self._episodes]
-        if self._has_turns or held or not groups.running:
+        has_work = self._has_turns or held or not (groups.running or self._samples_for_others)
+        if has_work:
             messages = self._agents.take(waits=False)
         else:
             with self._host.waits.waiting("agents", processes=self._awaited, describe=lambda: self._agents.waits_for):
                 messages = self._agents.take(waits=True)
         whole: list[WholeGroup] = []
         for message in [*held, *messages]:
+            if isinstance(message, Ask) and not message.episode:
+                self._sample_routed(message)
+                continue
             episode = self._episodes.get(message.episode)
             if episode is None:  # it outlived a stage of training, and this is an evaluation
                 self._held.append(message)
@@ -276,6 +326,16 @@ class AgentRollout(Rollout):
             self.decide(report_decision(episode.key, report, self._num_steps))
         self._episodes.pop(episode.number, None)
         return groups.end(episode.key, report)
+
+    def _sample_routed(self, ask: Ask) -> None:
+        """Samples a turn of any rank's episode; the router has the episode."""
+        if ask.engine and self.num_ranks > 1:
+            self.record("router/moved_turns", float(ask.engine == "moved"))
+            self.record("router/lost_turns", float(ask.engine == "lost"))
+        self._unheard.discard(ask.agent)
+        turn = LoggedTurn(noise=ask.noise, agent=ask.agent)
+        pending = PendingTurn(episode=None, turn=turn, token_ids=ask.token_ids, request=ask.request)
+        self._queue_of.get(ask.agent, self._policy).add(pending)
 
     def _queue(self, episode: OpenEpisode, turn: LoggedTurn, token_ids: Sequence[int], request: int | None) -> None:
         pending = PendingTurn(episode=episode, turn=turn, token_ids=token_ids, request=request)
@@ -328,11 +388,15 @@ class AgentRollout(Rollout):
         answers: list[Answer] = []
         for pending, sampled in ended:
             turn, episode = pending.turn, pending.episode
-            episode.log.end(turn.noise, sampled)
-            del episode.pending[turn.noise]
+            if episode is not None:
+                episode.log.end(turn.noise, sampled)
+                del episode.pending[turn.noise]
             if pending.request is not None:
                 answers.append(Answer(request=pending.request, sampled=sampled))
         if answers:
+            if self._router is not None:
+                self.check_weights()  # other ranks put what this one sampled
+                self._num_sampled += len(answers)
             self._agents.answer(answers)
 
     def _suspend(self) -> None:
@@ -418,10 +482,10 @@ class AgentRollout(Rollout):
         self._held.clear()
 
     def _awaited(self) -> Sequence[int]:
-        return [self._agents.pid]
+        return [self._agents.pid] if self._agents.pid else []
 
     def serving_processes(self) -> Sequence[int]:
-        return (*super().serving_processes(), self._agents.pid)
+        return (*super().serving_processes(), *(self._awaited() if self._router is None else ()))
 
     def onload(self) -> None:
         super().onload()
@@ -450,6 +514,7 @@ class AgentRollout(Rollout):
         self._episodes.clear()
         self._causes.clear()
         self._failures.clear()
+        self._samples_for_others, self._num_sampled = False, 0
         super().abandon()
 
     def close(self) -> None:
@@ -491,6 +556,14 @@ def _task(prompt: Prompt, episode: EpisodeKey, phase: str) -> AgentTask:
         answer=prompt.reference_answer,
         row=json.loads(prompt.row_json) if prompt.row_json else {},
     )
+
+
+def settings_of_agents(settings: RolloutSettings) -> EpisodeSettings:
+    """The settings of the process that runs the episodes of a rollout."""
+    assert settings.agent is not None, "a rollout of agents"
+    agents = settings.agent.agents
+    named = {name: replace(agent, stop_ids=_stop_ids(agent.folder)) for name, agent in agents.items()}
+    return replace(settings.agent, stop_ids=_stop_ids(settings.model.folder), agents=named)
 
 
 def _stop_ids(folder: str | None) -> list[int]:

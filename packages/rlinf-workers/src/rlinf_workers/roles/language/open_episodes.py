@@ -26,7 +26,8 @@ from rlinf_workers.spans import now_ns
 class PendingTurn:
     """A turn that the engine samples, or will."""
 
-    episode: OpenEpisode
+    episode: OpenEpisode | None
+    """None: a router has it."""
     turn: LoggedTurn
     token_ids: Sequence[int]
     """What it follows."""

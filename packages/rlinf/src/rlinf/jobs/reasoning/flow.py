@@ -24,6 +24,7 @@ from rlinf_workers.trainers import DTYPE_BYTES
 WORKERS = {
     "rollout": "rlinf_workers.roles:Rollout",
     "agents": "rlinf_workers.roles:AgentRollout",
+    "router": "rlinf_workers.roles:SessionRouter",
     "reference": "rlinf_workers.roles:Reference",
     "reward": "rlinf_workers.roles:Reward",
     "actor": "rlinf_workers.roles:Actor",
@@ -42,8 +43,9 @@ def training_flow(config: ReasoningConfig, arguments: Mapping[str, Sequence[Any]
         arguments: worker group -> arguments of its class; a plan needs none.
     """
     flow = Flow(config.algorithm.name.rpartition(":")[2], max_staleness=config.steps_ahead)
-    for role in ("rollout", *(("reference",) if config.has_reference_worker else ()), "reward"):
-        flow.worker(role, _worker_class(config, role), *arguments.get(role, ()))
+    _add_rollout(flow, config, *arguments.get("rollout", ()))
+    for role in (*(("reference",) if config.has_reference_worker else ()), "reward"):
+        flow.worker(role, WORKERS[role], *arguments.get(role, ()))
     for trainer in config.trainers:
         flow.worker(trainer, WORKERS["actor"], *arguments.get(trainer, ()))
     if config.has_prompts_by_rank:
@@ -110,7 +112,8 @@ def check_flow(train: Flow, config: ReasoningConfig, rollout: Any, trainer: str 
         trainer: the worker group whose policy is checked.
     """
     name = channel_of("check", config.trainers[trainer])
-    flow = Flow(name).worker("rollout", _worker_class(config, "rollout"), rollout).workers_of(train, trainer)
+    flow = Flow(name).workers_of(train, trainer)
+    _add_rollout(flow, config, rollout)
     add_generation(flow, config)
     flow.stage(
         trainer,
@@ -138,9 +141,11 @@ def add_generation(flow: Flow, config: ReasoningConfig, **how: Any) -> None:
     flow.stage("rollout", "generate", reads="prompts", writes="samples", devices_per_rank=span, **how)
 
 
-def _worker_class(config: ReasoningConfig, role: str) -> str:
-    """Import path of the class of a worker group."""
-    return WORKERS["agents" if role == "rollout" and config.rollout.agent is not None else role]
+def _add_rollout(flow: Flow, config: ReasoningConfig, *settings: Any) -> None:
+    """The worker group that samples, and the routers that its ranks share."""
+    flow.worker("rollout", WORKERS["rollout" if config.rollout.agent is None else "agents"], *settings)
+    if config.routes_turns:
+        flow.worker("router", WORKERS["router"], *settings, shared_by="rollout")
 
 
 def num_sampled_prompts(config: ReasoningConfig) -> int:

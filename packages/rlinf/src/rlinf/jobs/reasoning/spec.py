@@ -62,7 +62,7 @@ class ReasoningSpec(JobSpec):
         model = [f"transformers.models.{family}.modeling_{family}"] if family else []
         engine = [config.rollout.engine_spec.module] if "rollout" not in config.venvs else []
         roles = [f"rlinf_workers.{role}" for role in ROLES]
-        roles += ["rlinf_workers.roles.language.agent_rollout"] if config.rollout.agent is not None else []
+        roles += ["rlinf_workers.roles.language.session_router"] if config.rollout.agent is not None else []
         return [*roles, *engine, *model, "transformers.tokenization_utils_tokenizers"]
 
     def problem(self, config: ReasoningConfig, num_devices: int, *, gpu: str, env_step_s: float | None) -> Problem:

@@ -108,6 +108,7 @@ class WorkerSettings:
             return None
         return EpisodeSettings(
             **agent.episode_options,
+            routed=self.config.routes_turns,
             agents=named_agents(agent),
             max_new_tokens=self.config.rollout.max_new_tokens,
             tokenizer_folder=model.folder,
