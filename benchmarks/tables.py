@@ -79,8 +79,8 @@ COMPARISONS = {
     "ended; in the last row the actor stays",
     "refill": "The engine `huggingface` on a CPU: time with static batches over time with continuous batching. "
     "Lengths are log-normal, mean 64, at most 512, and the tokens are the same",
-    "engines": "SGLang on a CPU slot, 64 prompts of 24 tokens and 8 completions of at most 32 each: time per token of "
-    "SGLang alone over time per token in the flow",
+    "sglang-flow": "SGLang on a CPU slot, 64 prompts of 24 tokens and 8 completions of at most 32 each: time per token "
+    "of SGLang alone over time per token in the flow",
     "sglang-sync": "Loading weights of Qwen2-1.5B's sizes with 6 layers (1.03 GB in bfloat16) into SGLang on a CPU: "
     "time of SGLang's two methods, which check nothing, over ours, attested. Loading a file from "
     "the page cache is one copy, like ours, but without our digests; a trainer must write the file first",
@@ -118,7 +118,7 @@ RATIO_TARGETS: dict[str, Sequence[RatioTarget]] = {
     "trl-async-sort": [RatioTarget(value=1.0, numerators=("trl, asynchronous", "trl, synchronous"))],
     "moves": [RatioTarget(value=0.1, is_limit=True, numerators=("move", "rollout moves"))],
     "refill": [RatioTarget(value=1.8, numerators=("batches",))],
-    "engines": [RatioTarget(value=0.95)],
+    "sglang-flow": [RatioTarget(value=0.95)],
     "sglang-sync": [
         RatioTarget(value=5, numerators=("flattened_bucket",)),
         RatioTarget(value=10, numerators=("from_disk",)),

@@ -1,9 +1,13 @@
 """What SGLang and vLLM both promise, as checks of a running engine."""
 
+import importlib.util
 from dataclasses import replace
 
 from rlinf_workers.engines.serving import ServingEngine
 from rlinf_workers.testing import engines
+
+ENGINE = "sglang" if importlib.util.find_spec("sglang") is not None else "vllm"
+"""The engine of this venv."""
 
 
 def take_all(engine: ServingEngine) -> None:

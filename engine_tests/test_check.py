@@ -1,22 +1,24 @@
-"""`rlinf check` with SGLang in an environment of its own."""
+"""`rlinf check` with SGLang or vLLM in a venv of its own."""
 
 import os
 import subprocess
 import sys
 
+from served_checks import ENGINE
+
 RLINF = ["-c", "from rlinf.cli.main import entry_point; entry_point()"]
 SMALL = {
-    "rollout.engine": "sglang",
-    "rollout.engine_options": "{max_total_tokens: 2000}",
+    "rollout.engine": ENGINE,
     "venvs.rollout": sys.executable,
     "mode": "collocated",
     "cluster.num_devices": 1,
     "cluster.device": "cpu",
     "model.architecture.num_layers": 2,
+    "model.architecture.hidden_size": 128,
 }
 
 
-def test_sglang_agrees_with_the_trainer_before_and_after_a_step(driver):
+def test_the_engine_agrees_with_the_trainer_before_and_after_a_step(driver):
     flags = [part for key, value in SMALL.items() for part in (f"--{key}", str(value))]
     done = subprocess.run(
         [driver, *RLINF, "check", "sort-grpo", *flags],

@@ -1,5 +1,5 @@
-"""Shipped recipes that generate by SGLang, with tiny models of their architecture, through the command line as a user
-starts it: the rollout is in this environment, all other roles in that of the driver."""
+"""Shipped recipes that generate by SGLang or vLLM, with tiny models of their architecture, through the command line as
+a user starts it: the rollout is in this venv, all other roles in that of the driver."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import pytest
 from listeners import nothing_exposed  # pyright: ignore[reportMissingImports]
 from rlinf_workers.models.weight_files import WeightFiles
 from rlinf_workers.testing.engines import tiny_mixture, tiny_model
+from served_checks import ENGINE
 from staleness_checker import check  # pyright: ignore[reportMissingImports]
 
 TIMEOUT_S = 600
@@ -24,6 +25,7 @@ SORT = {
     "run.evaluate_every": NUM_STEPS,
     "run.stop_at_score": "null",
     "task.num_digits": 3,
+    "model.architecture.hidden_size": 128,  # heads of 32, the smallest that vLLM computes on a CPU
     "task.num_held_out": 32,
     "rollout.max_new_tokens": 4,
     "rollout.num_prompts": 8,
@@ -48,13 +50,18 @@ MATH = {
     "cluster.num_devices": 2,
     "cluster.oversubscribe": "true",
 }
+KEEPS = {
+    "sglang": "{disable_radix_cache: true, disable_overlap_schedule: true}",
+    "vllm": "{enable_prefix_caching: false}",
+}
+"""Options with which completions keep their KV cache when new weights arrive."""
 ACROSS = {"tensor_parallel": 2, "pipeline_parallel": 1, "compute_dtype": "float32"}
 
 
 def train(driver: str, recipe: str, output: Path, overrides: Mapping[str, object]) -> list[dict[str, float]]:
     """A run to its end; the metrics of its steps."""
     elsewhere = {} if driver == sys.executable else {"venvs.rollout": sys.executable}
-    settings = {"mode": "collocated", "cluster.device": "cpu", "rollout.engine": "sglang", **elsewhere, **overrides}
+    settings = {"mode": "collocated", "cluster.device": "cpu", "rollout.engine": ENGINE, **elsewhere, **overrides}
     flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
     command = [str(Path(driver).with_name("rlinf")), "train", recipe, "--output", str(output), *flags]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -68,8 +75,29 @@ def test_ten_steps_with_a_sync_before_each(driver, tmp_path):
     steps = train(driver, "sort-grpo", tmp_path / "run", SORT | {"cluster.num_devices": 1})
     assert len(steps) == NUM_STEPS
     trained = [step for step in steps if "rollout/logprob_gap_max" in step]
-    assert trained, "the gap is measured in groups with an advantage, and SGLang's draws decide which have one"
+    assert trained, "the gap is measured in groups with an advantage, and the engine's draws decide which have one"
     assert max(step["rollout/logprob_gap_max"] for step in trained) < ROUNDING
+
+
+@pytest.mark.parametrize("how", ["keep", "recompute"])
+def test_completions_go_on_with_weights_that_are_published_meanwhile(driver, tmp_path, how):
+    """Generation takes much longer than training, so each version arrives while the next step's completions run."""
+    settings = {
+        "mode": "disaggregated",
+        "cluster.num_devices": 2,
+        "cluster.oversubscribe": "true",
+        "rollout.engine_options": KEEPS[ENGINE] if how == "keep" else "{}",
+        "rollout.on_new_weights": how,
+        "rollout.max_new_tokens": 48,
+        "algorithm.max_staleness": 1,
+        "sft_warm_up.max_steps": 5,
+        "run.record": "true",
+        "run.num_steps": 5,
+        "run.evaluate_every": 5,
+    }
+    train(driver, "sort-grpo", tmp_path / "run", SORT | settings)
+    outcome = check(tmp_path / "run")
+    assert outcome.mistakes == [] and outcome.num_takes and outcome.num_mixed_groups
 
 
 def test_groups_outlive_their_step_and_none_is_lost_old_or_trained_twice(driver, tmp_path):
@@ -83,9 +111,26 @@ def test_groups_outlive_their_step_and_none_is_lost_old_or_trained_twice(driver,
     assert outcome.groups_by_lateness[1] > 0, "every group was whole in its own step"
 
 
-def test_the_turns_of_agents(driver, tmp_path):
+HARNESS = """
+from openai import AsyncOpenAI
+
+
+async def play(base_url, task, *, session):
+    client = AsyncOpenAI(base_url=base_url, api_key=session.api_key)
+    hint = await client.chat.completions.create(model="hinter", messages=task["messages"])
+    turn = {"role": "user", "content": "!" + (hint.choices[0].message.content or "")[:2] + "="}
+    guess = await client.chat.completions.create(model="guesser", messages=[turn])
+    return float(guess.choices[0].message.content == task["answer"])
+"""
+
+
+@pytest.mark.parametrize("settings", [{}, {"rollout.agent.run": "harness:play"}], ids=["in the process", "over HTTP"])
+def test_the_turns_of_agents(driver, tmp_path, monkeypatch, settings):
+    (tmp_path / "harness.py").write_text(HARNESS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     keys = {"cluster.num_devices": 1, "rollout.engine_options": "{}", "rollout.num_prompts": 4, "run.num_steps": 4}
     small = {"run.evaluate_every": 4, "run.stop_at_score": "null", "task.num_held_out": 8, "sft_warm_up.max_steps": 20}
+    small |= {"model.architecture.hidden_size": 128, **settings}
     steps = train(driver, "guess-team", tmp_path / "run", keys | small)
     trained = [step for step in steps if "rollout/logprob_gap_max" in step]
     assert all(step["agent/turns"] > 1 for step in steps)
@@ -105,11 +150,20 @@ def files(tmp_path):
     }
 
 
+def test_adapters_are_merged_by_each_sync(driver, tmp_path, files):
+    tiny_model(tmp_path / "model", hidden_size=128)
+    settings = {"actor.lora.rank": 4, "cluster.num_devices": 1, "run.num_steps": 4, "run.evaluate_every": 4}
+    settings |= {"task.answer_format": "exact", "task.prompt_template": "{question}"}
+    steps = train(driver, "gsm8k-grpo-lora", tmp_path / "run", MATH | files | settings)
+    gaps = [step["rollout/logprob_gap_max"] for step in steps if "rollout/logprob_gap_max" in step]
+    assert len(steps) == 4 and all(gap < ROUNDING for gap in gaps)
+
+
 @pytest.mark.parametrize("recipe", ["math-grpo-7b", "math-grpo-qwen3-30b-a3b"])
-def test_megatron_trains_what_sglang_serves(driver, tmp_path, files, recipe):
+def test_megatron_trains_what_the_engine_serves(driver, tmp_path, files, recipe):
     """The recipes of a cluster with a tiny model of the architecture, cut over two ranks of the trainer."""
     experts = recipe.endswith("a3b")
-    (tiny_mixture if experts else tiny_model)(tmp_path / "model")
+    (tiny_mixture if experts else tiny_model)(tmp_path / "model", hidden_size=128)
     options = {**ACROSS, "sequence_parallel": experts, "expert_parallel": 2 if experts else 1}
     cut = {f"actor.backend_options.{key}": str(value).lower() for key, value in options.items()}
     steps = train(driver, recipe, tmp_path / "run", MATH | files | cut)

@@ -40,10 +40,9 @@ def test_experts_are_served_and_what_is_wrong_is_named(tmp_path):
     experts.close()
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
-def test_a_model_that_vllm_computes_from_copies_of_its_weights_is_refused(name, tmp_path, monkeypatch):
-    """As vLLM loads it by itself on a CPU: its own reload keeps the first experts of a mixture, and says success."""
+def test_a_model_that_vllm_computes_from_copies_of_its_weights_is_refused(tmp_path, monkeypatch):
+    """As vLLM loads it by itself on a CPU. Experts: test_vllm_published.py."""
     monkeypatch.setattr(arguments, "PLAIN", "auto")
     copies = r"computes model\.embed_tokens, model\.layers\.0\.self_attn\.qkv_proj, .* from copies"
     with pytest.raises(SettingsRefused, match=copies):
-        TrainedEngine(name, tmp_path, engine="vllm")
+        TrainedEngine("qwen2", tmp_path, engine="vllm")

@@ -11,6 +11,7 @@ import torch
 
 from rlinf_comm.weights import Layout, reshard_plan, specs_of
 from rlinf_workers.engines import SamplingSettings
+from rlinf_workers.engines.serving import ServingEngine
 from rlinf_workers.engines.sglang.engine import SGLangEngine
 from rlinf_workers.engines.vllm.engine import VLLMEngine
 from rlinf_workers.models.language_model import ModelSettings, build_model
@@ -119,26 +120,34 @@ class TrainedEngine:
         self.fill()()
         self.engine.weights_received(self.version)
 
-    @torch.no_grad()
     def compare_tokens(self, prompts: Sequence[Prompt] = PROMPTS, max_new_tokens: int = 8) -> MismatchVerdict:
-        """Greedy completions of the engine against transformers' own `generate` and a plain forward."""
-        greedy = SamplingSettings(group_size=1, max_new_tokens=max_new_tokens, temperature=0.0)
-        self.engine.submit(prompts, greedy, seed=1, step=0)
-        missing = {prompt.index: prompt.token_ids for prompt in prompts}
-        num_tokens, num_other, worst = 0, 0, 0.0
-        while missing:
-            for part in self.engine.finished():
-                assert part.policy_version == (self.version or -1), (
-                    "completions of weights that are not served any more"
-                )
-                ids = missing.pop(part.index)
-                tokens = part.token_ids[0][part.loss_mask[0].bool()]
-                sequence = self.model.generate(
-                    ids[None], attention_mask=torch.ones_like(ids)[None], do_sample=False, max_new_tokens=max_new_tokens
-                )
-                num_tokens += len(tokens)
-                num_other += tokens.tolist() != sequence[0, len(ids) :].tolist()
-                logits = self.model(torch.cat([ids, tokens])[None]).logits[0, len(ids) - 1 : -1]
-                expected = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-                worst = max(worst, float((part.logprobs[0, : len(tokens)] - expected).abs().max()))
-        return MismatchVerdict(num_tokens=num_tokens, num_other=num_other, worst_distance=worst)
+        return compare_tokens(self.engine, self.model, self.version or -1, prompts, max_new_tokens)
+
+
+@torch.no_grad()
+def compare_tokens(
+    engine: ServingEngine, model: Any, version: int, prompts: Sequence[Prompt] = PROMPTS, max_new_tokens: int = 8
+) -> MismatchVerdict:
+    """Greedy completions of the engine against transformers' own `generate` and a plain forward.
+
+    Args:
+        version: of the weights that the engine serves.
+    """
+    greedy = SamplingSettings(group_size=1, max_new_tokens=max_new_tokens, temperature=0.0)
+    engine.submit(prompts, greedy, seed=1, step=0)
+    missing = {prompt.index: prompt.token_ids for prompt in prompts}
+    num_tokens, num_other, worst = 0, 0, 0.0
+    while missing:
+        for part in engine.finished():
+            assert part.policy_version == version, "completions of weights that are not served any more"
+            ids = missing.pop(part.index)
+            tokens = part.token_ids[0][part.loss_mask[0].bool()]
+            sequence = model.generate(
+                ids[None], attention_mask=torch.ones_like(ids)[None], do_sample=False, max_new_tokens=max_new_tokens
+            )
+            num_tokens += len(tokens)
+            num_other += tokens.tolist() != sequence[0, len(ids) :].tolist()
+            logits = model(torch.cat([ids, tokens])[None]).logits[0, len(ids) - 1 : -1]
+            expected = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+            worst = max(worst, float((part.logprobs[0, : len(tokens)] - expected).abs().max()))
+    return MismatchVerdict(num_tokens=num_tokens, num_other=num_other, worst_distance=worst)

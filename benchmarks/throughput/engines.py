@@ -1,12 +1,15 @@
-"""Tokens a second of SGLang through the flow against SGLang by itself: benchmarks/results/engines.json.
+"""Tokens a second of SGLang or vLLM through the flow against the engine by itself: benchmarks/results/ENGINE-flow.json.
 
-    python -m benchmarks.throughput.engines        with the Python of the environment that has SGLang
+    python -m benchmarks.throughput.engines vllm        with the Python of the venv that has the engine
 
-Both sides sample the same requests with the same server arguments: 64 prompts of 24 tokens, 8 completions each of at
-most 32 tokens, with log-probabilities. Through the flow: prompts by a channel to the rollout's process, requests to the
-engine's, groups back by a channel. By itself: one call of `sglang.Engine.generate` with all requests in a list. Sampled
+Both sides sample the same requests with the same arguments: 64 prompts of 24 tokens, 8 completions each of at most 32
+tokens, with log-probabilities. Through the flow: prompts by a channel to the rollout's process, requests to the
+engine's, groups back by a channel. By itself: one call of the engine's `generate` with all requests in a list. Sampled
 lengths differ a little, so what is compared is the time per token. An engine that waits for its turn sleeps. Target:
 at least 0.95 of the bare engine's tokens a second.
+
+With vLLM two more sides show what its users have on a CPU and RLinf has not: weights that are arranged for its kernels
+(`own kernels`), and then also requests without seeds, whose noise depends on their batch (`unseeded`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import os
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +29,12 @@ from benchmarks.harness import compare, interleave, report
 from rlinf_sched import Cluster, plan_for_mode
 from rlinf_workers import Executor, Flow, StepContext
 from rlinf_workers.engines import NoiseKey, SamplingSettings
-from rlinf_workers.engines.base import not_begun
+from rlinf_workers.engines.base import UnfinishedCompletion, not_begun
 from rlinf_workers.engines.sglang.arguments import server_arguments
 from rlinf_workers.engines.sglang.loader import LOADER
-from rlinf_workers.engines.sglang.requests import request_parameters
+from rlinf_workers.engines.sglang.requests import request_parameters as sglang_parameters
+from rlinf_workers.engines.vllm.arguments import engine_arguments, env_vars
+from rlinf_workers.engines.vllm.requests import request_parameters as vllm_parameters
 from rlinf_workers.models import ModelSettings
 from rlinf_workers.roles import Prompt, Rollout, RolloutSettings
 from rlinf_workers.testing.architectures import tiny_architecture
@@ -42,102 +48,144 @@ SHAPE: dict[str, Any] = {
     "head_dim": 32,
     "vocab_size": 1024,
 }
-SERVER = {"max_total_tokens": 40_000, "max_running_requests": 512}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sglang": {"max_total_tokens": 40_000, "max_running_requests": 512},
+    "vllm": {"kv_cache_memory_bytes": 96 << 20, "max_num_seqs": 512},
+}
+"""Room for all completions at once."""
 STOP_ID = 1
 PROMPT_TOKENS = 24
 TARGET = 0.95
+SAMPLING = SamplingSettings(group_size=8, max_new_tokens=32)
+DUMMY = {"load_format": "dummy"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("engine", choices=sorted(OPTIONS))
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warmup", type=int, default=1)
-    parser.add_argument("--output", type=Path, help="JSON to write instead of benchmarks/results/engines.json")
+    parser.add_argument("--output", type=Path, help="JSON to write instead of benchmarks/results/ENGINE-flow.json")
     options = parser.parse_args()
-    sampling = SamplingSettings(group_size=8, max_new_tokens=32)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = tiny_architecture("qwen2", folder / "model", **SHAPE)
         prompts = make_prompts(options.prompts)
-        bare = BareEngine(model)
+        bare = BARE[options.engine](model)
         with Executor(cluster=Cluster.cpu_slots(1), log_folder=folder, env_vars=dict(os.environ)) as executor:
-            flow = rollout_flow(model, sampling)
+            flow = rollout_flow(options.engine, model)
             executor.start(flow, plan_for_mode(flow.graph(), Cluster.cpu_slots(1), "collocated"))
-            tokens: dict[str, list[int]] = {"flow": [], "bare": []}
+            tokens: dict[str, list[int]] = {side: [] for side in ("flow", *bare)}
 
-            def through_flow(index: int) -> float:
+            def through_flow(index: int) -> int:
                 context = StepContext(step=index, phase="train", seed=1, num_items=len(prompts))
-                start_s = time.perf_counter()
                 run = executor.run(flow, context=context, feeds={"prompts": prompts})
-                spent_s = time.perf_counter() - start_s
-                tokens["flow"].append(sum(int(group.loss_mask.sum()) for group in run.collected["samples"]))
-                return spent_s / tokens["flow"][-1]
+                return sum(int(group.loss_mask.sum()) for group in run.collected["samples"])
 
-            def by_itself(index: int) -> float:
-                start_s = time.perf_counter()
-                tokens["bare"].append(bare.generate(prompts, sampling, index))
-                return (time.perf_counter() - start_s) / tokens["bare"][-1]
+            def side(name: str, generate: Callable[[int], int]) -> Callable[[int], float]:
+                def seconds_per_token(index: int) -> float:
+                    start_s = time.perf_counter()
+                    tokens[name].append(generate(index))
+                    return (time.perf_counter() - start_s) / tokens[name][-1]
 
-            sides = {"flow": through_flow, "bare": by_itself}
+                return seconds_per_token
+
+            sides = {"flow": side("flow", through_flow)}
+            for name, generate in bare.items():
+                sides[name] = side(name, lambda index, one=generate: one(list(requests_of(prompts, index))))
             samples_s = interleave(sides, num_warmup=options.warmup, num_rounds=options.rounds)
-        bare.engine.shutdown()
-    comparison = compare(samples_s, "bare", "flow")
+    comparisons = [compare(samples_s, name, "flow") for name in bare]
     report(
-        "engines",
+        f"{options.engine}-flow",
         settings={
             "prompts": options.prompts,
             "shape": SHAPE,
-            "server": SERVER,
+            "engine_options": OPTIONS[options.engine],
             "target": TARGET,
             "samples": "s a token",
         },
         samples_s=samples_s,
-        comparisons=[comparison],
-        findings={"meets_target": comparison.ratio_of_medians >= TARGET, "tokens": tokens},
+        comparisons=comparisons,
+        findings={"meets_target": comparisons[0].ratio_of_medians >= TARGET, "tokens": tokens},
         output=options.output,
     )
+    os._exit(0)  # the bare engines' processes end with this one
 
 
-class BareEngine:
+Generate = Callable[[list[UnfinishedCompletion]], int]
+"""Samples requests to their end; returns the number of tokens."""
+
+
+def requests_of(prompts: list[Prompt], step: int) -> Iterator[UnfinishedCompletion]:
+    """A group of each prompt."""
+    for prompt in prompts:
+        yield from not_begun(prompt, SAMPLING.group_size, NoiseKey(seed=1, step=step, index=prompt.index))
+
+
+def bare_sglang(model: ModelSettings) -> dict[str, Generate]:
     """`sglang.Engine` as its users call it."""
+    from sglang import Engine  # pyright: ignore[reportMissingImports]
 
-    def __init__(self, model: ModelSettings) -> None:
-        from sglang import Engine  # pyright: ignore[reportMissingImports]
-
-        self.engine: Any = Engine(
-            **server_arguments(
-                model,
-                torch.device("cpu"),
-                num_devices=1,
-                folder=model.folder,
-                loader=LOADER,
-                stop_token_ids=(STOP_ID,),
-                engine_options=SERVER,
-            )
+    engine = Engine(
+        **server_arguments(
+            model,
+            torch.device("cpu"),
+            num_devices=1,
+            folder=model.folder,
+            loader=LOADER,
+            stop_token_ids=(STOP_ID,),
+            engine_options=OPTIONS["sglang"],
         )
+    )
 
-    def generate(self, prompts: list[Prompt], sampling: SamplingSettings, step: int) -> int:
-        """Tokens sampled for a group of each prompt."""
-        parameters = [
-            request_parameters(request, sampling, (STOP_ID,))
-            for prompt in prompts
-            for request in not_begun(prompt, sampling.group_size, NoiseKey(seed=1, step=step, index=prompt.index))
-        ]
-        input_ids = [prompt.token_ids.tolist() for prompt in prompts for _ in range(sampling.group_size)]
-        outputs = self.engine.generate(input_ids=input_ids, sampling_params=parameters, return_logprob=True)
-        self.engine.flush_cache()  # as a step's new weights do
+    def generate(requests: list[UnfinishedCompletion]) -> int:
+        parameters = [sglang_parameters(one, SAMPLING, (STOP_ID,)) for one in requests]
+        input_ids = [one.prompt.token_ids.tolist() for one in requests]
+        outputs = engine.generate(input_ids=input_ids, sampling_params=parameters, return_logprob=True)
+        engine.flush_cache()  # as a step's new weights do
         return sum(len(output["output_ids"]) for output in outputs)
 
+    return {"bare": generate}
 
-def rollout_flow(model: ModelSettings, sampling: SamplingSettings) -> Flow:
+
+def bare_vllm(model: ModelSettings) -> dict[str, Generate]:
+    """`vllm.LLM` as its users call it: with the weights as RLinf has them, and with its own loader."""
+    device = torch.device("cpu")
+    os.environ.update(env_vars(device, "0"), VLLM_ENABLE_V1_MULTIPROCESSING="1")
+    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+
+    folder, sizes = model.folder, OPTIONS["vllm"]
+    arguments = engine_arguments(model, device, num_devices=1, folder=folder, engine_options=sizes)
+    plain = LLM(**arguments)
+    plain.collective_rpc("rlinf_prepare")
+    own = LLM(**{name: value for name, value in arguments.items() if name != "worker_extension_cls"} | DUMMY)
+
+    def generate(llm: Any, requests: list[UnfinishedCompletion], **changes: Any) -> int:
+        parameters = [SamplingParams(**vllm_parameters(one, SAMPLING, (STOP_ID,)) | changes) for one in requests]
+        inputs = [{"prompt_token_ids": one.prompt.token_ids.tolist()} for one in requests]
+        outputs = llm.generate(inputs, parameters, use_tqdm=False)
+        llm.reset_prefix_cache()  # as a step's new weights do
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+    return {
+        "bare": lambda requests: generate(plain, requests),
+        "own kernels": lambda requests: generate(own, requests),
+        "unseeded": lambda requests: generate(own, requests, seed=None),
+    }
+
+
+BARE = {"sglang": bare_sglang, "vllm": bare_vllm}
+
+
+def rollout_flow(engine: str, model: ModelSettings) -> Flow:
     settings = RolloutSettings(
         model=model,
-        train=sampling,
-        evaluate=replace(sampling, temperature=0.0),
+        train=SAMPLING,
+        evaluate=replace(SAMPLING, temperature=0.0),
         max_prompt_tokens=PROMPT_TOKENS,
-        engine="sglang",
-        engine_options=dict(SERVER),
+        engine=engine,
+        engine_options=dict(OPTIONS[engine]),
     )
     flow = Flow("generate")
     flow.worker("rollout", Rollout, settings)

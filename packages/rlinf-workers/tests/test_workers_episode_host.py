@@ -209,6 +209,12 @@ def test_what_is_wrong_with_an_import_path(folder, monkeypatch, path, problem):
     assert "there is no interpreter /absent/python" in import_problem(path, "/absent/python")
 
 
+def test_a_module_of_a_user_may_have_the_name_of_one_of_ours(tmp_path, monkeypatch):
+    (tmp_path / "harness.py").write_text("async def play(base_url, task, *, session): ...")
+    monkeypatch.chdir(tmp_path)
+    assert import_problem("harness:play") == ""
+
+
 def test_an_agent_without_a_session_of_its_own_is_told_from_a_harness(folder):
     assert import_problem("workers_harnesses:branches", first="session") == ""
     assert "over HTTP" in import_problem("workers_harnesses:raises", first="session")

@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.weights import execute, reshard_plan
 from rlinf_comm.weights.layouts import is_adapter_tensor
 from rlinf_workers.engines.huggingface.engine import MIN_ROWS, HuggingFaceEngine
+from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.adapted_modules import adapt_modules
-from rlinf_workers.models.language_model import load_model
+from rlinf_workers.models.language_model import build_model, load_model
 from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
@@ -175,6 +176,17 @@ def test_a_critic_may_stand_beside_and_takes_what_serves(base):
 def test_an_adapter_that_is_another_is_refused(tmp_path, base, lora, says):
     with pytest.raises(ValueError, match=says):
         make(base, lora).load_model(save(make(base), tmp_path))
+
+
+def test_an_adapter_that_binds_to_no_layer_is_not_served(tmp_path, base):
+    """As after an export under other names: peft warns, and serves the base."""
+    folder = Path(save(make(base), tmp_path))
+    build_model(dataclasses.replace(base, folder=str(folder)), torch.device("cpu"))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    moved = {name.replace(".layers.", ".decoder.layers."): tensor for name, tensor in tensors.items()}
+    save_file(moved, folder / "adapter_model.safetensors", {"format": "pt"})
+    with pytest.raises(WeightFilesError, match=r"does not fit its base .*decoder\.layers\.0\..*lora_A\.weight"):
+        build_model(dataclasses.replace(base, folder=str(folder)), torch.device("cpu"))
 
 
 def test_a_whole_model_is_no_adapter_and_an_adapter_no_model(tmp_path, base):

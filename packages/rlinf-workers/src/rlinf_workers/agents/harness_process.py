@@ -97,7 +97,8 @@ class NotThere(Exception):
 def _located(path):
     """The function of an import path. Raises: NotThere, and whatever its module raises."""
     module, _, name = path.partition(":")
-    folder = os.getcwd()
+    folder, script_folder = os.getcwd(), os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [place for place in sys.path if place != script_folder]  # users' modules may have the same names
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:

@@ -225,12 +225,22 @@ def peft_name(name: str) -> str:
 
 
 def merged_model(folder: str, dtype: torch.dtype) -> Any:
-    """The plain model (`transformers.PreTrainedModel`) of an adapter and its base, merged by peft. Raises: OSError if
-    the base has moved."""
+    """The plain model (`transformers.PreTrainedModel`) of an adapter and its base, merged by peft.
+
+    Raises: OSError if the base has moved; WeightFilesError naming tensors of the adapter that belong to no layer of the
+        base, or layers without a tensor: peft itself warns, and merges what was there before.
+    """
     from peft import PeftModel
 
-    base = pretrained_model(base_of(folder), dtype)
-    return PeftModel.from_pretrained(base, folder).merge_and_unload()  # pyright: ignore[reportCallIssue]
+    model = PeftModel.from_pretrained(pretrained_model(base_of(folder), dtype), folder)
+    names = {name.replace(".default.", ".").removesuffix(".default") for name, _ in model.named_parameters()}
+    names ^= load_file(f"{folder}/{ADAPTER_WEIGHTS}").keys()
+    if names := sorted(name for name in names if ".lora_" in name):
+        raise WeightFilesError(
+            f"{folder}: its adapter does not fit its base {base_of(folder)}: {', '.join(names[:4])}"
+            f"{f' and {len(names) - 4} more' if len(names) > 4 else ''} are in one of the two alone"
+        )
+    return model.merge_and_unload()  # pyright: ignore[reportCallIssue]
 
 
 def write_merged(folder: str, output: str, dtype: str | None = None) -> None:

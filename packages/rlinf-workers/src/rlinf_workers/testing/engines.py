@@ -65,12 +65,12 @@ def tiny_model(folder: Path, *, hidden_size: int = 32) -> ModelSettings:
     return replace(settings, has_weights=True)
 
 
-def tiny_mixture(folder: Path) -> ModelSettings:
+def tiny_mixture(folder: Path, *, hidden_size: int = 32) -> ModelSettings:
     """Writes a Qwen3 mixture of experts with the sizes and the tokenizer of `tiny_model`, for sequences of up to 512
     tokens."""
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-    settings = tiny_model(folder)
+    settings = tiny_model(folder, hidden_size=hidden_size)
     sizes = json.loads((folder / "config.json").read_text())
     keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     torch.manual_seed(0)

@@ -188,7 +188,7 @@ def check_plain(model: nn.Module) -> None:
 
     Raises: RuntimeError naming the layers that do not.
     """
-    if names := list(_not_plain(model)):
+    if names := sorted(_not_plain(model), key=lambda name: ".experts" not in name):  # those that a reload loses first
         raise RuntimeError(
             f"vLLM computes {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''} from "
             "copies of their weights, which a weight sync does not reach; use the engine huggingface or sglang"
