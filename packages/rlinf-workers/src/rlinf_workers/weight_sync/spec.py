@@ -42,6 +42,10 @@ class EdgeEnds:
 class WeightSyncSpec(Spec):
     """A weight sync; by default it is only used if a recipe names it, and uses no GPU memory."""
 
+    bytes_per_s: float | None = None
+    """Measured rate of a whole sync on GPUs, beside the time on their links. None: not measured; plans then assume that
+    of public systems."""
+
     def suits(self, ends: EdgeEnds) -> bool:
         """Whether `auto` tries it for this edge. Suitable ones are tried in the order of the table, until one is
         accepted."""

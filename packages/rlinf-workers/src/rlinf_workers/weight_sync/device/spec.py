@@ -21,4 +21,8 @@ class DeviceSpec(WeightSyncSpec):
         return served_bytes
 
 
-SPEC = DeviceSpec(name="device", implementation="rlinf_workers.weight_sync.device.sync:DeviceWeightSync")
+SPEC = DeviceSpec(
+    name="device",
+    implementation="rlinf_workers.weight_sync.device.sync:DeviceWeightSync",
+    bytes_per_s=42e9,  # 0.99 GB published in 11.8 ms and received in 11.7 ms on an H100 (trl-comparison-gpu.json)
+)

@@ -14,6 +14,7 @@ from rlinf.errors import UserError
 from rlinf.jobs.embodied.buffer_memory import demonstrated_in, size_of
 from rlinf.jobs.embodied.flow import training_flow
 from rlinf.planning.memory import weight_sync_of
+from rlinf.planning.problems import planned_gpus
 from rlinf_algos import Algorithm, AlgosError, DaggerAlgorithm, OffPolicyAlgorithm
 from rlinf_envs import EnvError
 from rlinf_sched import Cluster, InstanceProfile, Problem, Profiles, SchedError, Stage, StageProfile
@@ -25,7 +26,6 @@ from rlinf_sched.derive import (
     Embodied,
     GpuSimulator,
     derive_profiles,
-    gpu_cluster,
     on_busy_cores,
     profile_of_groups,
 )
@@ -62,7 +62,7 @@ def embodied_problem(config: EmbodiedConfig, num_devices: int, *, gpu: str, env_
         }
         if config.begins_ahead:
             in_groups["policy"] = _with_earlier_weights(in_groups["policy"], cost.shape.weights_bytes)
-        cluster = gpu_cluster(gpu, num_devices)
+        cluster = planned_gpus(config.cluster, gpu, num_devices)
         kept_bytes = _version_bytes(config, cost, cluster)
         edges = tuple(replace(edge, kept_bytes=kept_bytes) for edge in flow.weight_edges)
         return Problem(

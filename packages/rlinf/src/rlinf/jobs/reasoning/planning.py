@@ -30,8 +30,9 @@ from rlinf.jobs.reasoning.memory import (
 )
 from rlinf.jobs.trainer_memory import named_shape
 from rlinf.planning.memory import Load, MemoryPool, device_place
+from rlinf.planning.problems import planned_gpus
 from rlinf_sched import Cluster, FlowGraph, Plan, Problem, Profiles, SchedError, Stage, StageProfile
-from rlinf_sched.derive import Gpu, JobShape, ModelShape, find_gpu, gpu_cluster, rule_profile
+from rlinf_sched.derive import Gpu, JobShape, ModelShape, find_gpu, rule_profile
 
 TOKEN_BYTES = 12
 """On a channel: an int32 id, a float32 log-probability and a mask or advantage."""
@@ -58,7 +59,7 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
         if refusal := cut_refusal(config, model, num_devices):
             raise refusal
         sheet = find_gpu(gpu)
-        cluster = gpu_cluster(gpu, num_devices)
+        cluster = planned_gpus(config.cluster, gpu, num_devices)
         nodes = range(cluster.num_nodes)
         resolved = with_budget_on(resolved, model, cluster)
         job = job_shape(resolved, device_bytes=sheet.memory_bytes)
