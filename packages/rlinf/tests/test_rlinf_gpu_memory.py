@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+from rlinf.cli.explain_command import _gpu_memory as explained
 from rlinf.loop.gpu_memory import GpuMemoryHistory
 from rlinf.planning.memory import Load, device_place, host_place
 from rlinf.planning.plans import _held_bytes
@@ -37,3 +38,6 @@ def test_a_run_writes_what_the_driver_counted_beside_what_was_predicted(tmp_path
     page = _gpu_memory(SimpleNamespace(memory=values))
     assert "11.1 GiB" in page and "10.0 GiB" in page and "+11.0%" in page and "80.0 GiB" in page
     assert _gpu_memory(SimpleNamespace(memory={})) == ""
+    lines = [line.split() for line in explained(tmp_path).strip().splitlines()]
+    assert lines[1:] == [["rollout", "11.1", "10.0", "+11.0%"], ["the", "GPU", "has", "80.0"]]
+    assert explained(tmp_path / "elsewhere") == ""

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         snapshot = _with_own_logs(read_snapshot(read_plain(folder / WAITS)), folder)
     except FileNotFoundError:
-        print(printable_lines(_ended(folder, manifest) + _choice(manifest)))
+        print(printable_lines(_ended(folder, manifest) + _choice(manifest) + _gpu_memory(folder)))
         return 0
     except UserError:
         raise  # a ValueError, too
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if driver is None:
         raise UserError(f"{folder / WAITS} names no driver; was it edited?")
     if process_states([driver])[DRIVER].condition == "gone":
-        print(printable_lines(_ended(folder, manifest) + _choice(manifest)))
+        print(printable_lines(_ended(folder, manifest) + _choice(manifest) + _gpu_memory(folder)))
         return 0
     silent_s = time.time() - snapshot.taken_s
     elsewhere = _seen_elsewhere(folder, snapshot) if silent_s <= STALE_S else []
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if driver.host != platform.node():
         print(f"the run is on {driver.host}: call rlinf explain there, which sees its processes")
-    print(explanation_text(explanation, every=args.all) + _choice(manifest))
+    print(explanation_text(explanation, every=args.all) + _choice(manifest) + _gpu_memory(folder))
     return 0
 
 
@@ -96,6 +96,21 @@ def _choice(manifest: Mapping[str, Any]) -> str:
     from rlinf.config.reasoning import ENGINE_CHOICE
 
     return "".join(f"\n{note}" for note in manifest.get("notes", ()) if note.startswith(ENGINE_CHOICE))
+
+
+def _gpu_memory(folder: Path) -> str:
+    """Predicted and measured memory of the roles on the fullest GPU, in a table; empty if the driver counted none."""
+    from rlinf.cli.table import aligned
+    from rlinf.run_folder.folder import GPU_MEMORY
+
+    if not (folder / GPU_MEMORY).is_file():
+        return ""
+    values = read_plain_json(folder / GPU_MEMORY)
+    rows = [("peak on a GPU, GiB", "predicted", "measured", "predicted / measured")]
+    for role, of_role in values["roles"].items():
+        predicted, measured = of_role["predicted_bytes"], of_role["measured_bytes"]
+        rows.append((role, f"{predicted / 2**30:.1f}", f"{measured / 2**30:.1f}", f"{predicted / measured - 1:+.1%}"))
+    return f"\n\n{aligned(rows)}\nthe GPU has {values['device_bytes'] / 2**30:.1f}"
 
 
 def _with_own_logs(snapshot: Snapshot, folder: Path) -> Snapshot:
