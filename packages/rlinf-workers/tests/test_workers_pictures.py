@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,9 @@ from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.roles.picture_pool import PicturePool
 from rlinf_workers.roles.records.language import ExampleBatch, Prompt, SampleGroup
 from rlinf_workers.roles.records.pictures import Pictures
-from rlinf_workers.testing.pictures import IMAGE, prompt_with_pictures, tiny_vision_language
+from rlinf_workers.testing.backends import check_ranks
+from rlinf_workers.testing.pictures import IMAGE, SeeingSubject, prompt_with_pictures, tiny_vision_language
+from rlinf_workers.trainers.fsdp2.backend import fsdp2
 
 CPU = torch.device("cpu")
 BOUND = 1e-5
@@ -222,3 +225,9 @@ def test_pictures_are_copied_once_on_their_way_to_the_trainer():
             )
     assert torch.equal(item.prompt.pictures.arguments["pixel_values"], pixels)
     assert pixels.nbytes + copied <= 1.05 * pixels.nbytes
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
+def test_ranks_that_share_weights_may_see_different_pictures(tmp_path: Path):
+    check_ranks(fsdp2, str(tmp_path), num_ranks=2, num_ranks_per_replica=1, subject=SeeingSubject)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.language_model import ModelSettings, build_model
+from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.pictures import auto_class
-from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.roles.records.pictures import Pictures
 from rlinf_workers.testing.architectures import SIZES, write_tokenizer
+from rlinf_workers.testing.backends import NUM_ROWS
+from rlinf_workers.testing.language_backends import LENGTH, LanguageSubject
 
 IMAGE, VIDEO, START, END = 15, 16, 17, 18
 """Tokens of the tiny models that stand for a picture or a video, and begin and end it."""
@@ -126,3 +131,25 @@ def _positions(model: Any, token_ids: Tensor, grids: Tensor | None) -> Tensor | 
         return None
     types = (token_ids == IMAGE).int()[None]
     return model.model.get_rope_index(token_ids[None], mm_token_type_ids=types, image_grid_thw=grids)[0][:, 0]
+
+
+class SeeingSubject(LanguageSubject):
+    """A Qwen3-VL for the conformance suite of training backends; every second prompt is text alone, so that ranks and
+    micro-batches differ in what they see."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._model = replace(tiny_vision_language("qwen3_vl", Path(self._folder.name)), has_weights=False)
+        model = build_model(self._model, torch.device("cpu"))
+        sizes = [[(1, 1 + row % 3)] if row % 2 else [] for row in range(NUM_ROWS)]
+        self._groups = [_one_completion(prompt_with_pictures(model, row, each)) for row, each in enumerate(sizes)]
+
+    def rows(self, which: slice) -> Any:
+        return pack_without_padding(self._groups[which])
+
+
+def _one_completion(prompt: Prompt) -> SampleGroup:
+    mask = (torch.arange(LENGTH) <= prompt.index % LENGTH).float()[None]
+    ids = torch.randint(2, 13, mask.shape, generator=torch.Generator().manual_seed(prompt.index)) * mask.long()
+    zeros = torch.zeros_like(mask)
+    return SampleGroup(prompt=prompt, completion_ids=ids, loss_mask=mask, rollout_logprobs=zeros, policy_version=0)
