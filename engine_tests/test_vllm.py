@@ -30,6 +30,7 @@ def running(model, tmp_path_factory):
     no_fault = tmp_path_factory.mktemp("fault") / "fault"
     no_fault.write_text("")
     own = {"worker_extension_cls": "broken_extension.BrokenExtension", "kv_cache_memory_bytes": 32 << 20}
+    own |= {"max_num_seqs": engines.MAX_SEQUENCES, "max_num_batched_tokens": 20}  # long prompts are computed in parts
     with mock.patch.dict(arguments.FIXED, own), mock.patch.dict(os.environ, {FAULT_FILE: str(no_fault)}):
         engine = VLLMEngine(
             model, torch.device("cpu"), max_prompt_tokens=engines.WIDTH, max_batch_sequences=engines.MAX_SEQUENCES
@@ -72,6 +73,21 @@ def test_log_probabilities_are_of_all_tokens_at_the_sampling_temperature(engine,
                 logits = reference(ids[None]).logits[0, -len(tokens) - 1 : -1] / temperature
                 expected = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
                 assert (logprobs[: len(tokens)] - expected).abs().max() < 1e-5
+
+
+def test_a_completions_noise_does_not_depend_on_other_prompts(engine):
+    """Prompts of which vLLM computes a part at a time are sampled with the others meanwhile, in vain."""
+
+    def sample(lengths):
+        parts = engines.sample(engine, engines.prompts_of(lengths), engines.SAMPLING)
+        rows = {
+            (part.index, member): row[mask.bool()].tolist()
+            for part in parts
+            for member, row, mask in zip(part.members, part.token_ids, part.loss_mask, strict=True)
+        }
+        return [rows[0, member] for member in range(engines.SAMPLING.group_size)]
+
+    assert sample([7]) == sample([7, 8, 6, 8, 7]) == sample([7, 3])
 
 
 def test_a_wake_with_other_weights_is_refused_by_name(engine, monkeypatch):

@@ -9,7 +9,7 @@ trainer is this process and holds whole weights. In each round it changes them, 
     from_disk          SGLang's update_weights_from_disk, vLLM's reload_weights: the files are there already; unchecked
     saved_and_from_disk   the same with the writing of the files
     flattened_bucket   SGLang: update_weights_from_tensor with FlattenedTensorBucket, through shared memory; unchecked
-    collective_rpc     vLLM: tensors as arguments of a worker's method, which reloads them; unchecked
+    collective_rpc     vLLM: a worker's method that reloads tensors in shared memory; unchecked
     broadcast          vLLM: as its NCCL transfer does, over gloo: a broadcast for each tensor; unchecked
 
 vLLM's own ways go into an engine with its own loader, which arranges weights for its kernels; `rlinf` into one that
@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,7 @@ class VLLMSync(Sync):
     def start(self) -> None:
         device = torch.device("cpu")
         known_arguments(device, ("cpu:0",), any_version=False)
-        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # of tensors as arguments
+        torch.multiprocessing.set_sharing_strategy("file_system")  # handles are names, for any process
         model = ModelSettings(folder=str(self.folder), has_weights=False, dtype="bfloat16")
         sizes = {"kv_cache_memory_bytes": 32 << 20, "max_model_len": 512}
         arguments = engine_arguments(model, device, num_devices=1, folder=str(self.folder), engine_options=sizes)
@@ -246,7 +247,8 @@ class VLLMSync(Sync):
 
     def _with_the_call(self, round_index: int) -> float:
         start_s = time.perf_counter()
-        self._call(1, "peer_load", list(self.weights.items()))
+        shared = [(name, tensor.clone().share_memory_()) for name, tensor in self.weights.items()]
+        self._call(1, "peer_load", bytes(ForkingPickler.dumps(shared)))
         return time.perf_counter() - start_s
 
     def _broadcast(self, round_index: int) -> float:

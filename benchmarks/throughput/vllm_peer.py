@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ class Peer:
     def rlinf_prepare(self) -> None:
         """Weights stay as vLLM arranges them."""
 
-    def peer_load(self, named_tensors: list[tuple[str, Tensor]]) -> None:
-        """Tensors that came with the call, by vLLM's own encoding."""
-        self.model_runner.reload_weights(weights_iterator=iter(named_tensors))
+    def peer_load(self, pickled: bytes) -> None:
+        """Tensors in shared memory, whose handles came with the call."""
+        self.model_runner.reload_weights(weights_iterator=iter(ForkingPickler.loads(pickled)))
 
     def peer_join(self, host: str, port: int) -> None:
         """The counterpart of `join`; vLLM's transfer engines do the same with NCCL, which needs GPUs."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from rlinf_workers.engines.base import UnfinishedCompletion
 from rlinf_workers.engines.completions import ServerAnswer
 from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.engines.server_processes import last_error
 from rlinf_workers.engines.serving import STOP_INTERVAL, ServingEngine, bound_cores, check_version
 from rlinf_workers.engines.vllm.arguments import Argument, engine_arguments, env_vars
 from rlinf_workers.engines.vllm.requests import answer_of, request_parameters
@@ -104,14 +105,17 @@ class VLLMEngine(ServingEngine):
             self._request_ids.discard(request_id)
 
     async def _explained(self, error: Exception) -> Exception:
-        """The error that names the process which ended, where vLLM only says that the engine is dead."""
+        """The error that names the process which ended, where vLLM only says that the engine is dead. On a busy machine
+        its core process takes long to end; what it logged last is there."""
         from vllm.v1.engine.exceptions import EngineDeadError  # pyright: ignore[reportMissingImports]
 
-        for _ in range(NUM_LOOKS if isinstance(error, EngineDeadError) else 0):
+        if not isinstance(error, EngineDeadError):
+            return error
+        for _ in range(NUM_LOOKS):
             if self._lost is not None:
                 return self._lost
             await asyncio.sleep(LOOK_INTERVAL_S)
-        return error
+        return WorkersError(f"vLLM's core process has failed: {last_error(self._folder.path) or error}")
 
     def _abort_requests(self) -> None:
         self._server.spawn(self._server.engine.abort(list(self._request_ids)))

@@ -70,6 +70,9 @@ class Extension:
         check_plain(self.model_runner.get_model())
         sampler = self.model_runner.sampler
         self.model_runner.sampler = TemperedSampler(sampler.logprobs_mode, sampler.use_fp64_gumbel)
+        if current_platform.is_cpu():
+            self.model_runner.sampler.runner = self.model_runner
+            self.model_runner.input_batch.generators = NeverRewound(self.model_runner.input_batch.generators)
 
     def rlinf_enter(self, ticket: str) -> None:
         """See `inside.enter`; vLLM runs it between two batches."""
@@ -100,10 +103,19 @@ class TemperedSampler(Sampler):
 
     _temperature: Tensor | None = None
     """[B] of the batch that is sampled; None: all of it greedily."""
+    runner: Any = None
+    """vLLM's model runner on a CPU: requests of which it has computed a part of the prompt are sampled with the others,
+    and their tokens discarded. Their generators go back to where they were, see `NeverRewound`."""
 
     def forward(self, logits: Tensor, sampling_metadata: Any, *arguments: Any, **keywords: Any) -> Any:
         self._temperature = None if sampling_metadata.all_greedy else sampling_metadata.temperature
-        return super().forward(logits, sampling_metadata, *arguments, **keywords)
+        generators = sampling_metadata.generators
+        rows = [] if self.runner is None else self.runner.discard_request_mask.np[: len(logits)].nonzero()[0].tolist()
+        states = {row: generators[row].get_state() for row in rows if row in generators}
+        output = super().forward(logits, sampling_metadata, *arguments, **keywords)
+        for row, state in states.items():
+            generators[row].set_state(state)
+        return output
 
     def compute_logprobs(self, logits: Tensor) -> Tensor:  # type: ignore[override] - a static method of vLLM's
         """logits: [B, V]"""
@@ -111,6 +123,14 @@ class TemperedSampler(Sampler):
             temperature = self._temperature.masked_fill(self._temperature < GREEDY_BELOW, 1.0)
             logits = logits.float() / temperature[:, None]
         return logits.log_softmax(dim=-1, dtype=torch.float32)
+
+
+class NeverRewound(dict[int, torch.Generator]):
+    """Generators of the requests in a batch. vLLM looks up those whose tokens it discards, and moves them back by an
+    offset (0.32.0, `_bookkeeping_sync`), which generators on a CPU do not have: its core process would end."""
+
+    def get(self, *_: Any) -> None:  # type: ignore[override] - nothing else calls it
+        return None
 
 
 class PlainExperts(CPUUnquantizedExperts):
