@@ -170,27 +170,39 @@ class Writer(Generic[T]):
 
     def offer(self, item: T, *, key: int = 0) -> bool:
         """Puts one item if the channel has room for it; returns whether it had."""
+        return not self.offer_many([(key, item)])
+
+    def offer_many(self, items: Sequence[tuple[int, T]]) -> list[tuple[int, T]]:
+        """Puts (key, item) pairs as far as the channel has room for them; returns the others."""
         self._stage.before_put()
-        try:
-            self._channel.put([(key, item)], key=key % self._port.num_partitions, timeout_s=0.0)
-        except ChannelTimeout:
-            return False
-        self._stage.was_put(self._port.channel, 1)
-        return True
+        left: list[tuple[int, T]] = []
+        for entry, partition in self._entries(items):
+            if not self._offer_entry(entry, partition):
+                left += entry
+        return left
 
     def put_many(self, items: Sequence[tuple[int, T]]) -> None:
         """Puts (key, item) pairs, several at once if the readers' granularity allows it."""
         self._stage.before_put()
+        for entry, partition in self._entries(items):
+            if not self._offer_entry(entry, partition):
+                with self._stage.waiting("room", self._port.channel, keeps_lease=self._port.of_own_turn):
+                    self._channel.put(entry, key=partition)
+                self._stage.was_put(self._port.channel, len(entry))
+
+    def _entries(self, items: Sequence[tuple[int, T]]) -> Iterator[tuple[list[tuple[int, T]], int]]:
+        """Entries for the channel, each with its partition."""
         for partition in range(self._port.num_partitions):
             mine = [pair for pair in items if pair[0] % self._port.num_partitions == partition]
             size = self._port.granularity or max(1, len(mine))
             for start in range(0, len(mine), size):
-                self._put_entry(mine[start : start + size], partition)
+                yield mine[start : start + size], partition
 
-    def _put_entry(self, entry: list[tuple[int, T]], partition: int) -> None:
+    def _offer_entry(self, entry: list[tuple[int, T]], partition: int) -> bool:
+        """Whether the channel had room for it."""
         try:
             self._channel.put(entry, key=partition, timeout_s=0.0)
         except ChannelTimeout:
-            with self._stage.waiting("room", self._port.channel, keeps_lease=self._port.of_own_turn):
-                self._channel.put(entry, key=partition)
+            return False
         self._stage.was_put(self._port.channel, len(entry))
+        return True

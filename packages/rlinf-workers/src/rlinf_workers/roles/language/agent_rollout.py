@@ -99,6 +99,8 @@ class AgentRollout(Rollout):
         """Whether this rank's own episodes in the stage are over, while a router may have turns of others."""
         self._num_sampled = 0
         """Turns for a router in this stage."""
+        self._unsent: list[tuple[int, SampleGroup]] = []
+        """Whole groups that found no room in their channel yet."""
 
     def _made_queue(self, agent: NamedAgent) -> TurnQueue:
         """The turns of the engine that speaks for an agent, which is made for the first of its agents."""
@@ -148,9 +150,18 @@ class AgentRollout(Rollout):
     def generate(self, prompts: Reader[Prompt], samples: Writer[SampleGroup]) -> None:
         super().generate(prompts, samples)
         if self._router is not None:
-            self._sample_for_others(self._router)
+            self._sample_for_others(self._router, samples)
+            samples.put_many(self._unsent)
+            self._unsent = []
 
-    def _sample_for_others(self, router: RouterLink) -> None:
+    def _send(self, samples: Writer[SampleGroup], groups: list[tuple[int, SampleGroup]]) -> None:
+        """Keeps groups for which there is no room. A rank that waited for it would leave its devices, and others wait
+        for turns that it samples, without which no reader gets the devices."""
+        if self._router is None:
+            return super()._send(samples, groups)
+        self._unsent = samples.offer_many([*self._unsent, *groups])
+
+    def _sample_for_others(self, router: RouterLink, samples: Writer[SampleGroup]) -> None:
         """Samples turns of episodes that other ranks have begun, until those of all ranks are over."""
         sampling = self._settings.train if self.step.phase == "train" else self._settings.evaluate
         of_turn = replace(sampling, group_size=1)
@@ -161,6 +172,8 @@ class AgentRollout(Rollout):
             began_s = time.monotonic()
             self._hear(nothing)
             idle_s += time.monotonic() - began_s
+            if self._unsent:
+                self._send(samples, [])
             self._submit_turns(of_turn)
             self._generate(nothing)
         self._samples_for_others = False
@@ -514,7 +527,7 @@ class AgentRollout(Rollout):
         self._episodes.clear()
         self._causes.clear()
         self._failures.clear()
-        self._samples_for_others, self._num_sampled = False, 0
+        self._samples_for_others, self._num_sampled, self._unsent = False, 0, []
         super().abandon()
 
     def close(self) -> None:

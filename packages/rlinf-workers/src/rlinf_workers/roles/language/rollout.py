@@ -110,7 +110,11 @@ class Rollout(ServingWorker):
         for chunk in prompts:
             for groups in self.sample(chunk, partial(self._further_chunk, prompts)):
                 with prompts.hands_on(self._groups.close(groups)):
-                    samples.put_many([(group.index, group) for group in groups])
+                    self._send(samples, [(group.index, group) for group in groups])
+
+    def _send(self, samples: Writer[SampleGroup], groups: list[tuple[int, SampleGroup]]) -> None:
+        """Puts whole groups, each with its index."""
+        samples.put_many(groups)
 
     def sample(
         self, prompts: Sequence[Prompt], further_prompts: Callable[[int], Sequence[Prompt]] | None = None
