@@ -30,6 +30,7 @@ from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.in_memory import renamed
 from rlinf_workers.models.language_model import load_model
 from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.plugins import OptionError
 from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.testing.language_backends import LanguageSubject, ValueSubject
 from rlinf_workers.testing.launchers import launched, start
@@ -115,6 +116,12 @@ FOUR = {
     "PP2 CP2, recomputed": ("qwen3", 4, {"pipeline_parallel": 2, "context_parallel": 2, "recompute": True}),
 }
 """Of four ranks, with packed rows."""
+EIGHT = {
+    "DP2 PP2 CP2": ("qwen3", 4, {"pipeline_parallel": 2, "context_parallel": 2, "distributed_optimizer": True}),
+    "DP2 PP2 CP2 EP2": ("qwen3_moe", 4, {"pipeline_parallel": 2, "context_parallel": 2, "expert_parallel": 2}),
+    "DP2 PP2 EP2": ("qwen3_moe", 4, {"pipeline_parallel": 2, "expert_parallel": 2, "distributed_optimizer": True}),
+}
+"""Replicas of a pipeline whose stages have slices."""
 
 
 def stored(folder: Path, stem: str) -> dict[str, torch.Tensor]:
@@ -172,6 +179,12 @@ def ranks(tmp_path_factory):
 def four_ranks(tmp_path_factory):
     with launched(LocalLauncher) as launcher:
         yield start(launcher, tmp_path_factory.mktemp("ranks"), Ranks, num_ranks=4)
+
+
+@pytest.fixture(scope="module")
+def eight_ranks(tmp_path_factory):
+    with launched(LocalLauncher) as launcher:
+        yield start(launcher, tmp_path_factory.mktemp("ranks"), Ranks, num_ranks=8)
 
 
 def check_case(
@@ -346,6 +359,28 @@ def test_twenty_steps_on_packed_rows(case, critic, ranks, models, critics, refer
 def test_twenty_steps_of_four_ranks(case, critic, four_ranks, models, critics, references, tmp_path):
     folder = critics[case[0]] if critic else None
     check_case(case, 20, four_ranks, models, references, tmp_path, folder, packs=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "packs"),
+    [
+        pytest.param(case, packs, id=f"{name}, {'packed' if packs else 'padded'}")
+        for name, case in EIGHT.items()
+        for packs in (False, True)
+        if packs or "context_parallel" not in case[2]
+    ],
+)
+def test_replicas_of_pipelines_with_slices(case, packs, eight_ranks, models, references, tmp_path):
+    check_case(case, NUM_STEPS, eight_ranks, models, references, tmp_path, packs=packs)
+
+
+def test_replicas_of_a_pipeline_have_each_expert_once_in_a_stage():
+    options = MegatronOptions(pipeline_parallel=2, context_parallel=4, expert_parallel=2)
+    options.check_ranks(8, 8, has_experts=True)
+    options.check_ranks(16, 8, has_experts=False)
+    with pytest.raises(OptionError, match=r"expert_parallel=2: 2 replicas of a pipeline .* use 4, or one replica"):
+        options.check_ranks(16, 8, has_experts=True)
 
 
 @pytest.mark.parametrize(("per_replica", "options"), [(2, ACROSS), (1, {"distributed_optimizer": True})])

@@ -76,7 +76,7 @@ class MegatronBackend:
         self._head = head_of(model)
         self._shape = self._head.shape(TransformerShape.from_config(self._config.to_dict(), self._settings.dtype))
         options.check_model(ModelShape.from_config(self._config.to_dict()))
-        self._place = connect(worker, options)
+        self._place = connect(worker, options, has_experts=self._shape.num_experts > 0)
         sizes = (self._shape, options, worker.num_ranks)
         self._layout = layout_of(*sizes, options.compute_dtype)
         self._masters_layout = layout_of(*sizes, "float32")

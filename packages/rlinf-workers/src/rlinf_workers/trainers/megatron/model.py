@@ -95,6 +95,8 @@ def _make_chunk(
         rotary_base=_rope_base(config),  # pyright: ignore[reportArgumentType], it is only a divisor
         vp_stage=number,
     )
+    if (rotations := getattr(model, "rotary_pos_emb", None)) is not None:
+        rotations.cp_group = None  # a slice of padded rows has whole ones
     model.head, model.num_words = head, shape.vocab
     model.frequencies = _frequencies(config, model)
     if shape.latent is not None:

@@ -119,22 +119,25 @@ class MegatronOptions:
                 "tokens that are sharded over the ranks",
             )
 
-    def check_ranks(self, num_ranks: int, num_ranks_per_replica: int) -> None:
+    def check_ranks(self, num_ranks: int, num_ranks_per_replica: int, *, has_experts: bool) -> None:
         """Raises: ValueError if the ranks of a plan do not match these options."""
         size = self.ranks_per_replica
         if num_ranks_per_replica != size:
             raise ValueError(
                 f"the plan has {num_ranks_per_replica} ranks per replica, and {self} makes a replica of {size}"
             )
-        num_replicas = num_ranks // size
-        if num_replicas > 1 and self.pipeline_parallel > 1 and self.num_row_slices > 1:
-            key = "context_parallel" if self.context_parallel > 1 else "expert_parallel"
+        shares = self.expert_parallel * self.expert_tensor_parallel
+        if has_experts and self.replicates_slices(num_ranks) and shares != self.ranks_per_stage:
             raise OptionError(
-                key,
-                f"={getattr(self, key)}: {num_replicas} replicas of a pipeline whose stages have tensor_parallel="
-                f"{self.tensor_parallel}: megatron-core numbers such ranks in another order; use one replica, or "
-                f"context_parallel of 1 and expert_parallel of {self.tensor_parallel} or 1",
+                "expert_parallel",
+                f"={self.expert_parallel}: {num_ranks // size} replicas of a pipeline whose stages have "
+                f"{self.ranks_per_stage} ranks need each expert once in a stage, since megatron-core numbers others in "
+                f"another order; use {self.ranks_per_stage}, or one replica",
             )
+
+    def replicates_slices(self, num_ranks: int) -> bool:
+        """Whether there are several replicas of a pipeline whose stages have slices."""
+        return num_ranks > self.ranks_per_replica and self.pipeline_parallel > 1 and self.num_row_slices > 1
 
     def _divides(self, key: str, what: str, count: int) -> None:
         if count % getattr(self, key):

@@ -40,7 +40,7 @@ _made: dict[MegatronOptions, ParallelRank] = {}
 """At most one entry; the groups of a process are created once."""
 
 
-def connect(worker: Worker, options: MegatronOptions) -> ParallelRank:
+def connect(worker: Worker, options: MegatronOptions, *, has_experts: bool) -> ParallelRank:
     """Creates the groups, on all ranks of the worker group together, or returns the place in existing ones.
 
     Raises: ValueError if the ranks do not match the options, or this process has groups of other sizes.
@@ -49,15 +49,22 @@ def connect(worker: Worker, options: MegatronOptions) -> ParallelRank:
         return _made[options]
     if _made:
         raise ValueError(f"this process has a model with {next(iter(_made))}; it cannot have one with {options} too")
-    options.check_ranks(worker.num_ranks, worker.identity.num_ranks_per_replica)
+    options.check_ranks(worker.num_ranks, worker.identity.num_ranks_per_replica, has_experts=has_experts)
     worker.ranks.barrier()  # connects
     if not dist.is_initialized():  # a single rank
         connect_alone(worker.identity)
+    # Slices are data parallel for megatron-core, which cannot count them inside of stages and replicas outside of them;
+    # with both they have its context parallel ranks, over which it sums and shards in the same way.
+    replicates_slices = options.replicates_slices(worker.num_ranks)
+    expert_parallel = options.expert_parallel
+    if replicates_slices and not has_experts:  # as many ranks as the stage has, which megatron-core requires
+        expert_parallel = options.num_row_slices
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=options.tensor_parallel,
         pipeline_model_parallel_size=options.pipeline_parallel,
         virtual_pipeline_model_parallel_size=options.num_chunks,
-        expert_model_parallel_size=options.expert_parallel,
+        context_parallel_size=options.num_row_slices if replicates_slices else 1,
+        expert_model_parallel_size=expert_parallel,
         expert_tensor_parallel_size=options.expert_tensor_parallel,
         distributed_timeout_minutes=TIMEOUT // timedelta(minutes=1),
         # Stages are outermost, as in layouts, with replicas outside of them.
