@@ -39,5 +39,5 @@ def test_a_model_trains_from_pictures_and_is_evaluated_with_them(tmp_path):
     done = rlinf("eval", f"own={tmp_path / 'own.jsonl'}", *flags(settings), "--output", tmp_path / "eval")
     assert done.returncode == 0
     samples = [json.loads(line) for line in (tmp_path / "eval" / "samples.jsonl").read_text().splitlines()]
-    assert [sample["num_prompt_tokens"] for sample in samples] == [20] * 20
+    assert [sample["num_prompt_tokens"] for sample in samples] == [17] * 20
     assert sum(sample["outcome"] == "right" for sample in samples) == round(20 * accuracy)

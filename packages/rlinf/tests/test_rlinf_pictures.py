@@ -275,7 +275,7 @@ def drawn(kind: str, *flags: str) -> PromptSource:
     return PromptSource(cast(ReasoningConfig, load_config("count-shapes-grpo", parse_overrides(overrides))))
 
 
-DRAWN = {"count-shapes": "da7934de66fd462e", "gui-click": "e5294d53f7bcae6a", "chart-read": "b6e734c52ff9088f"}
+DRAWN = {"count-shapes": "33560c62a850fc33", "gui-click": "c66671c4884c2f7e", "chart-read": "41f00c0364dae935"}
 """Kind -> beginning of the digest of its first problems."""
 
 
@@ -331,5 +331,5 @@ def test_a_new_models_folder_is_one_that_transformers_reads(tmp_path: Path) -> N
 def test_a_model_of_text_alone_is_refused_for_tasks_with_pictures() -> None:
     with pytest.raises(UserError, match=r"task.kind=count-shapes has pictures, and model.architecture.family=qwen2"):
         drawn("count-shapes", "--model.architecture.family=qwen2", "--model.architecture.vision=null")
-    with pytest.raises(UserError, match=r"rollout.max_prompt_tokens=8 is too short.*has 20 tokens"):
+    with pytest.raises(UserError, match=r"rollout.max_prompt_tokens=8 is too short.*has 17 tokens"):
         drawn("count-shapes", "--rollout.max_prompt_tokens=8")

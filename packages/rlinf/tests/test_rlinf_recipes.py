@@ -43,6 +43,7 @@ def test_these_recipes_are_shipped():
         "faucet-dagger",
         "faucet-pi0-dsrl",
         "faucet-rlpd",
+        "geo3k-grpo-vl",
         "grid-text",
         "gsm8k-grpo",
         "gsm8k-grpo-fsdp2",

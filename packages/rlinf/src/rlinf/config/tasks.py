@@ -100,7 +100,7 @@ class _DrawnTask(_GeneratedTask):
 
 
 class CountShapesTask(_DrawnTask):
-    """Count the shapes of one kind in a picture: a picture and `squares?=` -> `3`."""
+    """Count the shapes of a color: a picture and `blue?=` -> `3`."""
 
     SIZE = "num_cells"
 
@@ -109,7 +109,7 @@ class CountShapesTask(_DrawnTask):
 
     @property
     def num_tokens(self) -> tuple[int, int]:
-        return len("squares?="), 1
+        return len("blue?="), 1
 
     @property
     def picture_size(self) -> tuple[int, int]:

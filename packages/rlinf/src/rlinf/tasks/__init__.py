@@ -23,7 +23,7 @@ DRAWS: Mapping[str, tuple[Callable[..., TaskProblem], str]] = {
     "roads": (two_roads, "bdfgklmnprtaeiou>[:]{}find1 \n"),
     "grid": (cross_grid, "abcdef123456<=lrud"),
     "team": (secret, "!01234567=wxyz"),
-    "count-shapes": (count_shapes, "0123456789?=acelioqrsu"),
+    "count-shapes": (count_shapes, "0123456789?=beilmruy"),
     "gui-click": (click_button, "0123456789(),= ACEHLTacikplt"),
     "chart-read": (read_chart, "0123456789 =abr"),
 }
