@@ -132,6 +132,23 @@ def test_episodes_outlive_the_loss_of_their_rank_and_the_stage(three):
     assert three.of(1, EpisodeReport)[-1].episode == 9
 
 
+def test_a_replaced_rank_takes_the_place_of_one_whose_connection_has_not_ended(three):
+    """Its machine is gone. Turns that it had are sampled elsewhere, and ranks that are done stay so."""
+    episode = three.begin(1, 0)
+    three.router.no_more(three.ranks[0])
+    three.ask(episode, 1)
+    assert three.sampling() == [[], [1], []]
+    gone, three.ranks[1] = three.ranks[1], three.rank(1)
+    assert sum(1 in rank.turns for rank in three.ranks) == 1 and not three.of(0, StageBroken)
+    three.router.answer(gone, Answer(request=1, sampled=SAMPLED))
+    three.router.lost(gone)
+    assert not three.episodes.answered and not three.of(0, StageBroken)
+    three.router.heard(report(episode))
+    for rank in (1, 2):
+        three.router.no_more(three.ranks[rank])
+    assert three.of(0, StageOver)
+
+
 def test_no_turn_goes_to_an_engine_with_other_weights(three):
     """A rank that was lost, or is at another stage, samples nothing; episodes of other weights are cancelled."""
     episode = three.begin(0, 0)

@@ -7,7 +7,7 @@ import pytest
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
-from rlinf.jobs.reasoning.flow import expected_lengths
+from rlinf.jobs.reasoning.flow import expected_lengths, training_flow
 from rlinf.jobs.reasoning.planning import reasoning_problem, turn_notes
 
 CALCULATOR = "--model.path Qwen/Qwen2.5-0.5B --model.architecture null --sft_warm_up null --rollout.agent.max_turns 4"
@@ -21,9 +21,25 @@ def test_turns_are_half_of_the_most_unless_they_are_expected():
     lengths = expected_lengths(config_of())
     assert (lengths.num_turns, lengths.outside_s, lengths.reads_cache) == (2, 0, False)
     assert lengths.sampled_share == 2 * 4 / 12  # turns of a quarter of 16 tokens, in a quarter of 56 - 8
-    (note,) = turn_notes(config_of())
+    note, _ = turn_notes(config_of())
     assert note.startswith("episodes have 2 turns (half of max_turns=4), and 0 s outside the engine")
     assert note.endswith("of 12 tokens 67% are sampled; conversations are computed again at each turn")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("", "up to eight ranks of the rollout share a router"),
+        ("--rollout.agent.router false", "rollout.agent.router=false: no router"),
+        ("--run.record true", "run.record=true: no router"),
+        ("--algorithm.max_staleness 2 --rollout.sampler as_finished", "rollout.sampler=as_finished: no router"),
+        ("--algorithm.max_staleness 1 --rollout.on_new_weights keep", "rollout.on_new_weights=keep: no router"),
+    ],
+)
+def test_a_plan_says_whether_ranks_share_a_router(flags, words):
+    config = config_of(flags)
+    assert turn_notes(config)[1].startswith(words)
+    assert ("router" in training_flow(config).workers) == (not flags)
 
 
 def test_expected_turns_and_tools_are_planned():

@@ -64,6 +64,7 @@ class AgentLink:
     def __init__(self, on_message: Callable[[], object]) -> None:
         self._on_message = on_message
         self._connection: socket.socket
+        self._reading: threading.Thread | None = None
         self._messages: queue.SimpleQueue[FromAgents | None] = queue.SimpleQueue()
         self._numbers = itertools.count(1)
         self.waits_for = ""
@@ -123,7 +124,13 @@ class AgentLink:
         """Receives from a new connection."""
         self._connection, self._messages = connection, queue.SimpleQueue()
         arguments = connection, self._messages
-        threading.Thread(target=self._read, args=arguments, name="agents", daemon=True).start()
+        self._reading = threading.Thread(target=self._read, args=arguments, name="agents", daemon=True)
+        self._reading.start()
+
+    @property
+    def _is_connected(self) -> bool:
+        """Whether there is a connection that has not ended."""
+        return self._reading is not None and self._reading.is_alive()
 
     def _lost(self) -> Exception:
         """The error of a connection that has ended."""
@@ -255,7 +262,6 @@ class RouterLink(AgentLink):
     ) -> None:
         super().__init__(on_message)
         self._name, self._address = name, address
-        self._is_connected = False
         self._stage = ""
         self.is_over = True
         """Whether the episodes of all ranks in this stage are over."""
@@ -300,10 +306,10 @@ class RouterLink(AgentLink):
         connected = connection.without_tags().socket
         connected.settimeout(None)
         self.pid = address.pid if address.hostname == socket.gethostname() else 0
-        self._is_connected = True
         self._open(connected)
 
     def _lost(self) -> Exception:
-        self._is_connected = False
-        self._connection.close()
+        AgentLink.close(self)
+        if self._reading is not None:
+            self._reading.join()
         return PeerLost("the connection to the router has ended")

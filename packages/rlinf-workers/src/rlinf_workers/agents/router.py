@@ -99,6 +99,8 @@ class Router:
             self._forget()
             self._stage = message.stage
             await self.episodes.abandon()
+        for other in [one for one in self._ranks if one.name == rank.name and one is not rank]:
+            self._take_back(other)  # replaced before its connection ended, as with a machine that is gone
         self._num_ranks = message.num_ranks
         rank.stage = message.stage
         if rank not in self._ranks:
@@ -133,29 +135,33 @@ class Router:
 
     def leave(self, rank: RankLink, number: int) -> None:
         """A rank has given its stage up."""
-        self._take_back(rank, f"{rank.name} has left the stage")
+        self._break_stage(rank, f"{rank.name} has left the stage")
         rank.send(Abandoned(number=number))
 
     def lost(self, rank: RankLink) -> None:
         """The connection to a rank has ended."""
-        self._take_back(rank, f"{rank.name} was lost")
+        self._break_stage(rank, f"{rank.name} was lost")
 
-    def _take_back(self, rank: RankLink, text: str) -> None:
-        """Its turns wait for another engine, and its episodes for another owner."""
+    def _break_stage(self, rank: RankLink, text: str) -> None:
+        """The stage ends for all its ranks, if this is one of them."""
         if rank not in self._ranks:
             return
-        self._ranks.remove(rank)
+        self._take_back(rank)
         self._ready.clear()
-        was_open, rank.stage = rank.stage == self._stage != "", ""
+        for other in self._ranks:
+            other.send(StageBroken(text=text))
+
+    def _take_back(self, rank: RankLink) -> None:
+        """Its turns wait for another engine, and its episodes for another owner."""
+        self._ranks.remove(rank)
+        self._ready.discard(rank)
+        rank.stage = ""
         for episode in self._by_number.values():
             if episode.owner is rank:
                 episode.owner = None
         self._waiting |= rank.turns
         self._were_begun |= rank.turns.keys()
         rank.turns = {}
-        if was_open:
-            for other in self._ranks:
-                other.send(StageBroken(text=text))
 
     # -- messages of episodes --------------------------------------------------------------------------------------
 

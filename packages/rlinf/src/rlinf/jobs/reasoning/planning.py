@@ -102,8 +102,26 @@ def turn_notes(config: ReasoningConfig) -> list[str]:
     return [
         f"episodes have {lengths.num_turns:g} turns ({chosen}), and {lengths.outside_s:g} s outside the engine "
         f"(rollout.agent.expected_tool_s={agent.expected_tool_s:g} after each turn but the last); of "
-        f"{lengths.mean_tokens:.0f} tokens {lengths.sampled_share:.0%} are sampled; conversations are {how}"
+        f"{lengths.mean_tokens:.0f} tokens {lengths.sampled_share:.0%} are sampled; conversations are {how}",
+        _router_note(config),
     ]
+
+
+def _router_note(config: ReasoningConfig) -> str:
+    """Who runs the episodes, and what a plan does not count of it."""
+    if config.routes_turns:
+        return (
+            "up to eight ranks of the rollout share a router, which gives turns to the least loaded of their engines; "
+            "the plan counts each engine with episodes of its own, so steps with unequal ones may be shorter"
+        )
+    keys = {
+        "rollout.agent.router=false": config.rollout.agent is not None and not config.rollout.agent.router,
+        "run.record=true": config.run.record,
+        "rollout.sampler=as_finished": config.max_lateness > 0,
+        f"rollout.on_new_weights={config.rollout.on_new_weights}": config.takes_weights,
+    }
+    why = next(key for key, is_set in keys.items() if is_set)
+    return f"{why}: no router; each rank of the rollout runs its own episodes, and they end with it"
 
 
 def _check_gpu(config: ReasoningConfig, shape: ModelShape, gpu: Gpu, num_devices: int, nodes: Sequence[int]) -> None:
