@@ -120,7 +120,7 @@ TRAINING = (
         actor/router_loss | - | Load-balancing loss of the experts, with algorithm.router_aux_coef. It is at least the
             number of experts per token.
         actor/router_agreement | share | Choices of experts of the engine that the actor's own routers make, too, with
-            actor.router_replay; mean over tokens, layers (of a pipeline's last stage) and choices. Replay uses
+            actor.router_replay; mean over tokens, layers (of a pipeline's last stage or chunk) and choices. Replay uses
             the engine's for all.
         actor/entropy_coef | - | Weight of the entropy bonus, if algorithm.entropy_target adapts it.
         policy/<policy>/<metric> | as the metric | A metric rollout/..., actor/... or critic/... of a further policy
