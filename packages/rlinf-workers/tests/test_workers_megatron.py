@@ -96,6 +96,7 @@ DEEPSEEK = {
     "EP2, distributed optimizer": ("deepseek_v3", 2, {"expert_parallel": 2, "distributed_optimizer": True}),
     "CP2": ("deepseek_v3", 2, {"context_parallel": 2}),
     "DP2": ("deepseek_v3", 1, {}),
+    "TP2, without a latent query": ("deepseek_v3_lite", 2, SHARED),
 }
 VIRTUAL_PIPELINE = {"pipeline_parallel": 2, "virtual_pipeline_parallel": 2}
 VIRTUAL = {

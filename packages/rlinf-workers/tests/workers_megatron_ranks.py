@@ -92,6 +92,11 @@ DEEPSEEK = {
     },
 }
 """Queries and values of different lengths, positions by YaRN, and two groups of experts of which one is chosen."""
+LITE = {
+    **DEEPSEEK,
+    **{"q_lora_rank": None, "n_group": 1, "rope_interleave": False, "rope_parameters": None, "rms_norm_eps": 1e-5},
+}
+"""As small models have it: queries without a latent vector, one group, plain positions."""
 
 
 def write_models(folder: Path) -> dict[str, ModelSettings]:
@@ -106,6 +111,7 @@ def write_models(folder: Path) -> dict[str, ModelSettings]:
         "qwen3_moe": Qwen3MoeConfig(**COMMON, **EXPERTS, tie_word_embeddings=False),
         "glm4_moe": Glm4MoeConfig(**COMMON, **GLM),
         "deepseek_v3": DeepseekV3Config(**DEEPSEEK),
+        "deepseek_v3_lite": DeepseekV3Config(**LITE),
     }
     models = {}
     for name, config in configs.items():
