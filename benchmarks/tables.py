@@ -84,6 +84,9 @@ COMPARISONS = {
     "sglang-sync": "Loading weights of Qwen2-1.5B's sizes with 6 layers (1.03 GB in bfloat16) into SGLang on a CPU: "
     "time of SGLang's two methods, which check nothing, over ours, attested. Loading a file from "
     "the page cache is one copy, like ours, but without our digests; a trainer must write the file first",
+    "vllm-sync": "The same with vLLM: over ours, attested, a worker's method that reloads tensors in shared memory, a "
+    "broadcast of each tensor over gloo with a layerwise reload, as its NCCL transfer does, and `reload_weights` from "
+    "the page cache, without and with writing the file",
     "arrival": "Rollout and actor on a CPU slot each, the same distribution of lengths, micro-batches of one group. "
     "First rows: the time at which the actor begins over the time at which the shortest group is complete (`refill` "
     "and granularity 1 with `actor.group_order` `arrival` and `index`; a whole batch). Last rows: whole steps",
@@ -123,6 +126,7 @@ RATIO_TARGETS: dict[str, Sequence[RatioTarget]] = {
         RatioTarget(value=5, numerators=("flattened_bucket",)),
         RatioTarget(value=10, numerators=("from_disk",)),
     ],
+    "vllm-sync": [RatioTarget(value=5)],
     "arrival": [RatioTarget(value=1.05, is_limit=True, numerators=("first micro-batch, as they come",))],
     "maniskill-pictures": [PICTURES],
     "libero": [PICTURES],

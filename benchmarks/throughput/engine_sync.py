@@ -228,8 +228,11 @@ class VLLMSync(Sync):
         model = ModelSettings(folder=str(self.folder), has_weights=False, dtype="bfloat16")
         sizes = {"kv_cache_memory_bytes": 32 << 20, "max_model_len": 512}
         arguments = engine_arguments(model, device, num_devices=1, folder=str(self.folder), engine_options=sizes)
-        own = {"load_format": "dummy", "worker_extension_cls": f"{Peer.__module__}.{Peer.__name__}"}
-        self.servers = [VLLMServer(one, SweptFolder("rlinf-sync-"), self._lost) for one in (arguments, arguments | own)]
+        self.arguments = arguments | {
+            "load_format": "auto",
+            "worker_extension_cls": f"{Peer.__module__}.{Peer.__name__}",
+        }
+        self.servers = [VLLMServer(arguments, SweptFolder("rlinf-sync-"), self._lost)]
         self.group: Any = None
 
     def enter(self, ticket: str) -> None:
@@ -239,6 +242,8 @@ class VLLMSync(Sync):
         self._call(1, "reload_weights", None, str(self.folder))
 
     def own_ways(self) -> dict[str, Step]:
+        save_file(self.weights, self.folder / "model.safetensors", {"format": "pt"})  # vLLM reloads no dummy
+        self.servers.append(VLLMServer(self.arguments, SweptFolder("rlinf-sync-"), self._lost))
         return {"collective_rpc": self._with_the_call, "broadcast": self._broadcast}
 
     def close(self) -> None:

@@ -4,7 +4,7 @@
 
 Both sides sample the same requests with the same arguments: 64 prompts of 24 tokens, 8 completions each of at most 32
 tokens, with log-probabilities. Through the flow: prompts by a channel to the rollout's process, requests to the
-engine's, groups back by a channel. By itself: one call of the engine's `generate` with all requests in a list. Sampled
+engine's, groups back by a channel. By itself: all requests at once to `sglang.Engine` or `AsyncLLM`. Sampled
 lengths differ a little, so what is compared is the time per token. An engine that waits for its turn sleeps. Target:
 at least 0.95 of the bare engine's tokens a second.
 
@@ -15,6 +15,7 @@ With vLLM two more sides show what its users have on a CPU and RLinf has not: we
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import tempfile
 import time
@@ -25,6 +26,7 @@ from typing import Any
 
 import torch
 from benchmarks.harness import compare, interleave, report
+from benchmarks.throughput.vllm_peer import Peer
 
 from rlinf_sched import Cluster, plan_for_mode
 from rlinf_workers import Executor, Flow, StepContext
@@ -33,8 +35,11 @@ from rlinf_workers.engines.base import UnfinishedCompletion, not_begun
 from rlinf_workers.engines.sglang.arguments import server_arguments
 from rlinf_workers.engines.sglang.loader import LOADER
 from rlinf_workers.engines.sglang.requests import request_parameters as sglang_parameters
-from rlinf_workers.engines.vllm.arguments import engine_arguments, env_vars
+from rlinf_workers.engines.vllm.arguments import engine_arguments
+from rlinf_workers.engines.vllm.engine import known_arguments
 from rlinf_workers.engines.vllm.requests import request_parameters as vllm_parameters
+from rlinf_workers.engines.vllm.server import VLLMServer
+from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.models import ModelSettings
 from rlinf_workers.roles import Prompt, Rollout, RolloutSettings
 from rlinf_workers.testing.architectures import tiny_architecture
@@ -57,7 +62,6 @@ STOP_ID = 1
 PROMPT_TOKENS = 24
 TARGET = 0.95
 SAMPLING = SamplingSettings(group_size=8, max_new_tokens=32)
-DUMMY = {"load_format": "dummy"}
 
 
 def main() -> None:
@@ -150,28 +154,36 @@ def bare_sglang(model: ModelSettings) -> dict[str, Generate]:
 
 
 def bare_vllm(model: ModelSettings) -> dict[str, Generate]:
-    """`vllm.LLM` as its users call it: with the weights as RLinf has them, and with its own loader."""
+    """`AsyncLLM` with all requests at once: with the weights as RLinf has them, and with vLLM's own loader."""
     device = torch.device("cpu")
-    os.environ.update(env_vars(device, "0"), VLLM_ENABLE_V1_MULTIPROCESSING="1")
-    from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
+    known_arguments(device, ("cpu:0",), any_version=False)
+    from vllm.sampling_params import RequestOutputKind, SamplingParams  # pyright: ignore[reportMissingImports]
 
-    folder, sizes = model.folder, OPTIONS["vllm"]
-    arguments = engine_arguments(model, device, num_devices=1, folder=folder, engine_options=sizes)
-    plain = LLM(**arguments)
-    plain.collective_rpc("rlinf_prepare")
-    own = LLM(**{name: value for name, value in arguments.items() if name != "worker_extension_cls"} | DUMMY)
+    arguments = engine_arguments(
+        model, device, num_devices=1, folder=model.folder, engine_options=OPTIONS["vllm"]
+    )  # a core process that computes by itself
+    own = {"load_format": "dummy", "worker_extension_cls": f"{Peer.__module__}.{Peer.__name__}"}
+    servers = [VLLMServer(one, SweptFolder("rlinf-bare-"), print) for one in (arguments, arguments | own)]
 
-    def generate(llm: Any, requests: list[UnfinishedCompletion], **changes: Any) -> int:
-        parameters = [SamplingParams(**vllm_parameters(one, SAMPLING, (STOP_ID,)) | changes) for one in requests]
-        inputs = [{"prompt_token_ids": one.prompt.token_ids.tolist()} for one in requests]
-        outputs = llm.generate(inputs, parameters, use_tqdm=False)
-        llm.reset_prefix_cache()  # as a step's new weights do
-        return sum(len(output.outputs[0].token_ids) for output in outputs)
+    def generate(server: VLLMServer, requests: list[UnfinishedCompletion], **changes: Any) -> int:
+        async def one(number: int, request: UnfinishedCompletion) -> int:
+            parameters = vllm_parameters(request, SAMPLING, (STOP_ID,)) | changes
+            sampling = SamplingParams(**parameters, output_kind=RequestOutputKind.FINAL_ONLY)
+            prompt = {"prompt_token_ids": request.prompt.token_ids.tolist()}
+            outputs = [output async for output in server.engine.generate(prompt, sampling, str(number))]
+            return len(outputs[-1].outputs[0].token_ids)
+
+        async def all_of_them() -> int:
+            counts = await asyncio.gather(*(one(number, request) for number, request in enumerate(requests)))
+            await server.engine.reset_prefix_cache()  # as a step's new weights do
+            return sum(counts)
+
+        return server.run(all_of_them())
 
     return {
-        "bare": lambda requests: generate(plain, requests),
-        "own kernels": lambda requests: generate(own, requests),
-        "unseeded": lambda requests: generate(own, requests, seed=None),
+        "bare": lambda requests: generate(servers[0], requests),
+        "own kernels": lambda requests: generate(servers[1], requests),
+        "unseeded": lambda requests: generate(servers[1], requests, seed=None),
     }
 
 

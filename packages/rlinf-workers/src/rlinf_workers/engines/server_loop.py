@@ -61,7 +61,7 @@ class ServerLoop:
             self.engine = self.run(self._start(arguments))
         except Exception as error:
             reason = last_error(folder.path) or f"{type(error).__name__}: {error}"
-            self._end()
+            self._end(self._own_processes())
             raise SettingsRefused(f"{self.TITLE} did not start: {with_hint(reason, self.HINTS)}") from error
         self._processes: list[Any] = self._own_processes()
         self._closing, self._closed = multiprocessing.Pipe()
@@ -79,7 +79,7 @@ class ServerLoop:
         """Stops the server's processes and waits for them."""
         self._closed.send(None)
         self.run(self._stop())
-        self._end()
+        self._end(self._processes)  # a server that started later in this process has others
 
     async def _start(self, arguments: Mapping[str, Any]) -> Any:
         """Starts the server; returns its `engine`."""
@@ -95,8 +95,8 @@ class ServerLoop:
     def _own_processes(self) -> list[Any]:
         return [process for process in multiprocessing.active_children() if process not in self._others]
 
-    def _end(self) -> None:
-        for process in self._own_processes():
+    def _end(self, processes: list[Any]) -> None:
+        for process in processes:
             kill_family(process.pid)
             process.join()
         self.run(_cancel_others())
