@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from test_workers_router_replay import random_prompts, sampled
 from workers_megatron_ranks import (
     ADAMW,
+    LORA,
     NUM_SHARDS,
     Ranks,
     across_put_aside,
@@ -18,6 +19,7 @@ from workers_megatron_ranks import (
     pipeline,
     sharing_put_aside,
     study,
+    write_adapter,
     write_critic,
     write_models,
 )
@@ -29,6 +31,7 @@ from rlinf_sched.derive import JobShape, Lengths, ModelShape, find_gpu, find_mod
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.in_memory import renamed
 from rlinf_workers.models.language_model import load_model
+from rlinf_workers.models.lora import LoraModel, first_adapter
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.plugins import OptionError
 from rlinf_workers.testing.backends import Chooser, trial_worker
@@ -106,6 +109,12 @@ VIRTUAL = {
 }
 DEEPSEEK_BY_DEFAULT = (("TP2 EP2", "padded"), ("PP2, recomputed", "packed"), ("CP2", "packed"))
 KIND_GLM, DEEP = {"model_type": "glm4_moe"}, {"model_type": "deepseek_v3"}
+ADAPTED = {
+    "PP2 VPP2": VIRTUAL["PP2 VPP2"],
+    "GLM, TP2 EP2": GLM["TP2 EP2"],
+    "DeepSeek, TP2 EP2": DEEPSEEK["TP2 EP2"],
+}
+ADAPTED_BY_DEFAULT = ("TP2 SP", "PP2, tied, recomputed", "DP2, distributed optimizer")
 FOUR = {
     "CP4, tied": ("qwen2_tied", 4, {"context_parallel": 4}),
     "DP2 CP2, distributed optimizer": ("qwen3", 2, {"context_parallel": 2, "distributed_optimizer": True}),
@@ -157,12 +166,14 @@ def references(models, critics, tmp_path_factory):
     are."""
     studies = {}
 
-    def reference(name: str, num_steps: int, critic: bool = False, replays: bool = False) -> tuple[dict, Path]:
-        key = name, num_steps, critic, replays
+    def reference(
+        name: str, num_steps: int, critic: bool = False, replays: bool = False, adapter: str | None = None
+    ) -> tuple[dict, Path]:
+        key = name, num_steps, critic, replays, adapter
         if key not in studies:
             folder = tmp_path_factory.mktemp(name)
             which = {"num_steps": num_steps, "critic": critics[name] if critic else None}
-            which |= {"packs": replays, "replays": replays}
+            which |= {"packs": replays, "replays": replays, "adapter": adapter}
             studies[key] = study(ReplicatedBackend, trial_worker(), models[name], str(folder), **which), folder
         return studies[key]
 
@@ -199,12 +210,14 @@ def check_case(
     *,
     packs: bool = False,
     replays: bool = False,
-) -> None:
+    adapter: str | None = None,
+) -> list[dict]:
     """The reference computes padded micro-batches, except with `replays`."""
     name, per_replica, options = case
-    expected, there = references(name, num_steps, critic is not None, replays)
-    how = options, critic, packs, replays
-    for rank in ranks.call("study", models[name], str(folder), per_replica, num_steps, *how):
+    expected, there = references(name, num_steps, critic is not None, replays, adapter)
+    how = options, critic, packs, replays, adapter
+    studies = ranks.call("study", models[name], str(folder), per_replica, num_steps, *how)
+    for rank in studies:
         assert rank["answers"].keys() == expected["answers"].keys()
         for answer, expected_numbers in expected["answers"].items():
             difference = torch.tensor(rank["answers"][answer]) - torch.tensor(expected_numbers)
@@ -213,12 +226,14 @@ def check_case(
         num_compared = 2 if "pipeline_parallel" in options else 3  # the last stage has the agreement of its layers
         for sums, expected_numbers in zip(rank["statistics"], expected["statistics"], strict=True):
             assert sums[:num_compared] == pytest.approx(expected_numbers[:num_compared], rel=1e-5)
-    before, after = stored(Path(critic or models[name].folder), "model"), stored(folder / "unchanged", "model")
+    model = "adapter_model" if adapter else "model"
+    before, after = stored(Path(critic or adapter or models[name].folder), model), stored(folder / "unchanged", model)
     assert after.keys() == before.keys()
     assert all(torch.equal(after[key].view(torch.int32), tensor.view(torch.int32)) for key, tensor in before.items())
-    for files, stem in (("gradient", "optimizer"), ("trained", "model"), ("trained", "optimizer")):
+    for files, stem in (("gradient", "optimizer"), ("trained", model), ("trained", "optimizer")):
         difference = worst(stored(folder / files, stem), stored(there / files, stem))
         assert difference[0] <= 1e-5, (files, stem, difference)
+    return studies
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -246,6 +261,58 @@ def test_a_critic_does_too(case, ranks, models, critics, references, tmp_path):
 def test_chunks_of_a_virtual_pipeline_learn_what_one_rank_does(case, packs, ranks, models, references, tmp_path):
     """Also where micro-batches are no multiple of the stages, as a single forward pass."""
     check_case(case, NUM_STEPS, ranks, models, references, tmp_path, packs=packs)
+
+
+def whole(folder: Path, layout: Layout, stem: str) -> dict[str, torch.Tensor]:
+    """The tensors of which each rank wrote a part."""
+    parts = [load_file(folder / f"{stem}-{rank}.safetensors") for rank in range(layout.num_ranks)]
+    target = Layout.replicated(layout.specs, 1)
+    tensors = {name: torch.zeros(spec.shape) for name, spec in layout.specs.items()}
+    execute(reshard_plan(layout, target), parts, [tensors])
+    return tensors
+
+
+def check_adapter(case, num_steps, ranks, models, adapters, references, folder, **how) -> None:
+    """As `check_case`, and what servers receive, merged and not."""
+    studies = check_case(case, num_steps, ranks, models, references, folder, adapter=adapters[case[0]], **how)
+    expected, there = references(case[0], num_steps, adapter=adapters[case[0]])
+    for stem, layout in studies[0]["served"].items():
+        served = whole(folder, layout, f"served-{stem}")
+        difference = worst(served, whole(there, expected["served"][stem], f"served-{stem}"))
+        assert difference[0] <= 1e-5, (stem, difference)
+
+
+@pytest.fixture(scope="module")
+def adapters(models, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapters")
+    names = {case[0] for case in (*CASES.values(), *MORE.values(), *ADAPTED.values())}
+    return {name: write_adapter(models[name], folder / name) for name in names}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=() if name in ADAPTED_BY_DEFAULT else pytest.mark.slow)
+        for name, case in (CASES | MORE | ADAPTED).items()
+    ],
+)
+def test_adapters_learn_what_those_of_one_rank_do(case, ranks, models, adapters, references, tmp_path):
+    check_adapter(case, NUM_STEPS, ranks, models, adapters, references, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*CASES.values(), PACKED["CP2"]], ids=[*CASES, "CP2"])
+def test_adapters_in_twenty_steps_of_packed_rows(case, ranks, models, adapters, references, tmp_path):
+    check_adapter(case, 20, ranks, models, adapters, references, tmp_path, packs=True)
+
+
+def test_an_adapter_begins_as_that_of_other_backends(models):
+    lora = replace(LORA, targets=("o_proj", "up_proj"))
+    kind = LoraModel(TokenModel(models["qwen3"], 1.0), models["qwen3"], lora)
+    backend = ReplicatedBackend(kind, trial_worker(), optimizer=ADAMW, num_shards=1)
+    first, built = first_adapter(models["qwen3"], lora), backend.weights(merged=False)
+    assert first.keys() == {name for name in built if name.endswith(layouts.LORA_A)}
+    assert all(torch.equal(built[name], tensor) for name, tensor in first.items())
 
 
 @pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])

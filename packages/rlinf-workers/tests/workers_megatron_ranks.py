@@ -12,6 +12,7 @@ from transformers import DeepseekV3Config, Glm4MoeConfig, Qwen2Config, Qwen3Conf
 
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.models.language_model import ModelSettings, build_model
+from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
 from rlinf_workers.models.packed import PackedBatch, pack_without_padding
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.sequences import SequenceBatch
@@ -19,16 +20,18 @@ from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.plugins import TRAINERS
 from rlinf_workers.roles import Prompt
 from rlinf_workers.roles.records.language import ExampleBatch, SampleGroup
-from rlinf_workers.testing.backends import check_backend
+from rlinf_workers.testing.backends import check_backend, trial_worker
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.trainers.base import OptimizerSettings
 from rlinf_workers.trainers.checkpoint import CheckpointFiles
+from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
 from rlinf_workers.worker import Worker
 
 VOCAB, TEMPERATURE, NUM_SHARDS = 14, 0.8, 2
 PLAIN = OptimizerSettings(learning_rate=1e-2, epsilon=1.0, max_grad_norm=1e9)
 """AdamW's first average is the gradient, but for a factor, and nothing is clipped."""
 ADAMW = OptimizerSettings(learning_rate=3e-3, epsilon=1e-4, weight_decay=0.1, max_grad_norm=0.5, lr_warmup_steps=3)
+LORA = LoraSettings(rank=3, alpha=6.0, targets=(), base_digest="0123456789abcdef")
 COMMON = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -141,6 +144,24 @@ def write_critic(model: ModelSettings, folder: Path) -> str:
     return str(folder)
 
 
+def adapted(kind: TokenModel) -> LoraModel:
+    """With an adapter of all its linear layers, which experts are not."""
+    targets = find_targets(kind.settings.folder, ["all-linear"])[0]
+    return LoraModel(kind, kind.settings, dataclasses.replace(LORA, targets=targets))
+
+
+def write_adapter(model: ModelSettings, folder: Path) -> str:
+    """An adapter whose B is not 0, as `replicated` writes it; returns its folder."""
+    kind = adapted(TokenModel(model, TEMPERATURE))
+    backend = ReplicatedBackend(kind, trial_worker(), optimizer=PLAIN, num_shards=NUM_SHARDS)
+    generator = torch.Generator().manual_seed(11)
+    for parameter in backend.on_model(lambda whole: list(whole.parameters())):
+        if parameter.requires_grad:
+            parameter.data.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    write(backend, trial_worker(), str(folder), optimizer=False)
+    return str(folder)
+
+
 def batch_of(seed: int, num_prompts: int = 2, size: int = 3, widths: tuple[int, int] = (5, 7)) -> SequenceBatch:
     """Prompts and completions of several lengths; a policy samples padding (0) and the end (1) in the middle, too."""
     generator = torch.Generator().manual_seed(seed)
@@ -249,6 +270,7 @@ def study(
     critic: str | None = None,
     packs: bool = False,
     replays: bool = False,
+    adapter: str | None = None,
     **options,
 ) -> dict:
     """Answers, the gradient of an update and what so many steps give; files go to the folder.
@@ -257,13 +279,16 @@ def study(
         critic: the folder of one, which is studied in place of the model.
         packs: without padding.
         replays: with the experts of the batches.
+        adapter: the folder of one that is trained, instead of the model.
     """
 
     def new_backend(optimizer):
         kind = ValueModel(model) if critic else TokenModel(model, TEMPERATURE, replays_routers=replays)
+        if adapter:
+            kind = adapted(kind)
         backend = make(kind, worker, optimizer=optimizer, num_shards=NUM_SHARDS, **options)
-        if critic:
-            backend.load_model(critic)
+        if critic or adapter:
+            backend.load_model(critic or adapter)
         return backend
 
     sizes = json.loads(Path(model.folder, "config.json").read_text())
@@ -276,12 +301,20 @@ def study(
     numbers = {name: (tensor * batch.loss_mask).tolist() for name, tensor in outputs.items() if tensor.numel()}
     if not critic:
         numbers["examples"] = backend.forward(examples()).logprobs.tolist()
+    if adapter:
+        numbers["base"] = (backend.forward(batch, adapter=False).logprobs * batch.loss_mask).tolist()
     update(backend, 0, packs=packs, num_routers=num_routers)
     write(backend, worker, f"{folder}/gradient", model=False)
     backend = new_backend(ADAMW)
     taken = [update(backend, number, packs=packs, num_routers=num_routers) for number in range(num_steps)]
     write(backend, worker, f"{folder}/trained")
+    served = {}
+    for is_merged in (True, False) if adapter else ():
+        tensors = {name: tensor.detach().clone() for name, tensor in backend.weights(merged=is_merged).items()}
+        save_file(tensors, f"{folder}/served-{is_merged}-{worker.rank}.safetensors")
+        served[str(is_merged)] = backend.layout(merged=is_merged)
     return {
+        "served": served,
         "answers": numbers,
         "statistics": [statistics for statistics, _ in taken],
         "norms": [norm for _, norm in taken],
@@ -415,12 +448,13 @@ class Ranks(Worker):
         critic: str | None,
         packs: bool = False,
         replays: bool = False,
+        adapter: str | None = None,
     ) -> dict:
         from rlinf_workers.trainers.megatron import parallel
         from rlinf_workers.trainers.megatron.make import megatron
 
         worker = self.cut(per_replica)
-        how = {"critic": critic, "packs": packs, "replays": replays}
+        how = {"critic": critic, "packs": packs, "replays": replays, "adapter": adapter}
         outcome = study(megatron, worker, model, folder, num_steps=num_steps, **how, **options)
         parallel.disconnect()
         return outcome

@@ -70,6 +70,21 @@ def find_targets(folder: str, targets: Sequence[str]) -> tuple[tuple[str, ...], 
     return _chosen_targets(model, linear, targets, model.config.model_type, "the head")
 
 
+def first_adapter(model: ModelSettings, lora: LoraSettings) -> dict[str, Tensor]:
+    """A of each layer by canonical name, as `LoraModel.build` draws it; without building the model. B is 0."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    tensors = {}
+    with torch.random.fork_rng():
+        torch.manual_seed(model.seed)
+        for name, sizes in find_targets(model.folder, lora.targets)[1].items():
+            layer = nn.utils.skip_init(nn.Linear, *sizes, bias=False, dtype=getattr(torch, model.dtype))
+            alone: Any = nn.ModuleDict({"layer": layer})
+            inject_adapter_in_model(LoraConfig(r=lora.rank, target_modules=["layer"]), alone)
+            tensors[name + LORA_A] = alone["layer"].lora_A["default"].weight.detach().float()
+    return tensors
+
+
 def policy_targets(
     policy: nn.Module, backbone: Sequence[str], targets: Sequence[str]
 ) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
@@ -105,7 +120,8 @@ def _chosen_targets(
         chosen |= {name: linear[name] for name in matches & linear.keys()}
     ends = sorted({name.rpartition(".")[2] for name in chosen})
     short = ends if _matching(modules, ends) == chosen.keys() else sorted(chosen)
-    return tuple(short), {name: (layer.in_features, layer.out_features) for name, layer in chosen.items()}
+    sizes = {name: (layer.in_features, layer.out_features) for name, layer in linear.items() if name in chosen}
+    return tuple(short), sizes
 
 
 def _matching(modules: Mapping[str, Any], targets: Sequence[str]) -> set[str]:
@@ -126,15 +142,15 @@ class LoraModel(ModelAdapter):
     has_adapter = True
 
     def __init__(self, base: ModelAdapter, model: ModelSettings, lora: LoraSettings) -> None:
-        self._base, self._settings, self._lora = base, model, lora
+        self.base, self._settings, self.lora = base, model, lora
         self.shares_rows = base.shares_rows
 
     def build(self, device: torch.device) -> nn.Module:
         """The same adapter in every process, by the seed; its initial update is 0."""
         from peft import inject_adapter_in_model
 
-        model = self._base.build(device)
-        whole = [p for name, p in model.named_parameters() if p.requires_grad and not self._lora.is_inside(name)]
+        model = self.base.build(device)
+        whole = [p for name, p in model.named_parameters() if p.requires_grad and not self.lora.is_inside(name)]
         model.requires_grad_(False)
         with torch.random.fork_rng():
             torch.manual_seed(self._settings.seed)
@@ -147,29 +163,29 @@ class LoraModel(ModelAdapter):
         return model.eval()
 
     def answers(self, model: Any, batch: Any, *, entropies: bool) -> ModelOutputs:
-        return self._base.answers(model, batch, entropies=entropies)
+        return self.base.answers(model, batch, entropies=entropies)
 
     def base_answers(self, model: Any, batch: Any) -> ModelOutputs:
         with _adapter_off(model):
-            return self._base.answers(model, batch, entropies=False)
+            return self.base.answers(model, batch, entropies=False)
 
     def num_calls(self, batch: Any) -> int:
-        return self._base.num_calls(batch)
+        return self.base.num_calls(batch)
 
     def served(self, tensors: Mapping[str, Tensor]) -> Served:
         held = {name: tensor for name, tensor in tensors.items() if not name.endswith((A, B))}
         layers = [name.removesuffix(A) for name in tensors if name.endswith(A)]
         changes = {
-            f"{layer}.weight": LowRank(a=tensors[layer + A], b=tensors[layer + B], scale=self._lora.scale)
+            f"{layer}.weight": LowRank(a=tensors[layer + A], b=tensors[layer + B], scale=self.lora.scale)
             for layer in layers
         }
         return Served(weights={name.replace(HELD, "."): tensor for name, tensor in held.items()}, changes=changes)
 
     def is_frozen(self, name: str) -> bool:
-        return self._lora.is_inside(name) and not is_adapter_tensor(name)
+        return self.lora.is_inside(name) and not is_adapter_tensor(name)
 
     def saved(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return {n: tensor for n, tensor in tensors.items() if n.endswith((A, B)) or not self._lora.is_inside(n)}
+        return {n: tensor for n, tensor in tensors.items() if n.endswith((A, B)) or not self.lora.is_inside(n)}
 
     def written_together(self, model: Any, names: Iterable[str]) -> Iterable[Sequence[str]]:
         """All tensors together: peft reads one file."""
@@ -181,47 +197,63 @@ class LoraModel(ModelAdapter):
     def describe(self, folder: str) -> None:
         """Writes the adapter's config and its base's digest, beside the base's config and tokenizer: a folder that peft
         loads onto the base in its original folder."""
-        self._base.describe(folder)
+        self.base.describe(folder)
         self._peft_config(trains=False).save_pretrained(folder)
-        base = {"digest": self._lora.base_digest, "dtype": self._settings.dtype}
+        base = {"digest": self.lora.base_digest, "dtype": self._settings.dtype}
         Path(folder, BASE_FILE).write_text(json.dumps(base), encoding="utf-8")
 
     @torch.no_grad()
     def load(self, model: Any, folder: str) -> None:
         """Raises: ValueError for a folder without an adapter, or with one of another base or shape."""
+        own = self.saved(tensors_of(model))
+        tensors = self.read(folder, {peft_name(name): tuple(tensor.shape) for name, tensor in own.items()})
+        for name, tensor in own.items():
+            tensor.copy_(tensors[peft_name(name)])
+
+    def read(self, folder: str, needs: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """The tensors of an adapter's file, by peft's names.
+
+        Args:
+            needs: their shapes.
+
+        Raises: as `load`.
+        """
         if not is_adapter(folder):
             raise ValueError(f"{folder}: holds a whole model, and an adapter is trained here; leave lora out")
-        check_base(folder, self._lora.base_digest, self._settings.folder)
-        tensors, own = load_file(f"{folder}/{ADAPTER_WEIGHTS}"), self.saved(tensors_of(model))
+        check_base(folder, self.lora.base_digest, self._settings.folder)
+        tensors = load_file(f"{folder}/{ADAPTER_WEIGHTS}")
         saved = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        needs = {peft_name(name): tuple(tensor.shape) for name, tensor in own.items()}
         if saved != needs:
             name = sorted(saved.items() ^ needs.items())[0][0]
             raise ValueError(
                 f"{folder}: {name} is {saved.get(name, 'absent')} there and {needs.get(name, 'absent')} here; "
                 "use the rank and the targets that it was trained with"
             )
-        for name, tensor in own.items():
-            tensor.copy_(tensors[peft_name(name)])
+        return tensors
 
     def _peft_config(self, *, trains: bool) -> LoraConfig:
         from peft import LoraConfig
 
         config = LoraConfig(
-            r=self._lora.rank,
-            lora_alpha=self._lora.alpha,  # pyright: ignore[reportArgumentType], any number is divided by the rank
-            target_modules=list(self._lora.targets),
-            task_type="CAUSAL_LM" if self._lora.backbone == ("",) else None,
+            r=self.lora.rank,
+            lora_alpha=self.lora.alpha,  # pyright: ignore[reportArgumentType], any number is divided by the rank
+            target_modules=list(self.lora.targets),
+            task_type="CAUSAL_LM" if self.lora.backbone == ("",) else None,
             base_model_name_or_path=self._settings.folder,
             inference_mode=not trains,
         )
-        config.target_modules = sorted(self._lora.targets)  # pyright: ignore[reportAttributeAccessIssue], a set has no order
+        config.target_modules = sorted(self.lora.targets)  # pyright: ignore[reportAttributeAccessIssue], a set has no order
         return config
 
 
 def peft_name(name: str) -> str:
-    """The name of an adapter's parameter in peft's files."""
+    """The name of an adapter's parameter in peft's files; of its canonical name, too."""
     return PEFT_PREFIX + name.replace(".default.", ".")
+
+
+def name_in_memory(name: str) -> str:
+    """The name in a model of `LoraModel` of an adapter's tensor with that canonical name."""
+    return name.replace(LORA_A, A).replace(LORA_B, B)
 
 
 def merged_model(folder: str, dtype: torch.dtype) -> Any:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rlinf_comm.weights.layouts import LORA_A, LORA_B
+
+
+class WeightChange(Protocol):
+    """An adapter's update of one tensor of a model, which may hold parts of several canonical ones."""
+
+    def added_to(self, weight: Tensor) -> Tensor:
+        """A new tensor like the weight, with the update."""
+        ...
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The adapter's tensors by canonical name, for the weight of that name; no copies."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +39,10 @@ class LowRank:
         """A new tensor [out, in] in the weight's dtype; the sum is rounded once."""
         return (weight + (self.b @ self.a) * self.scale).to(weight.dtype)
 
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        layer = name.removesuffix(".weight")
+        return {layer + LORA_A: self.a, layer + LORA_B: self.b}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
@@ -33,16 +50,15 @@ class Served:
 
     weights: Mapping[str, Tensor]
     """Canonical name -> the model's weight, without its adapter."""
-    changes: Mapping[str, LowRank] = field(default_factory=dict)
+    changes: Mapping[str, WeightChange] = field(default_factory=dict)
     """Canonical name -> the adapter's update, on the device of the weight."""
 
     def unmerged(self) -> Mapping[str, Tensor]:
         """The weights as they are, and the adapter's tensors under their canonical names; no copies."""
-        adapter: dict[str, Tensor] = {}
+        tensors = dict(self.weights)
         for name, change in self.changes.items():
-            layer = name.removesuffix(".weight")
-            adapter |= {layer + LORA_A: change.a, layer + LORA_B: change.b}
-        return {**self.weights, **adapter}
+            tensors |= change.tensors(name)
+        return tensors
 
     def merged(self) -> Mapping[str, Tensor]:
         """The weights of an engine that serves no adapter. A changed weight is merged each time it is read and not

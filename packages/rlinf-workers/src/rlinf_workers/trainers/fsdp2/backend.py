@@ -60,7 +60,7 @@ from rlinf_workers.trainers.fsdp2.sharding import (
 )
 from rlinf_workers.trainers.gradient_norm import gradient_norm
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
-from rlinf_workers.trainers.served import LowRank, Served
+from rlinf_workers.trainers.served import LowRank, Served, WeightChange
 from rlinf_workers.trainers.statistics import Statistics, StatisticSums
 from rlinf_workers.worker import Worker
 
@@ -296,8 +296,9 @@ class FSDP2Backend:
         if not merged:
             return {name: local(tensor) for name, tensor in served.unmerged().items()}
         held = {name: local(tensor) for name, tensor in served.weights.items()}
-        changes: dict[str, LowRank] = {}
+        changes: dict[str, WeightChange] = {}
         for name, change in served.changes.items():
+            assert isinstance(change, LowRank), "transformers' modules hold one canonical tensor each"
             rows, columns = shard_place(name, served.weights[name], rank, num_ranks)
             a, b = whole(change.a)[:, columns], whole(change.b)[rows]
             changes[name] = LowRank(a=a, b=b, scale=change.scale)

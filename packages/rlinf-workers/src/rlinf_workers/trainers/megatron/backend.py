@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from rlinf_comm.weights import Layout, ReshardExecutor, reshard_plan
 from rlinf_comm.weights.layouts import TransformerShape, huggingface_layout
 from rlinf_sched.derive import ModelShape
 from rlinf_workers.models.in_memory import box_in, renamed
+from rlinf_workers.models.lora import LoraModel, first_adapter, name_in_memory, peft_name
 from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.models.weight_files import WeightFiles, region
@@ -32,12 +33,18 @@ from rlinf_workers.trainers.megatron.files import gathered, leaving_out, owned, 
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.trainers.megatron.queries import Batch, PackedQuery, Query, TokenQuery, query_of
 from rlinf_workers.trainers.megatron.storages import Storages
+from rlinf_workers.trainers.served import Served
 from rlinf_workers.trainers.statistics import Statistics
 from rlinf_workers.worker import Worker
+
+if TYPE_CHECKING:
+    from rlinf_workers.trainers.megatron.adapters import Adapters
 
 T = TypeVar("T")
 UNTRAINED = (".e_score_correction_bias",)
 """Ends of the names of weights without moments, in transformers' model."""
+ADAPTER = ".adapter."
+"""Part of the names of an adapter's parameters in megatron-core's model."""
 Finish = Callable[[Tensor], tuple[Tensor, Tensor, dict[str, Any]]]
 """Outputs of this rank's rows -> a scalar that provides their gradient, and the extra values megatron-core expects."""
 
@@ -53,7 +60,7 @@ class MegatronBackend:
 
     def __init__(
         self,
-        model: TokenModel | ValueModel,
+        model: TokenModel | ValueModel | LoraModel,
         worker: Worker,
         *,
         optimizer: OptimizerSettings | None,
@@ -70,10 +77,13 @@ class MegatronBackend:
         from rlinf_workers.trainers.megatron.model import joined, layout_of, make_chunks
         from rlinf_workers.trainers.megatron.parallel import connect
 
-        self.kind, self._settings = model, model.settings
+        self.kind = model
+        base = model.base if isinstance(model, LoraModel) else model
+        assert isinstance(base, TokenModel | ValueModel), "make.py refuses other models"
+        self._base, self._settings = base, base.settings
         self._worker, self._options = worker, options
         self._config = AutoConfig.from_pretrained(self._settings.folder, trust_remote_code=False, local_files_only=True)
-        self._head = head_of(model)
+        self._head = head_of(base)
         self._shape = self._head.shape(TransformerShape.from_config(self._config.to_dict(), self._settings.dtype))
         options.check_model(ModelShape.from_config(self._config.to_dict()))
         self._place = connect(worker, options, has_experts=self._shape.num_experts > 0)
@@ -91,6 +101,7 @@ class MegatronBackend:
         self._waiting: list[tuple[Query, Finish]] = []
         """Micro-batches of a pipeline, whose passes `finish_backward` runs."""
         self._statistics: dict[int, Tensor] = {}
+        self._adapters: Adapters | None = None
         self._wrap(trains=optimizer is not None)
         if optimizer is not None:
             place = worker.identity
@@ -111,9 +122,12 @@ class MegatronBackend:
             self._called = [Float16Module(chunk.config, chunk) for chunk in self._chunks]
             for bias_name, bias in biases_of(self._model).items():
                 self._model.get_submodule(bias_name.rpartition(".")[0]).expert_bias = bias.float()
-        if not trains:
+        if not trains or isinstance(self.kind, LoraModel):
             self._model.requires_grad_(False)
+        if not trains:
             return
+        if isinstance(self.kind, LoraModel):
+            self._adapters = self._make_adapters(self.kind)
         how = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, use_distributed_optimizer=self._options.distributed_optimizer
         )
@@ -124,10 +138,31 @@ class MegatronBackend:
         self._optimizer = make_optimizer(self._called, self._options)
         self._masters = Masters(self._optimizer, self._storages)
 
+    def _make_adapters(self, kind: LoraModel) -> Adapters:
+        """Float32, also where the model is bfloat16."""
+        from rlinf_workers.trainers.megatron.adapters import Adapters
+
+        def with_gradient(_: Any, __: Any, embeddings: Tensor) -> Tensor:
+            return embeddings.requires_grad_() if torch.is_grad_enabled() else embeddings
+
+        for chunk in self._chunks:
+            if chunk.pre_process:  # recomputation needs an input with a gradient
+                chunk.embedding.register_forward_hook(with_gradient)
+        in_memory = frozenset(self._in_memory.ranks[0].buffers)
+        first = first_adapter(self._settings, kind.lora)
+        return Adapters(self._model, self._layout, self._worker.rank, kind.lora, in_memory, first)
+
     # -- an update -------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def forward(self, batch: Batch, *, entropies: bool = False, adapter: bool = True) -> ModelOutputs:
+        if not adapter:
+            assert self._adapters is not None, "the model has an adapter"
+            self._adapters.switch(is_on=False)
+            try:
+                return self.forward(batch, entropies=entropies)
+            finally:
+                self._adapters.switch(is_on=True)
         request = self._query(batch)
         whole = self._whole(request)
 
@@ -220,7 +255,7 @@ class MegatronBackend:
 
     def _query(self, batch: Batch) -> Query:
         """This rank's part of a micro-batch."""
-        replays = isinstance(self.kind, TokenModel) and self.kind.replays_routers
+        replays = isinstance(self._base, TokenModel) and self._base.replays_routers
         return query_of(batch, self._head.temperature, self._place.slices, self._multiple, replays_routers=replays)
 
     def _router_agreement(self, request: Query) -> Tensor:
@@ -279,17 +314,28 @@ class MegatronBackend:
 
     @cached_property
     def _parameters(self) -> dict[str, Any]:
-        """By the names in the layout, with the routers' biases, which are not trained."""
+        """By the names in the layout, with the routers' biases, which are not trained, and without an adapter."""
         from rlinf_workers.trainers.megatron.routers import biases_of
 
-        return {**dict(self._model.named_parameters()), **biases_of(self._model)}
+        own = {name: parameter for name, parameter in self._model.named_parameters() if ADAPTER not in name}
+        return {**own, **biases_of(self._model)}
 
-    def weights(self) -> dict[str, Tensor]:
-        return {name: self._storages.here(parameter) for name, parameter in self._parameters.items()}
+    def weights(self, *, merged: bool = True) -> Mapping[str, Tensor]:
+        here = self._storages.here
+        weights = {name: here(parameter) for name, parameter in self._parameters.items()}
+        if self._adapters is None:
+            return weights
+        served = Served(weights=weights, changes=self._adapters.changes(here))
+        return served.merged() if merged else served.unmerged()
 
-    def layout(self) -> Layout:
+    def layout(self, *, merged: bool = True) -> Layout:
         """By the names in transformers' model, like engines and other backends."""
-        return self._served
+        if merged:
+            return self._served
+        from rlinf_workers.trainers.megatron.adapters import with_adapter
+
+        assert self._adapters is not None, "only a model with an adapter has two layouts"
+        return with_adapter(self._served, self._adapters.layout)
 
     @torch.no_grad()
     def start_from(self, other: MegatronBackend) -> None:
@@ -338,7 +384,7 @@ class MegatronBackend:
 
     def _masters_here(self) -> dict[str, Tensor]:
         """float32, in host memory, by the names in the layout; every rank calls."""
-        if self._masters is None:
+        if self._masters is None or self._adapters is not None:
             return {name: weight.float().cpu() for name, weight in self.weights().items()}
         return {name: self._masters.weight(parameter) for name, parameter in self._parameters.items()}
 
@@ -394,12 +440,22 @@ class MegatronBackend:
     # -- files -----------------------------------------------------------------------------------------------------
 
     def model_tensors(self) -> dict[str, Tensor]:
+        if self._adapters is not None:
+            tensors = {name: self._masters.weight(one) for name, one in self._adapters.parameters.items()}
+            return {peft_name(name): one for name, one in self._gathered_adapter(tensors).items()}
         if not self._head.is_renamed:
             return self._renamed(self._masters_here())
         gather = partial(self._gathered, self._masters_here())
         return self._shared_out({name: spec.num_bytes for name, spec in self._layout.specs.items()}, gather)
 
     def load_model(self, folder: str) -> None:
+        if self._adapters is not None:
+            assert isinstance(self.kind, LoraModel)
+            specs = self._adapters.layout.specs
+            tensors = self.kind.read(folder, {peft_name(name): spec.shape for name, spec in specs.items()})
+            for name, parameter in self._adapters.parameters.items():
+                self._masters.set_weight(parameter, self._adapters.own(name, tensors[peft_name(name)]))
+            return
         self._take(self._read(folder) if self._head.is_renamed else self._read_renamed(WeightFiles(folder)))
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
@@ -407,6 +463,13 @@ class MegatronBackend:
         from rlinf_workers.trainers.megatron.optimizer import MOMENTS
 
         state: dict[str, Tensor] = {}
+        if self._adapters is not None:
+            for field in MOMENTS if self.num_steps else ():
+                moments = {name: self._masters.moment(one, field) for name, one in self._adapters.parameters.items()}
+                for name, moment in self._gathered_adapter(moments).items():
+                    key = name_in_memory(name)
+                    state[f"{key}:{field}"], state[f"{key}:step"] = moment, torch.tensor(float(self.num_steps))
+            return state
         for field in MOMENTS if self.num_steps else ():
             local = {name: self._masters.moment(parameter, field) for name, parameter in self._model.named_parameters()}
             for name, moment in self._renamed(local, UNTRAINED).items():
@@ -420,11 +483,19 @@ class MegatronBackend:
         self.restart(self._schedule)
         self.num_steps = num_steps_in(folder)
         files, (whole,) = WeightFiles(folder, OPTIMIZER), self._in_memory.ranks
+        adapters = self._adapters
+        stored = whole.buffers if adapters is None else [*map(name_in_memory, adapters.layout.specs)]
         for key in files.specs:
-            parameter_of(key, whole.buffers, folder)
+            parameter_of(key, stored, folder)
         for field in MOMENTS if files.specs else ():
-            moments = self._read_renamed(files, f":{field}")
-            for name, parameter in self._parameters.items():
+            if adapters is None:
+                moments, parameters = self._read_renamed(files, f":{field}"), self._parameters
+            else:
+                parameters = adapters.parameters
+                moments = {
+                    name: files.read(f"{name_in_memory(name)}:{field}", adapters.box(name)) for name in parameters
+                }
+            for name, parameter in parameters.items():
                 self._masters.set_moment(parameter, field, moments[name])
             if self._storages.are_away:
                 self._put_aside()
@@ -441,6 +512,26 @@ class MegatronBackend:
         sizes = {name: buffer.num_elements for name, buffer in buffers.items() if not name.endswith(without)}
         gather = partial(self._gathered, local)
         return self._shared_out(sizes, partial(stacked, layout=self._in_memory, gather=gather))
+
+    def _gathered_adapter(self, local: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """An adapter's tensors whole, on the rank that writes all of them, since peft reads one file.
+
+        Args:
+            local: this rank's parts.
+        """
+        assert self._adapters is not None
+        layout, num_ranks = self._adapters.layout, self._options.ranks_per_replica
+        mine = owned(layout, self._worker.identity.rank_in_replica, num_ranks)
+        wholes = {
+            name: gathered(
+                spec.shape,
+                [(block.box, local[name]) for block in mine.get(name, ())],
+                self._worker.replica_ranks,
+                torch.float32,
+            )
+            for name, spec in layout.specs.items()
+        }
+        return wholes if self._worker.rank == 0 else {}
 
     def _shared_out(self, sizes: Mapping[str, int], gather: Callable[[str], Tensor]) -> dict[str, Tensor]:
         """The tensors of these sizes that this rank writes; every rank takes part in gathering each of them."""

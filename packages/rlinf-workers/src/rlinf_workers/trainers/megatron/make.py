@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from rlinf_workers.models.lora import LoraModel
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.trainers.base import ModelAdapter, OptimizerSettings, TrainingBackend
 from rlinf_workers.trainers.fsdp2.backend import fsdp2
@@ -47,11 +48,12 @@ def megatron(
     )
     if optimizer is None and worker.identity.num_ranks_per_replica == 1:
         return fsdp2(model, worker, optimizer=None, num_shards=num_shards, compute_dtype=compute_dtype)
-    if not isinstance(model, TokenModel | ValueModel):
+    if not isinstance(model.base if isinstance(model, LoraModel) else model, TokenModel | ValueModel):
         raise ValueError(
             f"megatron cannot train a {type(model).__name__}, only whole language models with a head for tokens or "
             "values"
         )
+    assert isinstance(model, TokenModel | ValueModel | LoraModel)
     if not is_installed():
         raise ValueError("megatron-core is not installed; pip install 'rlinf-workers[megatron]'")
     from rlinf_workers.trainers.megatron.backend import MegatronBackend

@@ -145,6 +145,7 @@ SPEC = MegatronSpec(
         packages=("torch", "transformers", "megatron-core"),
     ),
     trains_policies=False,
+    trains_adapters=True,
     sequence_option="context_parallel",
     exposes_logits=False,
     exposes_routers=False,
