@@ -17,10 +17,11 @@ from rlinf_workers.engines.huggingface.engine import MIN_ROWS, HuggingFaceEngine
 from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.launchers.local.launcher import LocalLauncher
 from rlinf_workers.models.adapted_modules import adapt_modules
-from rlinf_workers.models.language_model import build_model, load_model
-from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
+from rlinf_workers.models.language_model import ModelSettings, build_model, load_model
+from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets, first_adapter
 from rlinf_workers.models.sequences import SequenceBatch
 from rlinf_workers.models.trainable import TokenModel, ValueModel
+from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.backends import MakeBackend, trial_worker
 from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.testing.launchers import launched, start
@@ -310,3 +311,14 @@ def test_an_adapted_row_has_the_same_bits_in_any_batch(rank):
 def test_an_adapter_that_changes_no_layer_is_refused(base):
     with pytest.raises(ValueError, match="Qwen2ForCausalLM has no linear layer query"):
         load_model(dataclasses.replace(base, adapter=dataclasses.replace(LORA, targets=("query",))))
+
+
+def test_experts_that_peft_would_adapt_are_refused(tmp_path):
+    """glm4_moe has dense layers and shared experts, whose names end like those of experts in its checkpoints."""
+    tiny_architecture("glm4_moe", tmp_path)
+    model = ModelSettings(folder=str(tmp_path), has_weights=False)
+    for build in (adapted(model).build, lambda _: first_adapter(model, LORA)):
+        with pytest.raises(ValueError, match=r"peft adapts .*\.mlp\.experts.* name only layers of attention"):
+            build(torch.device("cpu"))
+    attention = dataclasses.replace(LORA, targets=("q_proj", "o_proj"))
+    assert adapted(model, attention).build(torch.device("cpu"))

@@ -232,7 +232,8 @@ def check_case(
     assert all(torch.equal(after[key].view(torch.int32), tensor.view(torch.int32)) for key, tensor in before.items())
     for files, stem in (("gradient", "optimizer"), ("trained", model), ("trained", "optimizer")):
         difference = worst(stored(folder / files, stem), stored(there / files, stem))
-        assert difference[0] <= 1e-5, (files, stem, difference)
+        bound = 2e-5 if adapter and stem == "optimizer" else 1e-5  # a second moment is a square
+        assert difference[0] <= bound, (files, stem, difference)
     return studies
 
 

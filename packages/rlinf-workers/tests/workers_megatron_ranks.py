@@ -145,8 +145,10 @@ def write_critic(model: ModelSettings, folder: Path) -> str:
 
 
 def adapted(kind: TokenModel) -> LoraModel:
-    """With an adapter of all its linear layers, which experts are not."""
+    """With an adapter of all its linear layers; beside experts, of those of attention."""
     targets = find_targets(kind.settings.folder, ["all-linear"])[0]
+    if any(name in kind.settings.folder for name in ("moe", "deepseek")):
+        targets = tuple(target for target in targets if target not in ("down_proj", "gate_proj", "up_proj"))
     return LoraModel(kind, kind.settings, dataclasses.replace(LORA, targets=targets))
 
 
@@ -313,6 +315,12 @@ def study(
         tensors = {name: tensor.detach().clone() for name, tensor in backend.weights(merged=is_merged).items()}
         save_file(tensors, f"{folder}/served-{is_merged}-{worker.rank}.safetensors")
         served[str(is_merged)] = backend.layout(merged=is_merged)
+    if adapter:
+        again = new_backend(ADAMW)
+        again.load_model(f"{folder}/trained")
+        again.load_optimizer(f"{folder}/trained")
+        (_, norm), (_, norm_again) = (update(one, 99, packs=packs, num_routers=num_routers) for one in (backend, again))
+        assert norm == norm_again, "it goes on from its files"
     return {
         "served": served,
         "answers": numbers,

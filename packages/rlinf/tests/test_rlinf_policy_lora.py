@@ -40,7 +40,6 @@ def test_an_adapter_is_of_what_the_policy_would_train():
     ("policy", "backend", "lora", "says"),
     [
         (replace(PI05, name="cnn", options={}), "fsdp2", LORA, "policy.name=cnn has no backbone"),
-        (PI05, "megatron", LORA, "actor.backend=megatron cannot train adapters"),
         (PI05, "replicated", LORA.model_copy(update={"targets": ("query",)}), "'query' is no layer of Pi05"),
         (PI05, "replicated", LORA.model_copy(update={"targets": ("value_head.0",)}), "no layer of the backbone"),
     ],

@@ -60,21 +60,31 @@ def find_targets(folder: str, targets: Sequence[str]) -> tuple[tuple[str, ...], 
     Returns: the targets for `LoraSettings`, as short as possible; and name -> (inputs, outputs) of every matched layer.
     Raises: ValueError for a target that matches no layer, or one that cannot be adapted.
     """
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    with torch.device("meta"):
-        model: Any = auto_class(config).from_config(config, trust_remote_code=False)
+    model = _outline(folder)
     head = model.get_output_embeddings()
     linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head}
     return _chosen_targets(model, linear, targets, model.config.model_type, "the head")
 
 
+def _outline(folder: str) -> Any:
+    """The model in a folder, without memory."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    with torch.device("meta"):
+        return auto_class(config).from_config(config, trust_remote_code=False)
+
+
 def first_adapter(model: ModelSettings, lora: LoraSettings) -> dict[str, Tensor]:
-    """A of each layer by canonical name, as `LoraModel.build` draws it; without building the model. B is 0."""
+    """A of each layer by canonical name, as `LoraModel.build` draws it; without building the model. B is 0.
+
+    Raises: ValueError as `LoraModel.build`.
+    """
     from peft import LoraConfig, inject_adapter_in_model
 
-    tensors = {}
+    outline, tensors = _outline(model.folder), dict[str, Tensor]()
+    inject_adapter_in_model(LoraConfig(r=lora.rank, target_modules=list(lora.targets)), outline)
+    _check_layers(outline, lora)
     with torch.random.fork_rng():
         torch.manual_seed(model.seed)
         for name, sizes in find_targets(model.folder, lora.targets)[1].items():
@@ -146,7 +156,10 @@ class LoraModel(ModelAdapter):
         self.shares_rows = base.shares_rows
 
     def build(self, device: torch.device) -> nn.Module:
-        """The same adapter in every process, by the seed; its initial update is 0."""
+        """The same adapter in every process, by the seed; its initial update is 0.
+
+        Raises: ValueError if peft adapts other layers than the targets name.
+        """
         from peft import inject_adapter_in_model
 
         model = self.base.build(device)
@@ -155,6 +168,7 @@ class LoraModel(ModelAdapter):
         with torch.random.fork_rng():
             torch.manual_seed(self._settings.seed)
             inject_adapter_in_model(self._peft_config(trains=True), model)
+        _check_layers(model, self.lora)
         for parameter in whole:
             parameter.requires_grad_(True)
         for parameter in model.parameters():
@@ -244,6 +258,17 @@ class LoraModel(ModelAdapter):
         )
         config.target_modules = sorted(self.lora.targets)  # pyright: ignore[reportAttributeAccessIssue], a set has no order
         return config
+
+
+def _check_layers(model: nn.Module, lora: LoraSettings) -> None:
+    """peft adapts the routed experts of some mixtures in place of layers whose names end like theirs did before
+    transformers 5, and those could not be served. Raises: ValueError."""
+    layers = [name.removesuffix(A) for name, _ in model.named_parameters() if name.endswith(A)]
+    if others := [name for name in layers if not lora.changes(name)]:
+        raise ValueError(
+            f"actor.lora.targets: peft adapts {others[0]}, the experts of a layer, in place of the layers named "
+            f"{', '.join(lora.targets)}; name only layers of attention, such as [q_proj, v_proj]"
+        )
 
 
 def peft_name(name: str) -> str:

@@ -41,6 +41,7 @@ class Adapter:
         return replace(
             whole,
             weights=round((1 + trained) * whole.weights),
+            masters=round((num_models - 1) / num_models * whole.masters),  # the adapter is float32
             gradients=round(share * whole.gradients),
             optimizer=round(share * whole.optimizer),
             step=whole.step if num_models > 1 else round(share * whole.step),

@@ -176,7 +176,8 @@ class Adapters:
         ]
         own = {name.removesuffix(WEIGHT): box for name, box in boxes.items()}
         chosen = {name: own[name] for name in self._layers if name in own}  # in the same order on all ranks
-        layer.adapter = adapter = LinearAdapter(layer, rows, chosen, lora).to(layer.weight.device)
+        adapter = LinearAdapter(layer, rows, chosen, lora).to(next(layer.parameters()).device)
+        layer.add_module("adapter", adapter)
         plain = layer._forward_impl
 
         def forward(input: Tensor, weight: Tensor, **named: Any) -> Tensor:
