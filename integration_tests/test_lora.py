@@ -1,5 +1,6 @@
 """`actor.lora` in a recipe: an adapter learns, the reference is the model without it, and modes and backends agree."""
 
+import json
 import shutil
 
 import pytest
@@ -54,6 +55,8 @@ def test_no_worker_holds_a_reference(run):
     names = {file.name for file in (last_checkpoint(run) / "model").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "base.json"} <= names
     assert "model.safetensors" not in names
+    notes = json.loads((run / "manifest.json").read_text())["notes"]
+    assert any("weights actor -> rollout: a sync moves the adapter" in note for note in notes)
 
 
 @pytest.mark.slow
@@ -92,6 +95,15 @@ def test_a_run_goes_on_under_either_backend(tmp_path, run, backend):
     expected_weights = load_file(last_checkpoint(run) / "model" / "adapter_model.safetensors")
     for name, tensor in load_file(last_checkpoint(copy) / "model" / "adapter_model.safetensors").items():
         assert (tensor - expected_weights[name]).abs().max() <= 1e-5 * expected_weights[name].abs().max(), name
+
+
+@pytest.mark.slow
+def test_ranks_of_megatron_train_the_same_adapter(tmp_path, base, run):
+    pytest.importorskip("megatron.core")
+    megatron = {"actor.backend": "megatron", "actor.backend_options.tensor_parallel": 2}
+    close(
+        rows(train("sort-grpo", tmp_path / "megatron", LORA | TWO | megatron | {"model.path": base})), rows(run), 1e-4
+    )
 
 
 @pytest.mark.slow
