@@ -1,6 +1,5 @@
 """Adapters before any process starts: what they count in memory, and which can be used."""
 
-import dataclasses
 import importlib.util
 import json
 import shutil
@@ -17,7 +16,7 @@ from rlinf.jobs.training import with_base
 from rlinf.run_folder.adapters import base_digest
 from rlinf.run_folder.checksums import write_checksums
 from rlinf.run_folder.export import export
-from rlinf_sched.derive import Adapter, JobShape, Lengths, find_model
+from rlinf_sched.derive import Adapter, JobShape, Lengths
 from rlinf_workers.models import LoraSettings, ModelSettings, find_targets
 from rlinf_workers.models.language_model import build_model
 from rlinf_workers.models.lora import LoraModel
@@ -146,13 +145,3 @@ def test_an_adapter_needs_peft(run, monkeypatch):
     with pytest.raises(UserError, match="needs the package peft, which is not installed") as caught:
         load_model(run[0])
     assert "pip install 'rlinf[lora]'" in str(caught.value)
-
-
-def test_a_plan_counts_a_sync_of_rank_16_of_1_5b_as_less_than_a_twentieth():
-    """The engine holds base and adapter."""
-    shape, adapter = find_model("Qwen2.5-1.5B"), Adapter(rank=16)
-    merged = JobShape(lengths=LENGTHS, num_groups=4, dtype_bytes=2, adapter=adapter)
-    alone = dataclasses.replace(merged, syncs_adapter=True)
-    assert alone.synced_weights_bytes(shape) == 2 * adapter.num_parameters(shape)
-    assert 20 * alone.synced_weights_bytes(shape) < merged.synced_weights_bytes(shape) == 2 * shape.num_parameters
-    assert alone.served_weights_bytes(shape) == 2 * (shape.num_parameters + adapter.num_parameters(shape))

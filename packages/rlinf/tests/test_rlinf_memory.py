@@ -456,7 +456,7 @@ def test_weights_in_fp8_take_a_byte_and_so_do_their_syncs() -> None:
     assert versions == 2 * expected, "a version, and the copy that is quantized"
 
 
-def test_planned_syncs_move_the_quantized_bytes() -> None:
+def test_planned_syncs_move_the_quantized_bytes_or_the_adapter() -> None:
     def synced_bytes(*overrides: str) -> int:
         lines = ["--model.path=Qwen/Qwen2.5-1.5B", "--model.architecture=null", "--sft_warm_up=null"]
         lines += ["--cluster.num_devices=2", "--model.dtype=bfloat16", *overrides]
@@ -469,7 +469,11 @@ def test_planned_syncs_move_the_quantized_bytes() -> None:
     linear = shape.num_linear_parameters
     expected = 2 * (shape.num_parameters - linear) + linear + 4 * -(-linear // 128**2)
     assert synced_bytes("--rollout.quantization=fp8") == expected
-    assert synced_bytes() == 2 * shape.num_parameters
+    merged = synced_bytes()
+    assert merged == 2 * shape.num_parameters
+    adapter, lora = 2 * Adapter(rank=16).num_parameters(shape), "--actor.lora.rank=16"
+    assert synced_bytes(lora) == adapter < merged / 20
+    assert synced_bytes(lora, "--rollout.quantization=fp8") == expected, "it is merged, then quantized"
 
 
 def test_a_checkpoints_copy_is_shared_out_and_counted_with_the_process() -> None:

@@ -163,6 +163,7 @@ def recipe_profiles(flow: FlowGraph, config: ReasoningConfig, model: ModelShape,
             return replace(profile, weights_bytes=job.synced_weights_bytes(own)) if sends_less else profile
         if stage.role == "rollout":
             derived = with_others(engine.profile(model, gpu, job), config, model, job)
+            derived = replace(derived, weights_bytes=job.synced_weights_bytes(model))
             # Where late groups fill the places of those that have ended, a step costs what its mean group costs.
             return replace(derived, batching="sum") if config.max_lateness else derived
         return trainer.forward_profile(reference, gpu, job)
