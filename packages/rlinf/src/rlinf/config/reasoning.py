@@ -32,7 +32,7 @@ from rlinf.config.lora import LoraConfig
 from rlinf.config.rewards import MAX_JUDGE_FAILURES, RewardConfig
 from rlinf.config.tasks import DrawnTaskConfig, FilesTask, TaskConfig
 from rlinf_algos import preset
-from rlinf_workers.engines.spec import EngineSpec
+from rlinf_workers.engines import EngineSpec
 from rlinf_workers.plugins import ENGINES, TRAINERS
 
 AUTO_ENGINE = "auto"
