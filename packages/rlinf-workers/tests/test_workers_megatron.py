@@ -341,10 +341,10 @@ def test_deepseek_with_latent_attention_and_groups_of_experts(case, packs, ranks
 @pytest.mark.parametrize("critic", [False, True], ids=["policy", "critic"])
 @pytest.mark.parametrize(
     "case",
-    [*GLM.values(), *DEEPSEEK.values()],
-    ids=[*(f"glm, {x}" for x in GLM), *(f"deepseek, {x}" for x in DEEPSEEK)],
+    [*GLM.values(), *DEEPSEEK.values(), *VIRTUAL.values()],
+    ids=[*(f"glm, {name}" for name in GLM), *(f"deepseek, {name}" for name in DEEPSEEK), *VIRTUAL],
 )
-def test_twenty_steps_of_glm_and_deepseek(case, critic, ranks, models, critics, references, tmp_path):
+def test_twenty_steps_of_glm_deepseek_and_chunks(case, critic, ranks, models, critics, references, tmp_path):
     folder = critics[case[0]] if critic else None
     check_case(case, 20, ranks, models, references, tmp_path, folder, packs=True)
 
