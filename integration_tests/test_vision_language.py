@@ -3,6 +3,8 @@
 import base64
 import json
 
+import pytest
+
 from command_line import flags, last_checkpoint, rlinf, rows, train_here
 from rlinf.config.tasks import CountShapesTask
 from rlinf.tasks import make_task
@@ -41,3 +43,16 @@ def test_a_model_trains_from_pictures_and_is_evaluated_with_them(tmp_path):
     samples = [json.loads(line) for line in (tmp_path / "eval" / "samples.jsonl").read_text().splitlines()]
     assert [sample["num_prompt_tokens"] for sample in samples] == [17] * 20
     assert sum(sample["outcome"] == "right" for sample in samples) == round(20 * accuracy)
+
+
+@pytest.mark.slow
+def test_counting_is_learned_from_the_pictures(tmp_path):
+    """The control has the same problems with the pictures of others: then guessing a number, one of five, is all that
+    can be learned."""
+    settings = {"run.max_minutes": "null", "run.stop_at_score": 0.85}
+    run = train_here("count-shapes-grpo", tmp_path / "run", settings)
+    scores = [row["accuracy"] for row in rows(run, "evaluations.jsonl")]
+    assert scores[0] < 0.6 and scores[-1] >= 0.85
+    control = {"task.shuffle_pictures": "true", "sft_warm_up.max_steps": 60, "run.num_steps": 40}
+    shuffled = train_here("count-shapes-grpo", tmp_path / "control", {**settings, **control})
+    assert max(row["accuracy"] for row in rows(shuffled, "evaluations.jsonl")) < 0.35

@@ -275,7 +275,7 @@ def drawn(kind: str, *flags: str) -> PromptSource:
     return PromptSource(cast(ReasoningConfig, load_config("count-shapes-grpo", parse_overrides(overrides))))
 
 
-DRAWN = {"count-shapes": "33560c62a850fc33", "gui-click": "c66671c4884c2f7e", "chart-read": "41f00c0364dae935"}
+DRAWN = {"count-shapes": "33560c62a850fc33", "gui-click": "1392aae9016dccb7", "chart-read": "41f00c0364dae935"}
 """Kind -> beginning of the digest of its first problems."""
 
 

@@ -23,6 +23,8 @@ Drawing = NDArray[np.uint8]
 # learned nothing after 200 batches.
 GROUNDS = ((112, 112, 112), (120, 120, 120), (128, 128, 128))
 COLORS = {"blue": (60, 90, 240), "lime": (60, 210, 80), "ruby": (230, 40, 60)}
+BUTTON_COLORS = (*COLORS.values(), (230, 190, 40), (40, 200, 210), (170, 60, 200))
+"""One for each label of a button, which looks the same on every screen."""
 SHAPES = ("circle", "square", "cross")
 MOST_OF_A_COLOR = 4
 LETTERS = {
@@ -62,7 +64,7 @@ def click_button(generator: random.Random, num_cells: int) -> TaskProblem:
     generator.shuffle(labels)
     buttons = list(zip(labels, cells, strict=False))
     for label, (row, column) in buttons:
-        _draw_button(_cell(picture, row, column), generator.choice(list(COLORS.values())), label)
+        _draw_button(_cell(picture, row, column), label)
     label, (row, column) = generator.choice(buttons)
     return _problem(f"tap {label}=", f"click({column},{row})", picture)
 
@@ -115,7 +117,8 @@ def _draw_shape(cell: Drawing, generator: random.Random, color: tuple[int, int, 
     cell[inside[generator.choice(SHAPES)]] = color
 
 
-def _draw_button(cell: Drawing, color: tuple[int, int, int], label: str) -> None:
+def _draw_button(cell: Drawing, label: str) -> None:
+    color = BUTTON_COLORS[list(LETTERS).index(label)]
     cell[1:-1, 1:-1] = color
     rows = np.array([[line >> bit & 1 for bit in range(4, -1, -1)] for line in LETTERS[label]], bool)
     cell[4:11, 5:10][rows] = (255, 255, 255) if sum(color) < 360 else (0, 0, 0)
