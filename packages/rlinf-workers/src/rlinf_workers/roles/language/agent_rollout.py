@@ -345,7 +345,6 @@ class AgentRollout(Rollout):
         if ask.engine and self.num_ranks > 1:
             self.record("router/moved_turns", float(ask.engine == "moved"))
             self.record("router/lost_turns", float(ask.engine == "lost"))
-        self._unheard.discard(ask.agent)
         turn = LoggedTurn(noise=ask.noise, agent=ask.agent)
         pending = PendingTurn(episode=None, turn=turn, token_ids=ask.token_ids, request=ask.request)
         self._queue_of.get(ask.agent, self._policy).add(pending)
@@ -452,6 +451,7 @@ class AgentRollout(Rollout):
         for episode in episodes:
             assert episode.report is not None, "the group is whole"
             trajectory = episode.report.trajectory
+            self._unheard.difference_update(node.agent for node in trajectory.nodes)
             self.record("agent/turns", sum(1 for _ in turns(trajectory)))
             self.record("agent/retries", episode.report.num_retries)
             self.record("agent/outside_engine_s", episode.report.idle_s)
