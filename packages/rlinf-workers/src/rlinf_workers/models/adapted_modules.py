@@ -17,7 +17,7 @@ from torch.nn.functional import linear, pad
 
 from rlinf_workers.models.lora_settings import LoraSettings
 
-MIN_RANK = 8
+MIN_RANK = 16
 """Rows of the smallest A in a product. With one to three rows a CPU takes other paths, whose rounding depends on the
 number of tokens in a batch; with four or more it is like that of the layer's own product (measured with torch 2.13)."""
 
