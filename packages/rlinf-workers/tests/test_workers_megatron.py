@@ -216,13 +216,14 @@ def check_case(
     name, per_replica, options = case
     expected, there = references(name, num_steps, critic is not None, replays, adapter)
     how = options, critic, packs, replays, adapter
+    bound = 1e-4 if adapter else 1e-5  # gradients of A and B are sums of small terms of both signs
     studies = ranks.call("study", models[name], str(folder), per_replica, num_steps, *how)
     for rank in studies:
         assert rank["answers"].keys() == expected["answers"].keys()
         for answer, expected_numbers in expected["answers"].items():
             difference = torch.tensor(rank["answers"][answer]) - torch.tensor(expected_numbers)
             assert not difference.numel() or difference.abs().max() <= 2e-6, (answer, difference.abs().max())
-        assert rank["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+        assert rank["norms"] == pytest.approx(expected["norms"], rel=bound)
         num_compared = 2 if "pipeline_parallel" in options else 3  # the last stage has the agreement of its layers
         for sums, expected_numbers in zip(rank["statistics"], expected["statistics"], strict=True):
             assert sums[:num_compared] == pytest.approx(expected_numbers[:num_compared], rel=1e-5)
@@ -232,7 +233,6 @@ def check_case(
     assert all(torch.equal(after[key].view(torch.int32), tensor.view(torch.int32)) for key, tensor in before.items())
     for files, stem in (("gradient", "optimizer"), ("trained", model), ("trained", "optimizer")):
         difference = worst(stored(folder / files, stem), stored(there / files, stem))
-        bound = 2e-5 if adapter and stem == "optimizer" else 1e-5  # a second moment is a square
         assert difference[0] <= bound, (files, stem, difference)
     return studies
 
