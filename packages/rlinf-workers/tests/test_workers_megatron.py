@@ -280,7 +280,7 @@ def check_adapter(case, num_steps, ranks, models, adapters, references, folder, 
     for stem, layout in studies[0]["served"].items():
         served = whole(folder, layout, f"served-{stem}")
         difference = worst(served, whole(there, expected["served"][stem], f"served-{stem}"))
-        assert difference[0] <= 1e-5, (stem, difference)
+        assert difference[0] <= 1e-4, (stem, difference)
 
 
 @pytest.fixture(scope="module")
