@@ -54,10 +54,15 @@ def tiny_architecture(name: str, folder: Path, **changes: Any) -> ModelSettings:
 
     sizes = {"tie_word_embeddings": False, **SIZES, **OWN.get(name, {}), **changes}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **sizes), dtype=torch.float32)
+    return save_random(model, folder)
+
+
+@torch.no_grad()
+def save_random(model: Any, folder: Path) -> ModelSettings:
+    """Draws every tensor of a model, and writes it with a tokenizer."""
     generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    for parameter in model.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return ModelSettings(folder=str(folder), has_weights=True)

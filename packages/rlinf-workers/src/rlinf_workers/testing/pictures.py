@@ -17,7 +17,7 @@ from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.pictures import auto_class
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.roles.records.pictures import Pictures
-from rlinf_workers.testing.architectures import SIZES, write_tokenizer
+from rlinf_workers.testing.architectures import SIZES, save_random
 from rlinf_workers.testing.backends import NUM_ROWS
 from rlinf_workers.testing.language_backends import LENGTH, LanguageSubject
 
@@ -73,14 +73,7 @@ def tiny_vision_language(name: str, folder: Path) -> ModelSettings:
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(name, tie_word_embeddings=False, **_CONFIGS[name])
-    model = auto_class(config).from_config(config, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    model.save_pretrained(folder)
-    write_tokenizer(folder)
-    return ModelSettings(folder=str(folder), has_weights=True)
+    return save_random(auto_class(config).from_config(config, dtype=torch.float32), folder)
 
 
 def prompt_with_pictures(
