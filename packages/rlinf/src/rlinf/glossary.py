@@ -76,8 +76,9 @@ TRAINING = (
         agent/group_outside_engine_s | s | The longest such time in a group, mean: what a faster engine does not
             shorten.
         router/engine_turns | turns | Turns that an engine sampled for the router (rollout.agent.router), mean of the
-            engines; router/engine_turns_spread is their standard deviation. Like all router/ metrics it depends on
-            timing, while the tokens do not; recorded where there are several engines.
+            engines. Like all router/ metrics it depends on timing, while the tokens do not; recorded where there are
+            several engines.
+        router/engine_turns_spread | turns | Standard deviation of these turns over the engines.
         router/moved_turns | share | Turns after an episode's first that another engine sampled than the one before,
             because it had much less to do.
         router/lost_turns | share | Turns after an episode's first that were sampled again because a rank was lost

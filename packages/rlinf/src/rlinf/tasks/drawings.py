@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import random
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeAlias
 
 from rlinf.config.tasks import CELL
 from rlinf.tasks.base import TaskProblem
 from rlinf.tasks.pictures import MARKER, ProblemPicture
 
-Drawing = NDArray[np.uint8]
+if TYPE_CHECKING:  # commands that only look at recipes import no numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
+Drawing: TypeAlias = "NDArray[np.uint8]"
 """[rows, columns, 3]"""
 
 # Image processors subtract about this grey, so that a tiny model sees the shapes alone; with dark grounds it had
@@ -95,6 +97,8 @@ def _problem(question: str, answer: str, drawing: Drawing) -> TaskProblem:
 
 
 def _ground(generator: random.Random, num_rows: int, num_columns: int) -> Drawing:
+    import numpy as np
+
     drawing = np.empty((num_rows * CELL, num_columns * CELL, 3), np.uint8)
     drawing[:] = generator.choice(GROUNDS)
     return drawing
@@ -106,6 +110,8 @@ def _cell(drawing: Drawing, row: int, column: int) -> Drawing:
 
 def _draw_shape(cell: Drawing, generator: random.Random, color: tuple[int, int, int]) -> None:
     """Draws a shape of random kind and size in the middle of a cell."""
+    import numpy as np
+
     rows, columns = np.mgrid[:CELL, :CELL]
     y, x = abs(2 * rows - CELL + 1), abs(2 * columns - CELL + 1)
     size = generator.choice((11, 13))
@@ -118,6 +124,8 @@ def _draw_shape(cell: Drawing, generator: random.Random, color: tuple[int, int, 
 
 
 def _draw_button(cell: Drawing, label: str) -> None:
+    import numpy as np
+
     color = BUTTON_COLORS[list(LETTERS).index(label)]
     cell[1:-1, 1:-1] = color
     rows = np.array([[line >> bit & 1 for bit in range(4, -1, -1)] for line in LETTERS[label]], bool)
