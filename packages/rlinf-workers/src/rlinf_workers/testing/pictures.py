@@ -21,9 +21,13 @@ from rlinf_workers.testing.architectures import SIZES, save_random
 from rlinf_workers.testing.backends import NUM_ROWS
 from rlinf_workers.testing.language_backends import LENGTH, LanguageSubject
 
-IMAGE, VIDEO, START, END = 15, 16, 17, 18
-"""Tokens of the tiny models that stand for a picture or a video, and begin and end it."""
-PATCH, MERGE = 8, 2
+IMAGE = 15
+"""Token of the tiny models that stands for a picture."""
+VIDEO = 16
+START = 17
+END = 18
+PATCH = 8
+MERGE = 2
 _TEXT = {**SIZES, "hidden_size": 32, "tie_word_embeddings": False, "max_position_embeddings": 256}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 _TOWER = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": PATCH}
