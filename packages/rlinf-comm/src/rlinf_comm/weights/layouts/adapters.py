@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
-"""Ends of the names of an adapter's tensors, in place of `.weight`."""
+LORA_A = ".lora_A.weight"
+"""End of the name of A, in place of `.weight`."""
+LORA_B = ".lora_B.weight"
+"""End of the name of B."""
 
 
 def is_adapter_tensor(name: str) -> bool:
