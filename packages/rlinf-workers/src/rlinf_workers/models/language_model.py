@@ -10,7 +10,6 @@ PreTrainedTokenizerFast is loaded with exactly that class.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +19,13 @@ import torch
 
 from rlinf_comm import record
 from rlinf_workers.models.lora_settings import LoraSettings
+from rlinf_workers.models.picture_processor import copy_processor
 from rlinf_workers.models.pictures import auto_class
 from rlinf_workers.models.placement import align
 from rlinf_workers.models.sharded_init import meta_parameters
 
 ADAPTER_CONFIG = "adapter_config.json"
 """A folder with this file contains an adapter (models/lora.py), not a model."""
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-"""How the pictures of a vision-language model are processed."""
 
 
 @record
@@ -150,9 +148,7 @@ def describe_model(settings: ModelSettings, folder: str) -> None:
         generation = GenerationConfig.from_pretrained(settings.folder, local_files_only=True)
     config.save_pretrained(folder)
     generation.save_pretrained(folder)
-    for name in PROCESSOR_FILES:
-        if Path(settings.folder, name).is_file():
-            shutil.copyfile(Path(settings.folder, name), Path(folder, name))
+    copy_processor(settings.folder, folder)
 
 
 def load_tokenizer(folder: str) -> Any:

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlinf_workers.collectives import RankGroup
 from rlinf_workers.models.packed_attention import PackedAttention, attention_of, attention_of_sequences, packed
-from rlinf_workers.models.pictures import has_rope_positions, rope_offset, rope_positions, seen
+from rlinf_workers.models.pictures import has_rope_positions, rope_offsets, rope_positions, seen
 from rlinf_workers.models.placement import to_device
 from rlinf_workers.models.sequence_parallel import ExchangedAttention, RowShare, ranks_of_rows
 from rlinf_workers.models.sequences import PAD_ID, fit_width
@@ -75,8 +75,8 @@ class PackedBatch:
     """[N, layers, k] uint8 or int16, the experts that the engine chose (router_replay.py); None: they are not known."""
     kept_tokens: KeptIds | None = None
     """What sampling left for the M tokens with a loss; None: all tokens."""
-    pictures: tuple[Pictures, ...] = ()
-    """Those of the prompts that have some, in their order."""
+    pictures: tuple[Pictures | None, ...] = ()
+    """Those of each prompt; empty: all are text alone."""
     is_prompt: Tensor | None = None
     """[N] bool, where there are pictures: the tokens of prompts."""
     share: RowShare | None = None
@@ -120,7 +120,7 @@ def part_of_rank(batch: PackedBatch, ranks: RankGroup, multiple: int = 1) -> Pac
         multiple: each rank's number of tokens, padding included, is a multiple of it.
     """
     assert isinstance(batch.attention, PackedAttention), "a row is shared once"
-    if batch.pictures:
+    if any(batch.pictures):
         raise ValueError("ranks share packed rows of text alone; leave sequence_parallel out for prompts with pictures")
     share = RowShare(ranks, len(batch.token_ids), multiple)
     places = batch.answers_at - share.first
@@ -178,12 +178,17 @@ def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
     start = of_segment.cumsum(0) - of_segment
     first_position = torch.zeros_like(start)
     first_position[is_completion] = prompt_lengths[prompts] + begins
+    pictures, is_prompt = tuple(group.prompt.pictures for group in groups), None
+    if (offsets := rope_offsets(pictures)) is not None:
+        first_position[is_completion] += offsets[prompts]
+        is_prompt = (~is_completion).repeat_interleave(of_segment)
     positions = torch.arange(int(of_segment.sum())) + (first_position - start).repeat_interleave(of_segment)
+    if has_rope_positions(pictures):
+        positions = positions.repeat(3, 1)
+        own = [rope_positions(group.prompt.pictures, len(group.prompt.token_ids)) for group in groups]
+        positions[:, is_prompt] = torch.cat(own, 1)
 
     prompt_starts, starts = start[~is_completion], start[is_completion]
-    pictures = [group.prompt.pictures for group in groups]
-    if has_rope_positions(pictures):
-        positions = _rope_positions(pictures, positions, of_segment, is_completion, prompts)
     tokens, experts, numbers = [], [], torch.arange(width)
     is_computed = (numbers >= begins[:, None]) & (numbers < (begins + lengths)[:, None])
     for group, ids, computed in zip(
@@ -206,35 +211,9 @@ def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
         loss_mask=loss_mask,
         experts=torch.cat(experts) if len(experts) == len(tokens) else None,
         kept_tokens=_kept_of(groups),
-        pictures=tuple(one for one in pictures if one is not None),
-        is_prompt=(~is_completion).repeat_interleave(of_segment) if any(pictures) else None,
+        pictures=pictures,
+        is_prompt=is_prompt,
     )
-
-
-def _rope_positions(
-    pictures: Sequence[Pictures | None],
-    positions: Tensor,
-    of_segment: Tensor,
-    is_completion: Tensor,
-    prompts: Tensor,
-) -> Tensor:
-    """[3, N], the positions in time, rows and columns.
-
-    Args:
-        pictures: [P], of the prompts.
-        positions: [N], those of text.
-        of_segment: [P + B], number of tokens of each prompt and completion.
-        is_completion: [P + B] bool
-        prompts: [B], the prompt of each completion.
-    """
-    offsets = torch.zeros_like(of_segment)
-    offsets[is_completion] = torch.tensor([rope_offset(one) for one in pictures])[prompts]
-    positions = (positions + offsets.repeat_interleave(of_segment)).repeat(3, 1)
-    is_prompt = (~is_completion).repeat_interleave(of_segment)
-    lengths = of_segment[~is_completion].tolist()
-    own = [rope_positions(one, length) for one, length in zip(pictures, lengths, strict=True)]
-    positions[:, is_prompt] = torch.cat(own, 1)
-    return positions
 
 
 def _kept_of(groups: Sequence[SampleGroup]) -> KeptIds | None:

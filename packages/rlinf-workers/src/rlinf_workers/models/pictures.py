@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from rlinf_workers.models.picture_processor import PICTURE_TEXTS
 from rlinf_workers.models.placement import HOST, to_device
@@ -48,21 +49,24 @@ def freeze_vision_tower(model: Any) -> None:
 
 
 @contextmanager
-def seen(model: Any, pictures: Sequence[Pictures], is_prompt: Tensor | None = None) -> Iterator[dict[str, Tensor]]:
+def seen(
+    model: Any, pictures: Sequence[Pictures | None], is_prompt: Tensor | None = None
+) -> Iterator[dict[str, Tensor]]:
     """Arguments with which the model sees pictures; in this context, at the placeholders of prompts alone.
 
     On a CPU, its vision tower computes those of each prompt by themselves: together they would round differently, and
     the numbers of a prompt must not depend on the others of its batch.
 
     Args:
-        pictures: in the order of their placeholders in the rows of the call.
+        pictures: of each prompt, in the order of the rows of the call; None: it is text alone.
         is_prompt: bool, of the shape of the call's token ids, or without its batch dimension; None: all.
     """
-    if not pictures:
+    there = [one for one in pictures if one is not None]
+    if not there:
         yield {}
         return
     base, device = model.base_model, next(model.parameters()).device
-    separate = [_arguments(model, [one], device) for one in pictures] if device == HOST else []
+    separate = [_arguments(model, [one], device) for one in there] if device == HOST else []
     replaced: dict[str, Any] = {}
     for kind in ("image", "video") if len(separate) > 1 else ():
         own = [part for one in separate if (part := _of_kind(one, kind))]
@@ -75,7 +79,7 @@ def seen(model: Any, pictures: Sequence[Pictures], is_prompt: Tensor | None = No
         )
     vars(base).update(replaced)
     try:
-        yield _arguments(model, pictures, device)
+        yield _arguments(model, there, device)
     finally:
         for name in replaced:
             delattr(base, name)
@@ -134,6 +138,11 @@ def rope_offset(pictures: Pictures | None) -> int:
     return int(pictures.position_ids.max()) + 1 - pictures.position_ids.shape[1]
 
 
+def rope_offsets(pictures: Sequence[Pictures | None]) -> Tensor | None:
+    """[B] int64, the `rope_offset` of each prompt; None: all are text alone."""
+    return torch.tensor([rope_offset(one) for one in pictures]) if any(pictures) else None
+
+
 def rope_positions(pictures: Pictures | None, num_tokens: int) -> Tensor:
     """[3, num_tokens] int64, the positions of a sequence that begins with the prompt of these pictures."""
     positions = torch.arange(num_tokens).expand(3, -1)
@@ -146,3 +155,17 @@ def rope_positions(pictures: Pictures | None, num_tokens: int) -> Tensor:
 def has_rope_positions(pictures: Sequence[Pictures | None]) -> bool:
     """Whether some are at positions in time, rows and columns."""
     return any(one is not None and one.position_ids is not None for one in pictures)
+
+
+def padded_positions(pictures: Sequence[Pictures | None], mask: Tensor) -> Tensor:
+    """Positions of sequences that begin with prompts of these pictures, and are padded on the left: [B, L] int64, or
+    [3, B, L] where some have pictures at positions in time, rows and columns.
+
+    Args:
+        mask: [B, L], 0 on padding.
+    """
+    if not has_rope_positions(pictures):
+        return (mask.cumsum(-1) - 1).clamp_(min=0)
+    width, lengths = mask.shape[1], mask.sum(-1).tolist()
+    own = [rope_positions(one, length) for one, length in zip(pictures, lengths, strict=True)]
+    return torch.stack([pad(positions, (width - positions.shape[1], 0)) for positions in own], 1)

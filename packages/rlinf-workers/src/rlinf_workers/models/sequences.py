@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlinf_workers.models.cache_argument import as_cache
-from rlinf_workers.models.pictures import has_rope_positions, rope_positions, seen
+from rlinf_workers.models.pictures import has_rope_positions, padded_positions, seen
 from rlinf_workers.models.placement import to_device
-from rlinf_workers.roles.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.records.language import SampleGroup
 from rlinf_workers.roles.records.pictures import Pictures
 
 
@@ -42,8 +42,8 @@ class SequenceBatch:
     """[B, T] float32"""
     group_sizes: tuple[int, ...] = ()
     """[P], completions of each prompt; empty: all have equally many."""
-    pictures: tuple[Pictures, ...] = ()
-    """Those of the prompts that have some, in their order."""
+    pictures: tuple[Pictures | None, ...] = ()
+    """[P], those of each prompt; empty: all are text alone."""
     prompt_positions: Tensor | None = None
     """[3, P, L] int64, where prompts have pictures at positions in time, rows and columns."""
 
@@ -81,8 +81,8 @@ def pack_groups(groups: Sequence[SampleGroup]) -> SequenceBatch:
         completion_ids=torch.cat([fit_width(group.computed_ids, completion_width, PAD_ID) for group in groups]),
         loss_mask=torch.cat([fit_width(group.loss_mask, completion_width, 0.0) for group in groups]),
         group_sizes=tuple(len(group.completion_ids) for group in groups),
-        pictures=tuple(one for one in pictures if one is not None),
-        prompt_positions=prompt_positions([group.prompt for group in groups], prompt_width),
+        pictures=tuple(pictures),
+        prompt_positions=padded_positions(pictures, prompt_mask) if has_rope_positions(pictures) else None,
     )
 
 
@@ -91,14 +91,6 @@ def pad_left(rows: Sequence[Tensor], width: int, pad_id: int) -> tuple[Tensor, T
     token_ids = [pad(row, (width - len(row), 0), value=pad_id) for row in rows]
     mask = [pad(torch.ones_like(row), (width - len(row), 0)) for row in rows]
     return torch.stack(token_ids), torch.stack(mask)
-
-
-def prompt_positions(prompts: Sequence[Prompt], width: int) -> Tensor | None:
-    """[3, P, width] int64, positions of prompts that are padded on the left; None: they are those of text."""
-    if not has_rope_positions([prompt.pictures for prompt in prompts]):
-        return None
-    own = [rope_positions(prompt.pictures, len(prompt.token_ids)) for prompt in prompts]
-    return torch.stack([pad(positions, (width - positions.shape[1], 0)) for positions in own], 1)
 
 
 def completion_logits(model: Any, batch: SequenceBatch) -> Tensor:

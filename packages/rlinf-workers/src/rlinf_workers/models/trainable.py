@@ -27,7 +27,6 @@ from rlinf_workers.models.language_model import (
     outline_model,
 )
 from rlinf_workers.models.packed import KeptIds, PackedBatch, own_part, packed_logits, packed_states
-from rlinf_workers.models.picture_processor import copy_processor
 from rlinf_workers.models.pictures import freeze_vision_tower, has_rope_positions, rope_positions, seen
 from rlinf_workers.models.placement import to_device
 from rlinf_workers.models.router_replay import agreement, replayed_experts
@@ -201,7 +200,6 @@ class TokenModel(ModelAdapter):
     def describe(self, folder: str) -> None:
         describe_model(self.settings, folder)
         load_tokenizer(self.settings.folder).save_pretrained(folder)
-        copy_processor(self.settings.folder, folder)
 
     def load(self, model: Any, folder: str) -> None:
         """Loads with transformers' own loader.
@@ -314,6 +312,5 @@ def _call_with_examples(model: Any, called: Any, batch: ExampleBatch) -> Any:
         positions = [rope_positions(one, batch.token_ids.shape[1]) for one in batch.pictures]
         positions += [rope_positions(None, batch.token_ids.shape[1])] * (len(batch.token_ids) - len(positions))
         arguments["position_ids"] = to_device(torch.stack(positions, 1), batch.token_ids.device)
-    pictures = [one for one in batch.pictures if one is not None]
-    with seen(model, pictures, batch.loss_mask == 0) as pixels:
+    with seen(model, batch.pictures, batch.loss_mask == 0) as pixels:
         return called(input_ids=batch.token_ids, use_cache=False, **arguments, **pixels)

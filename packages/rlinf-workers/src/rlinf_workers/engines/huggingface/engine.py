@@ -26,11 +26,12 @@ from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings, prompt_no
 from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.language_model import LoadedModel, ModelSettings, load_model
-from rlinf_workers.models.pictures import rope_offset, seen
+from rlinf_workers.models.pictures import padded_positions, rope_offsets, seen
 from rlinf_workers.models.router_replay import experts_of_groups, recorded_experts
-from rlinf_workers.models.sequences import pad_left, prompt_positions
+from rlinf_workers.models.sequences import pad_left
 from rlinf_workers.roles.records.kept_tokens import KeptTokens, split_by_row
 from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.roles.records.pictures import Pictures
 from rlinf_workers.serving import ServedModule
 
 if TYPE_CHECKING:
@@ -276,8 +277,8 @@ class HuggingFaceEngine(ServedModule):
         prompt_ids, mask = self._pad(prompts, max(padded_prompts, MIN_ROWS))
         cache = DynamicCache(config=self._model.config)
         logits = self._prefill(prompts, prompt_ids, mask, cache)[:padded_prompts].repeat_interleave(group_size, 0)
-        offsets = self._rope_offsets(prompts, padded_prompts)
-        offsets = None if offsets is None else offsets.repeat_interleave(group_size, 0)
+        offsets = rope_offsets(_pictures(prompts, padded_prompts))
+        offsets = None if offsets is None else offsets.repeat_interleave(group_size, 0).to(self._device)
         cache.batch_select_indices(torch.arange(padded_prompts, device=self._device).repeat_interleave(group_size))
         mask = mask[:padded_prompts].repeat_interleave(group_size, 0)
         noise = torch.cat([noise, noise.new_zeros(len(logits) - len(noise), num_tokens)])
@@ -309,16 +310,11 @@ class HuggingFaceEngine(ServedModule):
 
     def _prefill(self, prompts: Sequence[Prompt], token_ids: Tensor, mask: Tensor, cache: Any) -> Tensor:
         """As `_forward`, for padded prompts and what they show."""
-        pictures = [prompt.pictures for prompt in prompts if prompt.pictures is not None]
-        if not pictures:
+        pictures = _pictures(prompts, len(token_ids))
+        if not any(pictures):
             return self._forward(token_ids, mask, cache)
-        blank = Prompt(index=0, token_ids=self._blank, reference_answer="")
-        rows = [*prompts, *[blank] * (len(token_ids) - len(prompts))]
-        positions = prompt_positions(rows, token_ids.shape[1])
-        if positions is None:
-            positions = (mask.cumsum(-1) - 1).clamp_(min=0)
+        positions = padded_positions(pictures, mask).to(self._device)
         with whole_masks(), seen(self._model, pictures) as arguments:
-            positions = positions.to(self._device)
             return self._last_logits(token_ids, cache, attention_mask=mask, position_ids=positions, **arguments)
 
     def _forward(self, token_ids: Tensor, mask: Tensor, cache: Any, offsets: Tensor | None = None) -> Tensor:
@@ -334,13 +330,6 @@ class HuggingFaceEngine(ServedModule):
             positions = positions + offsets[:, None]
         with whole_masks():
             return self._last_logits(token_ids, cache, attention_mask=mask, position_ids=positions)
-
-    def _rope_offsets(self, prompts: Sequence[Prompt], num_rows: int) -> Tensor | None:
-        """[num_rows] int64, of prompts with pictures; None: there are none."""
-        if not any(prompt.pictures for prompt in prompts):
-            return None
-        offsets = [rope_offset(prompt.pictures) for prompt in prompts]
-        return torch.tensor(offsets + [0] * (num_rows - len(prompts)), device=self._device)
 
     def _last_logits(self, token_ids: Tensor, cache: Any, **arguments: Tensor) -> Tensor:
         output = self._model(input_ids=token_ids, **as_cache(cache), use_cache=True, logits_to_keep=1, **arguments)
@@ -362,3 +351,8 @@ class HuggingFaceEngine(ServedModule):
         if length > self._width or (length < self._width and not self._pads):
             allowed = "max_prompt_tokens allows" if self._pads else "without max_prompt_tokens all have"
             raise ValueError(f"prompt {prompt.index} has {length} tokens; {allowed} {self._width}")
+
+
+def _pictures(prompts: Sequence[Prompt], num_rows: int) -> list[Pictures | None]:
+    """[num_rows], those of the prompts; rows past them have none."""
+    return [prompt.pictures for prompt in prompts] + [None] * (num_rows - len(prompts))

@@ -34,7 +34,7 @@ from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.packed_attention import decoder_attention
-from rlinf_workers.models.pictures import rope_offset
+from rlinf_workers.models.pictures import rope_offsets
 from rlinf_workers.roles.records.language import Prompt
 
 _LOG = logging.getLogger(__name__)
@@ -249,9 +249,8 @@ class FixedDecoder:
             if buffers is None:
                 buffers = self._reserve(rows, width + num_tokens, num_tokens, cache, logits.dtype)
                 self._reset(buffers, prompt_mask, noise, size)
-                if any(prompt.pictures for prompt in prompts):
-                    offsets = torch.tensor([rope_offset(prompt.pictures) for prompt in prompts], device=self._device)
-                    buffers.positions[:num_rows] += offsets.repeat_interleave(size)
+                if (offsets := rope_offsets([prompt.pictures for prompt in prompts])) is not None:
+                    buffers.positions[:num_rows] += offsets.repeat_interleave(size).to(self._device)
             self._place(buffers, first * size, cache, size)
             at = first * size
             for some in logits.split(max(1, FIRST_DRAWS // size)):

@@ -23,7 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -52,10 +52,10 @@ from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.packed_attention import decoder_attention
-from rlinf_workers.models.pictures import rope_offset, seen
+from rlinf_workers.models.pictures import padded_positions, rope_offset, seen
 from rlinf_workers.models.placement import HOST
 from rlinf_workers.models.router_replay import recorded_experts
-from rlinf_workers.models.sequences import pad_left, prompt_positions
+from rlinf_workers.models.sequences import pad_left
 from rlinf_workers.roles.records.kept_tokens import KeptTokens, split_by_row
 from rlinf_workers.roles.records.language import Prompt
 
@@ -598,12 +598,10 @@ class Slots:
     def _prefill_some(self, waiting: Sequence[_Waiting], width: int) -> list[_Prefilled]:
         sequences = [one.token_ids for one in waiting]
         token_ids, mask = pad_left(sequences, width, self._pad_id)
-        positions = prompt_positions([replace(one.prompt, token_ids=one.token_ids) for one in waiting], width)
-        if positions is None:
-            positions = (mask.cumsum(1) - 1).clamp_(min=0)
-        num_sampled = torch.tensor([0 if one.begun is None else len(one.begun.token_ids) for one in waiting])
-        is_prompt = (torch.arange(width) < width - num_sampled[:, None]).to(self._device)
-        pictures = [one.prompt.pictures for one in waiting if one.prompt.pictures is not None]
+        pictures = [one.prompt.pictures for one in waiting]
+        positions = padded_positions(pictures, mask)
+        lengths = torch.tensor([len(one.prompt.token_ids) for one in waiting])
+        is_prompt = (mask.cumsum(1) <= lengths[:, None]).to(self._device) if any(pictures) else None
         cache = DynamicCache()  # without the config: it keeps all keys of layers with a window, too
         with whole_masks(), self._recorded() as choices, seen(self._model, pictures, is_prompt) as arguments:
             output = self._model(
