@@ -10,7 +10,7 @@ Expected values are computed by transformers' model, autograd and torch's AdamW 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,12 @@ class LanguageSubject(Subject):
         numbers = torch.arange(NUM_ROWS)[:, None]
         prompt_mask = (torch.arange(WIDTH) >= numbers % 3).long()
         mask = (torch.arange(LENGTH) <= numbers % LENGTH).float()
-        whole = SequenceBatch(
-            prompt_ids=prompts * prompt_mask,
-            prompt_mask=prompt_mask,
-            completion_ids=completions * mask.long(),
-            loss_mask=mask,
+        return SequenceBatch(
+            prompt_ids=(prompts * prompt_mask)[which],
+            prompt_mask=prompt_mask[which],
+            completion_ids=(completions * mask.long())[which],
+            loss_mask=mask[which],
         )
-        return SequenceBatch(**{field.name: getattr(whole, field.name)[which] for field in fields(whole)})
 
     def sums(self, batch: SequenceBatch) -> tuple[float, float]:
         return float(len(batch.completion_ids)), float(batch.completion_ids.sum())
