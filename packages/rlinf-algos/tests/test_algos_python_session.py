@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import sys
 import threading
@@ -184,6 +185,21 @@ def test_nothing_runs_between_cells():
         assert session.run("6 * 7").output == "42\n"
         assert eventually(lambda: states(session) == ["T", "T"])
         assert [session.run(f"{i}").output for i in range(200)] == [f"{i}\n" for i in range(200)]
+
+
+def test_a_session_beside_a_thousand_open_files():
+    """Its pipes have numbers that select() does not take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    try:
+        with contextlib.ExitStack() as files:
+            for _ in range(1024):
+                files.callback(os.close, os.dup(0))
+            with PythonSession(limits=LIMITS) as session:
+                run = session.run("import time; time.sleep(0.5)\n2 + 3", time_limit_s=60)
+        assert (run.ending, run.output) == ("done", "5\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_session_is_closed_while_a_cell_runs():

@@ -103,6 +103,8 @@ class Checker:
             _check_forever(check, request_read, reply_write, time_limit_s, memory_limit_bytes)
         os.close(request_read)
         os.close(reply_write)
+        self._answered = select.poll()
+        self._answered.register(self._reply_read, select.POLLIN)
 
     def is_worn(self):
         return self._num_checks >= RECYCLE_AFTER
@@ -118,7 +120,7 @@ class Checker:
         except BrokenPipeError:
             return ["died", describe(self._wait())]
         deadline = time.monotonic() + self._wall_limit_s
-        while not select.select([self._reply_read], [], [], POLL_S)[0]:
+        while not self._answered.poll(POLL_S * 1000):
             if self._caller.poll(0):
                 raise CallerGone
             if self._resident_bytes() > self._memory_limit_bytes:

@@ -87,12 +87,14 @@ def keep_paused(control_fd: int, deadline: float) -> None:
     """If the last byte of the control pipe is PAUSE, stops the program until the next byte. A stopped program uses
     nothing, so it needs no looks, which cost processor time. Only in a namespace: there -1 is the program's processes.
     """
+    control = select.poll()  # select.select refuses descriptors above 1023
+    control.register(control_fd, select.POLLIN)
     last = b""
-    while select.select([control_fd], [], [], 0)[0] and (received := os.read(control_fd, 4096)):
+    while control.poll(0) and (received := os.read(control_fd, 4096)):
         last = received[-1:]
     if last == PAUSE:
         os.kill(-1, signal.SIGSTOP)  # all at once, so that none can escape by forking
-        select.select([control_fd], [], [], max(deadline - time.monotonic(), 0))
+        control.poll(max(deadline - time.monotonic(), 0) * 1000)
         os.kill(-1, signal.SIGCONT)
 
 
