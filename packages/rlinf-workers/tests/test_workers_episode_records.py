@@ -135,17 +135,20 @@ def test_a_turn_is_due_when_the_engine_has_nothing_to_do(decisions):
     assert next(agents.take({KEY: log}, None)).noise == 12
 
 
-def test_an_episode_that_has_not_begun_is_not_overtaken(decisions):
-    """In the record its first turn was asked for before the last report, with which the stage ended."""
+@pytest.mark.parametrize("is_before", [True, False])
+def test_an_episode_that_has_not_begun_is_not_overtaken(decisions, is_before):
+    """In the record its first turn was asked for together with the last report, with which the stage ended."""
     *asks, over = decisions
     other = (KEY[0], KEY[1] + 1, 0)
     first = ask_decision(other, TurnLog(keeps_histories=True).add(21, [1]), 9)
-    agents, log = RecordedAgents([*asks, first, over], is_timed=True), TurnLog(keeps_histories=True)
+    last = [first, over] if is_before else [over, first]
+    agents, log = RecordedAgents([*asks, *last], is_timed=True), TurnLog(keeps_histories=True)
     for one in agents.take({KEY: log}, 4):
         log.add(one.noise, one.token_ids)
         log.end(one.noise, SAMPLED[one.noise])
     assert list(agents.take({KEY: log}, 9, lambda: [other])) == []
-    assert [one.episode for one in agents.take({KEY: log, other: TurnLog(keeps_histories=True)}, 9)] == [other, KEY]
+    heard = [one.episode for one in agents.take({KEY: log, other: TurnLog(keeps_histories=True)}, 9)]
+    assert heard == ([other, KEY] if is_before else [KEY, other])
 
 
 def test_the_record_has_no_token_of_the_policy_and_no_other_token_twice(decisions):

@@ -169,15 +169,15 @@ class RecordedAgents:
         Args:
             logs: the open episodes.
             num_steps: decode steps since the stage began; None: the engine has nothing to do until something is said.
-            waiting: returns episodes that begin next. With times, nothing overtakes what they say first: a stage that
-                ended before would never hear it.
+            waiting: returns episodes that begin next. With times, one that has something to say by now begins before
+                anything else is said: a stage that ended before would never hear it.
         """
         if num_steps is None:
             num_steps = min((message.after for message, _, _ in self._heads(logs)), default=0)
         while due := [head for head in self._heads(logs) if head[0].after <= num_steps and head[0].is_ready(head[2])]:
             message, episode, log = min(due, key=lambda head: head[0].place)
             begins = (first[0] for key in waiting() if self._is_timed and (first := self._said.get(key)))
-            if any(one.place < message.place and one.after <= num_steps for one in begins):
+            if any(one.after <= num_steps for one in begins):
                 return
             self._said[episode].popleft()
             yield _again(message, episode, log)
