@@ -1,4 +1,4 @@
-"""Metrics: means and deviations over all tables, the same whoever recorded what."""
+"""Metrics: means, deviations and totals over all tables, the same whoever recorded what."""
 
 import math
 
@@ -19,11 +19,13 @@ def test_numbers_do_not_depend_on_who_recorded_them(count, num_tables, seed):
         tables = [MetricTable() for _ in range(num_tables)]
         for value, weight, owner in zip(values, weights, dealt, strict=True):
             tables[owner].add("mean", value, weight)
-            tables[owner].add("std", value, is_spread=True)
+            tables[owner].add("std", value, statistic="spread")
+            tables[owner].add("sum", value, statistic="total")
         merged.append(merge(table.drain() for table in tables))
     assert merged[0] == merged[1] == merged[2]
     if count:
         assert merged[0]["mean"] == pytest.approx(float(np.average(values, weights=weights)), rel=1e-12)
+        assert merged[0]["sum"] == pytest.approx(float(values.sum()), rel=1e-12)
     assert ("std" in merged[0]) == (count > 1), "one number has no deviation"
     if count > 1:
         assert merged[0]["std"] == pytest.approx(float(values.std(ddof=1)), rel=1e-6)
@@ -41,5 +43,5 @@ def test_numbers_without_a_mean_give_none_of_float64s_numbers(values):
     table = MetricTable()
     for value in values:
         table.add("mean", value)
-        table.add("std", value, is_spread=True)
+        table.add("std", value, statistic="spread")
     assert all(not math.isfinite(number) for number in merge([table.drain()]).values())

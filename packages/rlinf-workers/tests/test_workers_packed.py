@@ -12,7 +12,7 @@ from workers_rounding import additions_of_transformer, rounding_bound
 
 from rlinf_workers.models import head, packed
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.models.packed import num_computed_tokens, pack_without_padding, packed_logits
+from rlinf_workers.models.packed import computed_tokens, pack_without_padding, packed_logits
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
 
@@ -140,8 +140,7 @@ def test_any_groups_equal_whole_sequences(drawn):
     with torch.no_grad():
         logprobs = answered(model, batch).logprobs[batch.loss_mask != 0]
         torch.testing.assert_close(logprobs, logprobs_of_whole_sequences(model, groups), rtol=0, atol=1e-10)
-    computed = [num_computed_tokens(group) for group in groups]
-    assert len(batch.token_ids) == sum(computed)
+    assert computed_tokens(groups) == (len(batch.token_ids), int((batch.position_ids + 1).sum()))
 
 
 def test_layers_compute_no_padding_and_the_head_only_what_is_asked():

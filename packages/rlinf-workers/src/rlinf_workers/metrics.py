@@ -1,5 +1,5 @@
-"""Metrics of one run of a flow: weighted means, or standard deviations, over stages and ranks; exact, so independent of
-the distribution of work.
+"""Metrics of one run of a flow: weighted means, standard deviations or totals over stages and ranks; exact, so
+independent of the distribution of work.
 
 Terms are kept and summed with `math.fsum`, which rounds once: the same items give the same mean in any order and
 under any plan.
@@ -11,20 +11,23 @@ import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from rlinf_comm import record
+
+Statistic = Literal["mean", "spread", "total"]
+"""spread: the standard deviation."""
 
 
 @record
 @dataclass(slots=True)
 class WeightedMetric:
-    """The terms of a weighted mean, or of a standard deviation."""
+    """The terms of a statistic; all but those of a mean have weight 1."""
 
     terms: list[float] = field(default_factory=list)
     """value * weight of each recording"""
     weights: list[float] = field(default_factory=list)
-    is_spread: bool = False
-    """Whether the metric is the standard deviation of the terms, which then all have weight 1."""
+    statistic: Statistic = "mean"
 
 
 class MetricTable:
@@ -34,11 +37,11 @@ class MetricTable:
         self._lock = threading.Lock()
         self._metrics: dict[str, WeightedMetric] = {}
 
-    def add(self, name: str, value: float, weight: float = 1.0, *, is_spread: bool = False) -> None:
+    def add(self, name: str, value: float, weight: float = 1.0, *, statistic: Statistic = "mean") -> None:
         with self._lock:
             metric = self._metrics.get(name)
             if metric is None:
-                metric = self._metrics[name] = WeightedMetric(is_spread=is_spread)
+                metric = self._metrics[name] = WeightedMetric(statistic=statistic)
             metric.terms.append(float(value) * weight)
             metric.weights.append(weight)
 
@@ -46,7 +49,7 @@ class MetricTable:
         """Adds what another table has collected."""
         with self._lock:
             for name, other in drained.items():
-                metric = self._metrics.setdefault(name, WeightedMetric(is_spread=other.is_spread))
+                metric = self._metrics.setdefault(name, WeightedMetric(statistic=other.statistic))
                 metric.terms.extend(other.terms)
                 metric.weights.extend(other.weights)
 
@@ -57,15 +60,15 @@ class MetricTable:
 
 
 def merge(tables: Iterable[Mapping[str, WeightedMetric]]) -> dict[str, float]:
-    """The mean or deviation of each metric over all tables, sorted by name; means of weight 0 and deviations of less
-    than two terms are left out."""
+    """The statistic of each metric over all tables, sorted by name; means of weight 0 and deviations of less than two
+    terms are left out."""
     merged: dict[str, WeightedMetric] = {}
     for table in tables:
         for name, metric in table.items():
-            into = merged.setdefault(name, WeightedMetric(is_spread=metric.is_spread))
+            into = merged.setdefault(name, WeightedMetric(statistic=metric.statistic))
             into.terms.extend(metric.terms)
             into.weights.extend(metric.weights)
-    values = {name: _spread(metric) if metric.is_spread else _mean(metric) for name, metric in merged.items()}
+    values = {name: _STATISTICS[metric.statistic](metric) for name, metric in merged.items()}
     return {name: value for name, value in sorted(values.items()) if value is not None}
 
 
@@ -89,3 +92,10 @@ def _sum(terms: Sequence[float]) -> float:
         return math.fsum(terms)
     except (ValueError, OverflowError):
         return math.nan
+
+
+def _total(metric: WeightedMetric) -> float:
+    return _sum(metric.terms)
+
+
+_STATISTICS = {"mean": _mean, "spread": _spread, "total": _total}

@@ -118,7 +118,21 @@ class Worker:
 
     def record_spread(self, name: str, value: float) -> None:
         """Adds a value to a metric of this run; the driver reports the standard deviation over all stages and ranks."""
-        self._host.recording.add(name, value, is_spread=True)
+        self._host.recording.add(name, value, statistic="spread")
+
+    def count_tokens(self, tokens: int, attended: int, *, passes: int = 1) -> None:
+        """Adds tokens that the calling stage's model computes. The driver reports the totals over all ranks as
+        `computed_tokens/<stage>` and `attended_tokens/<stage>`; of ranks that compute tokens together the first counts.
+
+        Args:
+            attended: tokens that these attend to, in sum.
+            passes: forward passes; a backward pass has the arithmetic of two, of one where the weights are frozen.
+        """
+        call = self._host.running_call
+        if call is None or self.identity.rank % self.identity.num_ranks_per_replica:
+            return
+        for name, value in (("computed_tokens", tokens), ("attended_tokens", attended)):
+            self._host.recording.add(f"{name}/{call.stage}", passes * value, statistic="total")
 
     def report_progress(self, num_done: int, num_items: int = 0, *, unit: str = "") -> None:
         """Reports how far the calling stage is, for terminals; without it, the items that it has put are counted.

@@ -200,6 +200,11 @@ TRAINING = (
         actor/entropy | nats | Exact entropy of the policy. Language models: of a token's distribution, if the algorithm
             needs it (entropy_coef, top_entropy_fraction). Robots: of a unit of algorithm.ratio_level; off-policy
             algorithms estimate that of an answer, with actions scaled to -1..1, from the actions of a batch.
+        perf/tokens_per_s | tokens/s | Tokens of the step's prompts and completions per second of the step and per
+            device; a prompt counts once for all of its completions. Language models.
+        perf/mfu/<stage> | share | Operations of a stage's model, as its shape has them (recomputation does not count),
+            of those that its GPUs could do in its computing time at the dense bf16 rate of their datasheet (model
+            FLOPs utilization). Exists on GPUs with a datasheet, for language models whose parts can be counted.
         time/step_s | s | Wall time of the step.
         time/<stage>_s | s | Computing time of a stage, summed over its ranks.
         time/sync_s | s | Time of the weight syncs, summed over the ranks.

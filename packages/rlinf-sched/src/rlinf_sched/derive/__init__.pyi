@@ -4,6 +4,7 @@ from .datasheets import (
     Gpu as Gpu,
     find_gpu as find_gpu,
     gpu_cluster as gpu_cluster,
+    sheet_of as sheet_of,
 )
 from .generation import (
     continuous_points as continuous_points,

@@ -9,6 +9,7 @@ Cores: two processors of 56 in a DGX H100 or H200, of 64 in a DGX A100 (their da
 sold in nodes of many kinds.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlinf_sched.cluster import Cluster, Device, Links
@@ -100,6 +101,13 @@ GPUS = {
     ),
 }
 """Short name -> datasheet."""
+
+
+def sheet_of(products: Iterable[str]) -> str | None:
+    """The name in `GPUS` of GPUs that their driver calls so, for example "NVIDIA H100 80GB HBM3"; None: they are
+    unknown, of several kinds, or none."""
+    names = set(products)
+    return next((key for key in GPUS if names and all(f" {key} " in f" {name} " for name in names)), None)
 
 
 def find_gpu(name: str) -> Gpu:

@@ -12,7 +12,7 @@ Several ranks can compute one row together (sequence_parallel.py): `own_part` ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -156,7 +156,19 @@ def computed_parts(group: SampleGroup) -> tuple[Tensor, Tensor]:
 
 def num_computed_tokens(group: SampleGroup) -> int:
     """Tokens of a packed group: those of its prompt, and those that are computed for its rows."""
-    return len(group.prompt.token_ids) + int(computed_parts(group)[1].sum())
+    return computed_tokens([group])[0]
+
+
+def computed_tokens(groups: Iterable[SampleGroup]) -> tuple[int, int]:
+    """Tokens of packed groups, and the sum over them of the tokens that each attends to, itself included."""
+    tokens = attended = 0
+    for group in groups:
+        begins, lengths = computed_parts(group)
+        prompt = len(group.prompt.token_ids)
+        of_rows = lengths * (prompt + begins) + lengths * (lengths + 1) // 2
+        tokens += prompt + int(lengths.sum())
+        attended += prompt * (prompt + 1) // 2 + int(of_rows.sum())
+    return tokens, attended
 
 
 def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlinf.jobs.agreement import MismatchVerdict
     from rlinf.loop.session import Session
     from rlinf.planning.memory import PlanMemory
+    from rlinf_sched.derive import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +75,8 @@ class Job:
     """Checks of the inputs, in order. Each takes the job, and returns notes or raises UserError."""
     memory: PlanMemory | None = None
     """Predicts the memory of its ranks; None: it cannot be predicted."""
+    shapes: Mapping[str, ModelShape] = MappingProxyType({})
+    """Stage -> shape of its language model, where its parts can be counted."""
     stops_on_mismatch = False
     """A run ends where those who sample and those who train disagree."""
 

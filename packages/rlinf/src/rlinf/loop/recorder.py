@@ -9,25 +9,28 @@ from collections.abc import Mapping, Sequence
 from rlinf.console.progress import Progress
 from rlinf.jobs.base import Score
 from rlinf.loop.clock import RunClock
+from rlinf.loop.throughput import Throughput, without_totals
 from rlinf.run_folder import RunFolder
+from rlinf_sched import Plan
 from rlinf_workers import COMPUTE_SPAN, SYNC_SPAN, FlowRun
 
 
 class RunRecorder:
     """Writes to the run's folder and to the terminal; `scores` are those of the job, the main one first."""
 
-    def __init__(self, folder: RunFolder, progress: Progress, scores: Sequence[Score]) -> None:
-        self._folder, self._progress = folder, progress
+    def __init__(self, folder: RunFolder, progress: Progress, scores: Sequence[Score], throughput: Throughput) -> None:
+        self._folder, self._progress, self._throughput = folder, progress, throughput
         self._score, self._all_scores = scores[0], scores
 
-    def step(self, run: FlowRun, checkpoint_times: Mapping[str, float], clock: RunClock) -> None:
+    def step(self, run: FlowRun, checkpoint_times: Mapping[str, float], plan: Plan, clock: RunClock) -> None:
         """Records training step `clock.step`."""
         stage_s: dict[str, float] = defaultdict(float)
         for span in sorted(run.spans, key=lambda span: span.category == SYNC_SPAN):
             if span.category in (COMPUTE_SPAN, SYNC_SPAN):
                 stage_s[span.name if span.category == COMPUTE_SPAN else "sync"] += span.duration_s
         times = {"time/step_s": run.duration_s, **{f"time/{stage}_s": seconds for stage, seconds in stage_s.items()}}
-        metrics = {**run.metrics, **times, **checkpoint_times}
+        computed = self._throughput.of(run.metrics, stage_s, run.duration_s, plan)
+        metrics = {**without_totals(run.metrics), **computed, **times, **checkpoint_times}
         self._folder.metrics(clock.step, metrics, time_s=clock.training_s)
         self._folder.samples(clock.step, run.shown_rows)
         self._progress.step(clock.step, run.metrics, run.duration_s, stage_s)
@@ -35,7 +38,7 @@ class RunRecorder:
 
     def evaluation(self, metrics: Mapping[str, float], clock: RunClock) -> float:
         """Records an evaluation and returns its score."""
-        self._folder.evaluation(clock.step, metrics, time_s=clock.training_s)
+        self._folder.evaluation(clock.step, without_totals(metrics), time_s=clock.training_s)
         self._progress.evaluation(clock.step, {score.name: metrics[score.name] for score in self._all_scores})
         for name in (name for name in metrics if name.startswith(f"{self._score.name}/")):
             self._progress.message(f"evaluation after step {clock.step}: {name} {metrics[name]:.2f}")

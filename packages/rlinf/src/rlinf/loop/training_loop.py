@@ -33,6 +33,7 @@ from rlinf.loop.recorder import RunRecorder
 from rlinf.loop.restarts import Restarts
 from rlinf.loop.session import Session
 from rlinf.loop.stopping import StopRequest
+from rlinf.loop.throughput import Throughput
 from rlinf.loop.watch import RunWatch
 from rlinf.planning.auto_mode import AutoMode
 from rlinf.planning.memory import memory_lines
@@ -74,7 +75,10 @@ class TrainingLoop:
         self.progress = Progress(total=job.config.run.num_steps)
         self._profiles = StepProfiles(job.config.run.profiled_steps, folder.path, self.progress.message)
         self._record = folder.record() if job.config.run.record else None
-        self._recorder = RunRecorder(folder, self.progress, (job.score, *job.other_scores))
+        gpus = () if on_slots else job.machine.gpus
+        self._recorder = RunRecorder(
+            folder, self.progress, (job.score, *job.other_scores), Throughput(job.shapes, gpus)
+        )
 
     def run(self) -> str:
         """Returns the table of scores and times, and where the report is.
@@ -262,7 +266,7 @@ class TrainingLoop:
             busy_s = busy_seconds(flow_run)
             self._history.present.add(flow_run, busy_s)
             self._checkpoints.check()
-            self._recorder.step(flow_run, self._checkpoints.take_times(), self._clock)
+            self._recorder.step(flow_run, self._checkpoints.take_times(), self._auto.plan, self._clock)
             self._session.judge(flow_run.metrics, step)
             if (note := self._signal.observe(flow_run.metrics)) is not None:
                 self._session.note(note)

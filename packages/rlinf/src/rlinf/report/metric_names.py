@@ -58,6 +58,8 @@ PANELS: dict[str, dict[str, str]] = {
     "Completion length": {"rollout/completion_tokens": "tokens"},
     "Episode length": {"env/episode_length": "steps"},
     "Time of a step": {"time/step_s": "step"},
+    "Tokens a second, by device": {"perf/tokens_per_s": "tokens/s"},
+    "Share of the GPUs' peak": {f"perf/mfu/{stage}": stage for stage in ("actor", "reference", "rollout")},
 }
 """Title -> metrics of one plot with their labels; metrics that a run does not have are left out."""
 

@@ -9,7 +9,7 @@ advantage, which loss and how many steps (rlinf_algos.algorithm); the backend ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -24,7 +24,7 @@ from rlinf_workers.collectives import exchanged
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import ModelSettings, load_tokenizer
 from rlinf_workers.models.lora import LoraModel, LoraSettings
-from rlinf_workers.models.packed import PackedBatch
+from rlinf_workers.models.packed import PackedBatch, computed_tokens
 from rlinf_workers.models.trainable import CompletionBatch, LogitNorms, TokenModel, ValueModel
 from rlinf_workers.roles.language.actor_loss import ActorLoss
 from rlinf_workers.roles.language.advantages import AdvantageMaker, LearningGroup, choose_groups, signals, whiten
@@ -254,11 +254,13 @@ class Actor(WarmedUpWorker):
     def learn(self, batch: MicroBatch) -> None:
         """Forward, loss and backward of a micro-batch: adds to the gradient."""
         if batch.for_policy is not None:
+            self.count_tokens(*batch.for_policy.computed, passes=2 if self._settings.lora else 3)
             loss = partial(self._loss.of, batch)
             self._backend.backward(batch.shard, batch.for_policy.sequences, loss, entropies=self._loss.knows_entropy)
         else:
             self._backend.count(batch.shard, self._loss.without_gradient(batch))
         if self._critic is not None and batch.for_critic is not None:
+            self.count_tokens(*batch.for_critic.computed, passes=3)
             self._critic.backward(batch.shard, batch.for_critic)
         self._num_learned += 1
         self.report_progress(self._num_learned, unit="micro-batches")
@@ -314,7 +316,7 @@ class Actor(WarmedUpWorker):
     def _before_updates(self, scored: Sequence[ScoredGroup]) -> list[LearningGroup]:
         """Computes what the updates need: log-probabilities of the reference, values, advantages, and the
         log-probabilities that anchor the ratio."""
-        algorithm, by_token = self._settings.algorithm, self._batches.by_token
+        algorithm, by_token = self._settings.algorithm, self._by_token
         if self._settings.knows_reference:
             reference = by_token([group.samples for group in scored], self._ref_logprobs)
             scored = [
@@ -361,6 +363,13 @@ class Actor(WarmedUpWorker):
                 num_samples = len(before.counted_rewards)
                 self._kl_sums[row] += torch.tensor([float(kl.double().sum()), num_samples], dtype=torch.float64)
         return groups
+
+    def _by_token(
+        self, groups: Sequence[SampleGroup], forward: Callable[[CompletionBatch], Tensor]
+    ) -> dict[int, Tensor]:
+        """As `MicroBatches.by_token`; counts the tokens."""
+        self.count_tokens(*computed_tokens(groups))
+        return self._batches.by_token(groups, forward)
 
     def _logprobs(self, batch: CompletionBatch) -> Tensor:
         """[B, T], by the current policy."""

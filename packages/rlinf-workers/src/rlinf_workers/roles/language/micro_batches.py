@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlinf_algos import BUILTIN_POLICY_LOSSES, Algorithm, aggregation_divisor
 from rlinf_workers.balance import balanced
-from rlinf_workers.models.packed import computed_parts, num_computed_tokens, pack_without_padding
+from rlinf_workers.models.packed import computed_parts, computed_tokens, num_computed_tokens, pack_without_padding
 from rlinf_workers.models.placement import to_device
 from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import CompletionBatch
@@ -50,6 +50,8 @@ class Tokens:
     """[B, T]; None: there is no critic."""
     shares: Tensor | None = None
     """[B], the share that each row has of the tokens of its episode; None: each row is a sequence."""
+    computed: tuple[int, int]
+    """Of the groups, see `computed_tokens`."""
     choice: TokenChoice | None = None
     """None unless the algorithm chooses tokens over the batch of an optimizer step."""
 
@@ -84,6 +86,7 @@ def tokens_of(groups: Sequence[LearningGroup], device: torch.device, pack: Pack 
         values=joined(group.values for group in groups),
         returns=joined(group.returns for group in groups),
         shares=_shares_of(groups, device),
+        computed=computed_tokens(samples),
     )
 
 

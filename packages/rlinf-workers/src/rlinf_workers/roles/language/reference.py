@@ -11,7 +11,7 @@ from torch import Tensor
 from rlinf_algos import mixed_reference
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import ModelSettings
-from rlinf_workers.models.packed import pack_without_padding
+from rlinf_workers.models.packed import computed_tokens, pack_without_padding
 from rlinf_workers.models.sequences import fit_width, pack_groups
 from rlinf_workers.models.trainable import CompletionBatch, TokenModel
 from rlinf_workers.models.weight_files import WeightFiles
@@ -81,6 +81,7 @@ class Reference(TrainingWorker):
 
     def _logprobs_of(self, groups: Sequence[SampleGroup]) -> list[Tensor]:
         """[G, T] of each group."""
+        self.count_tokens(*computed_tokens(groups))
         if self._max_tokens is None:
             passes = [[(number, group)] for number, group in enumerate(groups)]
             outputs = [self._forward(pack_groups([group])) for ((_, group),) in passes]

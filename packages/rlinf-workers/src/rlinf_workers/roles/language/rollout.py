@@ -31,6 +31,7 @@ from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.execution.stage_calls import WHOLE_BATCH
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.lora_settings import LoraSettings
+from rlinf_workers.models.packed import computed_tokens
 from rlinf_workers.models.sequences import fit_width
 from rlinf_workers.plugins import ENGINES
 from rlinf_workers.roles.language.late_groups import Departures, LateGroup, late_from_start
@@ -324,6 +325,7 @@ class Rollout(ServingWorker):
             tokens = {str(version): count for version, count in group.tokens_by_version().items()}
             submission = {"submitted": list(submitted), "tokens": tokens}
             self.decide({"group": group.index, "samples": group.digest()} | submission)
+        self.count_tokens(*computed_tokens([group, *group.of_policies.values()]))
         self._measure(group)
 
     def _measure(self, group: SampleGroup, prefix: str = "") -> None:

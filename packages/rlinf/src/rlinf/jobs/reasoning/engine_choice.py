@@ -23,7 +23,7 @@ from rlinf.machine import Machine
 from rlinf.processes.venvs import examine_venvs
 from rlinf.venvs.folder import venvs
 from rlinf_sched import SchedError, best_plan
-from rlinf_sched.derive import GPUS
+from rlinf_sched.derive import sheet_of
 from rlinf_workers.plugins import ENGINES
 
 CLOSE = 0.1
@@ -186,8 +186,7 @@ def _derived_here(candidates: Mapping[str, ReasoningConfig], machine: Machine) -
     cluster = next(iter(candidates.values())).cluster
     if device_kind(cluster, machine) != "cuda":
         return None
-    products = {gpu.name for gpu in machine.gpus}
-    sheet = next((key for key in GPUS if all(f" {key} " in f" {name} " for name in products)), None)
+    sheet = sheet_of(gpu.name for gpu in machine.gpus)
     if sheet is None:
         return None
     figures = _derived(candidates, check_cluster(cluster, machine), sheet)

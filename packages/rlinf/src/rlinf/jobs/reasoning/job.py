@@ -33,7 +33,7 @@ from rlinf.jobs.reasoning.flow import (
     training_flow,
 )
 from rlinf.jobs.reasoning.late_groups import LateGroups
-from rlinf.jobs.reasoning.memory import ReasoningMemory, shape_of
+from rlinf.jobs.reasoning.memory import ReasoningMemory, policy_shapes, reference_shape, shape_of
 from rlinf.jobs.reasoning.prompts import PromptSource
 from rlinf.jobs.reasoning.reference import follow_policy, restore_reference, save_first_reference
 from rlinf.jobs.reasoning.sft_warm_up import prepare_sft_warm_up
@@ -129,6 +129,15 @@ class ReasoningJob(Job):
     def shape(self) -> ModelShape | None:
         """None: the architecture is unknown."""
         return shape_of(self.config, len(self.prompts.tokenizer))
+
+    @cached_property
+    def shapes(self) -> Mapping[str, ModelShape]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if self.shape is None:
+            return {}
+        stages = {"reference": reference_shape(self.config, self.shape), **policy_shapes(self.config, self.shape)}
+        if len(self.config.policies) == 1:  # of several its tokens are not told apart
+            stages["rollout"] = self.shape
+        return {stage: shape for stage, shape in stages.items() if shape is not None}
 
     @cached_property
     def memory(self) -> ReasoningMemory | None:
