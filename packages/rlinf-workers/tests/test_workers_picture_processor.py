@@ -21,6 +21,7 @@ from transformers import (
 
 from rlinf_workers.models.language_model import load_tokenizer
 from rlinf_workers.models.picture_processor import PICTURE_TEXTS, PictureProcessor, reads_pictures
+from rlinf_workers.models.pictures import has_rope_positions, joined_arguments, rope_positions
 
 QWEN = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
 SMOL = (
@@ -147,13 +148,14 @@ def test_pictures_and_their_tokens_are_those_of_transformers(tmp_path: Path, fam
             text=[text], images=[images] if family == "smolvlm" else images, return_tensors="pt"
         )
         assert token_ids == expected["input_ids"][0].tolist()
-        for name, tensor in read.arguments.items():
+        arguments = joined_arguments(read.pictures)
+        for name, tensor in arguments.items():
             whole = expected[name][0] if family == "smolvlm" else expected[name]
             torch.testing.assert_close(tensor, whole.to(tensor.dtype), rtol=0, atol=0)
-        assert set(read.arguments) == set(expected) - {"input_ids", "attention_mask", "mm_token_type_ids"}
+        assert set(arguments) == set(expected) - {"input_ids", "attention_mask", "mm_token_type_ids"}
         lengths = [processor.num_tokens(*picture.size) for picture in prompt_pictures]
         assert len(token_ids) == len(processor._tokenizer(text)["input_ids"]) + sum(lengths) - len(prompt_pictures)
-        assert (read.position_ids is None) == (family == "smolvlm")
+        assert has_rope_positions([read]) == (family != "smolvlm")
 
 
 def test_positions_are_those_that_the_model_computes_for_itself(tmp_path: Path) -> None:
@@ -161,14 +163,15 @@ def test_positions_are_those_that_the_model_computes_for_itself(tmp_path: Path) 
     token_ids, read = processor.encode(
         f"a{processor.picture_text}bc{processor.picture_text}=", [Noise((50, 70)), Noise((9, 33))]
     )
-    assert read is not None and read.position_ids is not None
+    assert read is not None
     torch.manual_seed(0)
     model: Any = Qwen2_5_VLForConditionalGeneration(processor._config).eval()
     ids, kinds = torch.tensor([token_ids]), torch.tensor([token_ids]) == processor.placeholder_id
     with torch.no_grad():
-        own = model(ids, mm_token_type_ids=kinds.int(), **read.arguments).logits
-        with_positions = model(ids, position_ids=read.position_ids[:, None], **read.arguments).logits
-        as_text = model(ids, position_ids=torch.arange(len(token_ids)).expand(3, 1, -1), **read.arguments).logits
+        arguments, positions = joined_arguments(read.pictures), rope_positions(read, len(token_ids))
+        own = model(ids, mm_token_type_ids=kinds.int(), **arguments).logits
+        with_positions = model(ids, position_ids=positions[:, None], **arguments).logits
+        as_text = model(ids, position_ids=torch.arange(len(token_ids)).expand(3, 1, -1), **arguments).logits
     torch.testing.assert_close(with_positions, own, rtol=0, atol=0)
     assert not torch.equal(as_text, own)
 

@@ -17,12 +17,12 @@ from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import LoadedModel, ModelSettings, build_model
 from rlinf_workers.models.packed import pack_without_padding, packed_logits
-from rlinf_workers.models.pictures import VISION_LANGUAGE
+from rlinf_workers.models.pictures import VISION_LANGUAGE, joined_arguments
 from rlinf_workers.models.sequences import completion_logits, pack_groups
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.roles.picture_pool import PicturePool
 from rlinf_workers.roles.records.language import ExampleBatch, Prompt, SampleGroup
-from rlinf_workers.roles.records.pictures import Pictures
+from rlinf_workers.roles.records.pictures import Picture, pictures_of
 from rlinf_workers.testing.backends import check_ranks
 from rlinf_workers.testing.pictures import IMAGE, SeeingSubject, prompt_with_pictures, tiny_vision_language
 from rlinf_workers.trainers.fsdp2.backend import fsdp2
@@ -47,7 +47,8 @@ def plain_logits(model: Any, prompt: Prompt, completion: Tensor) -> Tensor:
     arguments: dict[str, Any] = {}
     if prompt.pictures is not None:
         tiled = model.config.model_type == "smolvlm"
-        arguments = {name: one[None] if tiled else one for name, one in prompt.pictures.arguments.items()}
+        joined = joined_arguments(prompt.pictures.pictures)
+        arguments = {name: one[None] if tiled else one for name, one in joined.items()}
         if not tiled:
             arguments["mm_token_type_ids"] = (prompt.token_ids == IMAGE).int()[None]
     cache = DynamicCache(config=model.config)
@@ -209,9 +210,12 @@ def test_plans_count_the_parameters_of_the_vision_tower(model: Any):
 def test_pictures_are_copied_once_on_their_way_to_the_trainer():
     """From the driver's pool by reference; counted are the bytes that channels copy."""
     pixels = torch.randn(4096, 512)
-    plain = Pictures(arguments={"pixel_values": pixels}, position_ids=torch.zeros(3, 8, dtype=torch.int64), digest="")
+    token_ids, positions = torch.arange(8), torch.zeros(3, 8, dtype=torch.int64)
+    plain = Picture(token_ids=token_ids, arguments={"pixel_values": pixels}, position_ids=positions, digest="")
     pool = PicturePool(pytest.fail, capacity_bytes=2 * pixels.nbytes)
-    item: Any = Prompt(index=0, token_ids=torch.arange(8), reference_answer="", pictures=pool.place(plain))
+    item: Any = Prompt(
+        index=0, token_ids=token_ids, reference_answer="", pictures=pictures_of([(0, pool.place(plain))])
+    )
     copied = 0
     for name in ("prompts", "samples", "referenced", "scored"):
         channel = Channel.create(name, capacity_items=2, capacity_bytes=2 * pixels.nbytes)
@@ -223,7 +227,7 @@ def test_pictures_are_copied_once_on_their_way_to_the_trainer():
             item = SampleGroup(
                 prompt=item, completion_ids=zeros.long(), loss_mask=zeros, rollout_logprobs=zeros, policy_version=0
             )
-    assert torch.equal(item.prompt.pictures.arguments["pixel_values"], pixels)
+    assert torch.equal(item.prompt.pictures.pictures[0].arguments["pixel_values"], pixels)
     assert pixels.nbytes + copied <= 1.05 * pixels.nbytes
 
 

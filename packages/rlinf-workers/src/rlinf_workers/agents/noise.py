@@ -7,6 +7,8 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 
+from rlinf_workers.agents.pictures import FIRST_REFERENCE
+
 
 def noise_of_episode(seed: int, step: int, index: int, member: int) -> int:
     """A number below 2**63 for an episode."""
@@ -40,7 +42,8 @@ class TurnNoise:
         Args:
             seed: of the request; None: it has none.
         """
-        read = hashlib.sha256(struct.pack(f">{len(token_ids)}i", *token_ids)).digest()
+        size = "q" if max(token_ids, default=0) >= FIRST_REFERENCE else "i"
+        read = hashlib.sha256(struct.pack(f">{len(token_ids)}{size}", *token_ids)).digest()
         number = self._counts[read]
         self._counts[read] += 1
         return _number(struct.pack(">3q", self._noise, number, -1 if seed is None else seed) + read)

@@ -12,7 +12,7 @@ Several ranks can compute one row together (sequence_parallel.py): `own_part` ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rlinf_workers.collectives import RankGroup
 from rlinf_workers.models.packed_attention import PackedAttention, attention_of, attention_of_sequences, packed
-from rlinf_workers.models.pictures import has_rope_positions, rope_offsets, rope_positions, seen
+from rlinf_workers.models.pictures import has_rope_positions, picture_places, rope_offset, rope_positions, seen
 from rlinf_workers.models.placement import to_device
 from rlinf_workers.models.sequence_parallel import ExchangedAttention, RowShare, ranks_of_rows
 from rlinf_workers.models.sequences import PAD_ID, fit_width
@@ -61,7 +61,7 @@ class PackedBatch:
     token_ids: Tensor
     """[N] int64"""
     position_ids: Tensor
-    """[N] int64, from 0 in each sequence; [3, N] where prompts have pictures at positions in time, rows and columns."""
+    """[N] int64, from 0 in each sequence; [3, N] where pictures are at positions in time, rows and columns."""
     attention: PackedAttention | ExchangedAttention
     answers_at: Tensor
     """[M] int64, the row position whose state predicts each token with a loss."""
@@ -76,9 +76,9 @@ class PackedBatch:
     kept_tokens: KeptIds | None = None
     """What sampling left for the M tokens with a loss; None: all tokens."""
     pictures: tuple[Pictures | None, ...] = ()
-    """Those of each prompt; empty: all are text alone."""
-    is_prompt: Tensor | None = None
-    """[N] bool, where there are pictures: the tokens of prompts."""
+    """Those of the segments of the row, in their order; empty: all are text alone."""
+    picture_places: Tensor | None = None
+    """[N] bool, where there are pictures: their tokens."""
     share: RowShare | None = None
     """Where several ranks compute the row together; N and M then count this rank's tokens. None: the whole row."""
 
@@ -90,7 +90,7 @@ class PackedBatch:
 
     def to(self, device: torch.device) -> PackedBatch:
         names = ["token_ids", "position_ids", "attention", "answers_at", "ids", "completion_ids", "loss_mask"]
-        names += [name for name in ("experts", "kept_tokens", "is_prompt") if getattr(self, name) is not None]
+        names += [name for name in ("experts", "kept_tokens", "picture_places") if getattr(self, name) is not None]
         values = {name: getattr(self, name) for name in names}
         return replace(
             self,
@@ -121,7 +121,7 @@ def part_of_rank(batch: PackedBatch, ranks: RankGroup, multiple: int = 1) -> Pac
     """
     assert isinstance(batch.attention, PackedAttention), "a row is shared once"
     if any(batch.pictures):
-        raise ValueError("ranks share packed rows of text alone; leave sequence_parallel out for prompts with pictures")
+        raise ValueError("ranks share packed rows of text alone; leave sequence_parallel out for pictures")
     share = RowShare(ranks, len(batch.token_ids), multiple)
     places = batch.answers_at - share.first
     is_own = (places >= 0) & (places < share.num_own)
@@ -190,15 +190,15 @@ def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
     start = of_segment.cumsum(0) - of_segment
     first_position = torch.zeros_like(start)
     first_position[is_completion] = prompt_lengths[prompts] + begins
-    pictures, is_prompt = tuple(group.prompt.pictures for group in groups), None
-    if (offsets := rope_offsets(pictures)) is not None:
-        first_position[is_completion] += offsets[prompts]
-        is_prompt = (~is_completion).repeat_interleave(of_segment)
     positions = torch.arange(int(of_segment.sum())) + (first_position - start).repeat_interleave(of_segment)
-    if has_rope_positions(pictures):
-        positions = positions.repeat(3, 1)
-        own = [rope_positions(group.prompt.pictures, len(group.prompt.token_ids)) for group in groups]
-        positions[:, is_prompt] = torch.cat(own, 1)
+    pictures: tuple[Pictures | None, ...] = ()
+    places_of_pictures = None
+    if any(group.has_pictures for group in groups):
+        segments = [one for group in groups for one in _segments_with_pictures(group)]
+        pictures = tuple(one.pictures for one in segments)
+        places_of_pictures = torch.cat([one.places for one in segments])
+        if has_rope_positions(pictures):
+            positions = torch.cat([one.positions for one in segments], 1)
 
     prompt_starts, starts = start[~is_completion], start[is_completion]
     tokens, experts, numbers = [], [], torch.arange(width)
@@ -224,8 +224,36 @@ def pack_without_padding(groups: Sequence[SampleGroup]) -> PackedBatch:
         experts=torch.cat(experts) if len(experts) == len(tokens) else None,
         kept_tokens=_kept_of(groups),
         pictures=pictures,
-        is_prompt=is_prompt,
+        picture_places=places_of_pictures,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Segment:
+    """A prompt, or what is computed for a row: n tokens."""
+
+    pictures: Pictures | None
+    positions: Tensor
+    """[3, n]"""
+    places: Tensor
+    """[n] bool"""
+
+
+def _segments_with_pictures(group: SampleGroup) -> Iterator[_Segment]:
+    """The prompt of a group and its rows, as `pack_without_padding` orders them."""
+    pictures, length = group.prompt.pictures, len(group.prompt.token_ids)
+    yield _Segment(
+        pictures=pictures, positions=rope_positions(pictures, length), places=picture_places(pictures, length)
+    )
+    after = length + rope_offset(pictures)
+    for row, (begin, count) in enumerate(torch.stack(computed_parts(group), 1).tolist()):
+        end = begin + count
+        before_end = group.pictures_of_row(row, end=end)
+        yield _Segment(
+            pictures=group.pictures_of_row(row, begin, end),
+            positions=after + rope_positions(before_end, end)[:, begin:],
+            places=picture_places(before_end, end)[begin:],
+        )
 
 
 def _kept_of(groups: Sequence[SampleGroup]) -> KeptIds | None:
@@ -288,7 +316,7 @@ def packed_states(model: Any, batch: PackedBatch) -> Tensor:
 def _call(model: Any, called: Any, batch: PackedBatch, **arguments: Any) -> Any:
     attention, positions = batch.attention, batch.position_ids
     num_layers = model.config.get_text_config().num_hidden_layers
-    with packed(model), seen(model, batch.pictures, batch.is_prompt) as pictures:
+    with packed(model), seen(model, batch.pictures, batch.picture_places) as pictures:
         attention.num_calls = 0
         outputs = called(
             input_ids=batch.token_ids[None],

@@ -16,7 +16,6 @@ import json
 import shutil
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlinf_workers.roles.records.pictures import Pictures
+from rlinf_workers.roles.records.pictures import Picture, Pictures, pictures_of
 
 NEEDS_EXTRA = "install it with `pip install 'rlinf-workers[vision]'`"
 PICTURE_TEXTS = {
@@ -40,8 +39,6 @@ OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 PIXELS = ("pixel_values", "pixel_attention_mask")
 MOST_KEPT_BYTES = 256 << 20
 """Memory of processed pictures that further prompts may share."""
-MOST_LAYOUTS = 1024
-"""Places and sizes of pictures in prompts whose positions are kept."""
 PROCESSOR_FILES = (
     "preprocessor_config.json",
     "processor_config.json",
@@ -62,20 +59,6 @@ class StoredPicture(Protocol):
     def decode(self) -> Any:
         """Returns a `PIL.Image.Image`."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessedPicture:
-    """A picture as a model reads it."""
-
-    token_ids: tuple[int, ...]
-    """Tokens that replace its placeholder."""
-    arguments: Mapping[str, Tensor]
-    """Arguments of the model; their first dimension counts patches, tiles or pictures."""
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.arguments.values())
 
 
 def reads_pictures(folder: str | Path) -> bool:
@@ -127,9 +110,8 @@ class PictureProcessor:
         self.placeholder_id: int = tokenizer.convert_tokens_to_ids(self.placeholder)
         self.picture_text = PICTURE_TEXTS[self._config.model_type].format(self.placeholder)
         """What a plain prompt has in place of a picture; a chat template writes its own."""
-        self._processed: OrderedDict[str, ProcessedPicture] = OrderedDict()
+        self._processed: OrderedDict[str, Picture] = OrderedDict()
         self._num_bytes = 0
-        self._positions: dict[tuple[bytes, bytes], Tensor] = {}
         self._num_tokens: dict[tuple[int, int], int] = {}
 
     def encode(self, text: str, pictures: Sequence[StoredPicture]) -> tuple[list[int], Pictures | None]:
@@ -154,16 +136,16 @@ class PictureProcessor:
             )
         if not pictures:
             return list(token_ids), None
-        processed = [self._process(picture) for picture in pictures]
-        following = iter(processed)
+        following = iter([self.process(picture) for picture in pictures])
         whole: list[int] = []
+        placed: list[tuple[int, Picture]] = []
         for token in token_ids:
-            whole.extend(next(following).token_ids if token == self.placeholder_id else (token,))
-        arguments = {
-            name: torch.cat([one.arguments[name] for one in processed]) for name in sorted(processed[0].arguments)
-        }
-        position_ids = self._position_ids(whole, arguments)
-        return whole, Pictures(arguments=arguments, position_ids=position_ids, digest=_digest(arguments))
+            if token == self.placeholder_id:
+                placed.append((len(whole), next(following)))
+                whole.extend(placed[-1][1].token_ids.tolist())
+            else:
+                whole.append(token)
+        return whole, pictures_of(placed)
 
     def num_tokens(self, width: int, height: int) -> int:
         """Returns the number of tokens that replace the placeholder of a picture of this size in pixels."""
@@ -179,7 +161,8 @@ class PictureProcessor:
                 self._num_tokens[size] = len(self._run(Image.new("RGB", size)).token_ids)
         return self._num_tokens[size]
 
-    def _process(self, picture: StoredPicture) -> ProcessedPicture:
+    def process(self, picture: StoredPicture) -> Picture:
+        """Returns a picture as the model reads it."""
         processed = self._processed.pop(picture.digest, None)
         if processed is None:
             processed = self._run(picture.decode())
@@ -189,17 +172,22 @@ class PictureProcessor:
             self._num_bytes -= self._processed.popitem(last=False)[1].num_bytes
         return processed
 
-    def _run(self, image: Any) -> ProcessedPicture:
+    def _run(self, image: Any) -> Picture:
         outputs = self._processor(
             text=[self.placeholder], images=[image], add_special_tokens=False, do_convert_rgb=True, return_tensors="pt"
         )
-        token_ids = tuple(outputs["input_ids"][0].tolist())
-        arguments = {name: tensor for name, tensor in outputs.items() if name not in OF_TEXT}
+        token_ids = outputs["input_ids"][0]
+        arguments = {name: tensor for name, tensor in sorted(outputs.items()) if name not in OF_TEXT}
         if arguments["pixel_values"].dim() == 5:  # [texts, tiles, channels, rows, columns]
             arguments |= {name: arguments[name][0] for name in PIXELS if name in arguments}
         if "pixel_attention_mask" in arguments:  # an eighth of the bytes of int64
             arguments["pixel_attention_mask"] = arguments["pixel_attention_mask"].bool()
-        return ProcessedPicture(token_ids=token_ids, arguments=arguments)
+        return Picture(
+            token_ids=token_ids,
+            arguments=arguments,
+            position_ids=self._position_ids(token_ids, arguments),
+            digest=_digest({"token_ids": token_ids, **arguments}),
+        )
 
     @cached_property
     def _outline(self) -> Any:
@@ -210,21 +198,19 @@ class PictureProcessor:
             model = AutoModelForImageTextToText.from_config(self._config, trust_remote_code=False)
         return model.model if hasattr(model.model, "get_rope_index") else None
 
-    def _position_ids(self, token_ids: Sequence[int], arguments: Mapping[str, Tensor]) -> Tensor | None:
-        """[3, L] int64"""
+    def _position_ids(self, token_ids: Tensor, arguments: Mapping[str, Tensor]) -> Tensor | None:
+        """[3, N] int64; transformers goes on from the largest, so those of a picture do not depend on what is before
+        it."""
         if self._outline is None:
             return None
-        ids, grids = torch.tensor([token_ids]), arguments["image_grid_thw"]
-        kinds = (ids == self.placeholder_id).int()
-        layout = (kinds.numpy().tobytes(), grids.numpy().tobytes())
-        if layout not in self._positions:
-            if len(self._positions) == MOST_LAYOUTS:
-                self._positions.clear()
-            positions, _ = self._outline.get_rope_index(
-                ids, mm_token_type_ids=kinds, image_grid_thw=grids, attention_mask=torch.ones_like(ids)
-            )
-            self._positions[layout] = positions[:, 0].contiguous()
-        return self._positions[layout]
+        ids = token_ids[None]
+        positions, _ = self._outline.get_rope_index(
+            ids,
+            mm_token_type_ids=(ids == self.placeholder_id).int(),
+            image_grid_thw=arguments["image_grid_thw"],
+            attention_mask=torch.ones_like(ids),
+        )
+        return positions[:, 0].contiguous()
 
 
 def _image_processor(folder: str, min_pixels: int | None, max_pixels: int | None) -> Any:

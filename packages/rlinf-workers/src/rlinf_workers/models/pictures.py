@@ -1,8 +1,8 @@
 """Calls of a vision-language model: what its vision tower reads, and the positions of what it sees.
 
-A transformers model puts the features of its vision tower in place of the placeholders among its tokens. Here only
-prompts have pictures: a placeholder that the policy sampled is a token like others, for the engine and the trainer
-alike. Positions are always passed, because a model that computes them itself keeps some between its calls.
+A transformers model puts the features of its vision tower in place of the placeholders among its tokens. Here it is
+known which of them stand for pictures: a placeholder that the policy sampled is a token like others, for the engine and
+the trainer alike. Positions are always passed, because a model that computes them itself keeps some between its calls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from rlinf_workers.models.picture_processor import PICTURE_TEXTS
 from rlinf_workers.models.placement import HOST, to_device
-from rlinf_workers.roles.records.pictures import Pictures
+from rlinf_workers.roles.records.pictures import Picture, Pictures
 
 VISION_LANGUAGE = frozenset(PICTURE_TEXTS)
 """Architectures (`model_type`) that read pictures here."""
@@ -49,33 +49,29 @@ def freeze_vision_tower(model: Any) -> None:
 
 
 @contextmanager
-def seen(
-    model: Any, pictures: Sequence[Pictures | None], is_prompt: Tensor | None = None
-) -> Iterator[dict[str, Tensor]]:
-    """Arguments with which the model sees pictures; in this context, at the placeholders of prompts alone.
+def seen(model: Any, pictures: Sequence[Pictures | None], places: Tensor | None = None) -> Iterator[dict[str, Tensor]]:
+    """Arguments with which the model sees pictures; in this context, at their own placeholders alone.
 
-    On a CPU, its vision tower computes those of each prompt by themselves: together they would round differently, and
-    the numbers of a prompt must not depend on the others of its batch.
+    On a CPU, its vision tower computes each picture by itself: together they would round differently, and the numbers
+    of a sequence must not depend on the others of its batch.
 
     Args:
-        pictures: of each prompt, in the order of the rows of the call; None: it is text alone.
-        is_prompt: bool, of the shape of the call's token ids, or without its batch dimension; None: all.
+        pictures: of each sequence, in the order of the rows of the call; None: it is text alone.
+        places: bool, of the shape of the call's token ids, or without its batch dimension: the tokens of these
+            pictures. None: all placeholders are theirs.
     """
-    there = [one for one in pictures if one is not None]
+    there = [picture for one in pictures if one is not None for picture in one.pictures]
     if not there:
         yield {}
         return
     base, device = model.base_model, next(model.parameters()).device
     separate = [_arguments(model, [one], device) for one in there] if device == HOST else []
     replaced: dict[str, Any] = {}
-    for kind in ("image", "video") if len(separate) > 1 else ():
-        own = [part for one in separate if (part := _of_kind(one, kind))]
-        if own:
-            name = f"get_{kind}_features"
-            replaced[name] = partial(_one_by_one, getattr(base, name), own)
-    if is_prompt is not None:
+    if len(separate) > 1:
+        replaced["get_image_features"] = partial(_one_by_one, base.get_image_features, separate)
+    if places is not None:
         replaced["get_placeholder_mask"] = partial(
-            _of_prompts, base.get_placeholder_mask, ~is_prompt, _plain_token(model.config)
+            _of_places, base.get_placeholder_mask, ~places.to(device), _plain_token(model.config)
         )
     vars(base).update(replaced)
     try:
@@ -85,28 +81,27 @@ def seen(
             delattr(base, name)
 
 
-def _arguments(model: Any, pictures: Sequence[Pictures], device: torch.device) -> dict[str, Tensor]:
+def _arguments(model: Any, pictures: Sequence[Picture], device: torch.device) -> dict[str, Tensor]:
     """Those of the model's call, on the device."""
-    names = dict.fromkeys(name for one in pictures for name in one.arguments)
-    parts = {name: [one.arguments[name] for one in pictures if name in one.arguments] for name in names}
-    joined = {name: to_device(torch.cat(tensors), device) for name, tensors in parts.items()}
+    joined = {name: to_device(tensor, device) for name, tensor in joined_arguments(pictures).items()}
     if model.config.model_type in TILED:
         joined = {name: tensor[None] for name, tensor in joined.items()}
     return joined
 
 
-def _of_kind(arguments: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
-    """The arguments for pictures or for videos."""
-    return {name: one for name, one in arguments.items() if ("video" in name) == (kind == "video")}
+def joined_arguments(pictures: Sequence[Picture]) -> dict[str, Tensor]:
+    """The model's arguments for several pictures."""
+    names = dict.fromkeys(name for one in pictures for name in one.arguments)
+    return {name: torch.cat([one.arguments[name] for one in pictures if name in one.arguments]) for name in names}
 
 
 def _one_by_one(
     features: Callable[..., Any], arguments: Sequence[Mapping[str, Tensor]], *_: Any, **options: Any
 ) -> Any:
-    """The features of the pictures of several prompts, as of one call.
+    """The features of several pictures, as of one call.
 
     Args:
-        arguments: of each prompt.
+        arguments: of each picture.
         options: further arguments of the model's call.
     """
     first, *others = [features(**one, **options) for one in arguments]
@@ -118,10 +113,10 @@ def _one_by_one(
     return first
 
 
-def _of_prompts(
+def _of_places(
     placeholders: Callable[..., Any], is_other: Tensor, plain: int, input_ids: Tensor, *arguments: Any, **options: Any
 ) -> Any:
-    """The placeholders of a model, without those that the policy sampled."""
+    """The placeholders of a model, without those that stand for no picture."""
     return placeholders(input_ids.masked_fill(is_other, plain), *arguments, **options)
 
 
@@ -132,34 +127,47 @@ def _plain_token(config: Any) -> int:
 
 
 def rope_offset(pictures: Pictures | None) -> int:
-    """How far the positions after a prompt differ from its number of tokens."""
-    if pictures is None or pictures.position_ids is None:
-        return 0
-    return int(pictures.position_ids.max()) + 1 - pictures.position_ids.shape[1]
+    """How far the positions after a sequence differ from its number of tokens."""
+    return 0 if pictures is None else sum(map(_offset, pictures.pictures))
+
+
+def _offset(picture: Picture) -> int:
+    positions = picture.position_ids
+    return 0 if positions is None else int(positions.max()) + 1 - positions.shape[1]
 
 
 def rope_offsets(pictures: Sequence[Pictures | None]) -> Tensor | None:
-    """[B] int64, the `rope_offset` of each prompt; None: all are text alone."""
+    """[B] int64, the `rope_offset` of each sequence; None: all are text alone."""
     return torch.tensor([rope_offset(one) for one in pictures]) if any(pictures) else None
 
 
 def rope_positions(pictures: Pictures | None, num_tokens: int) -> Tensor:
-    """[3, num_tokens] int64, the positions of a sequence that begins with the prompt of these pictures."""
-    positions = torch.arange(num_tokens).expand(3, -1)
-    if pictures is None or pictures.position_ids is None:
-        return positions
-    own = pictures.position_ids
-    return torch.cat([own, positions[:, own.shape[1] :] + rope_offset(pictures)], 1)
+    """[3, num_tokens] int64, the positions of a sequence with these pictures, from 0 on."""
+    positions = torch.arange(num_tokens).repeat(3, 1)
+    for begin, picture in () if pictures is None else zip(pictures.begins, pictures.pictures, strict=True):
+        if picture.position_ids is not None and begin < num_tokens:
+            end = begin + picture.num_tokens
+            positions[:, begin:end] = picture.position_ids[:, : num_tokens - begin] + int(positions[0, begin])
+            positions[:, end:] += _offset(picture)
+    return positions
+
+
+def picture_places(pictures: Pictures | None, num_tokens: int) -> Tensor:
+    """[num_tokens] bool, the tokens of pictures."""
+    places = torch.zeros(num_tokens, dtype=torch.bool)
+    for begin, picture in () if pictures is None else zip(pictures.begins, pictures.pictures, strict=True):
+        places[begin : begin + picture.num_tokens] = True
+    return places
 
 
 def has_rope_positions(pictures: Sequence[Pictures | None]) -> bool:
     """Whether some are at positions in time, rows and columns."""
-    return any(one is not None and one.position_ids is not None for one in pictures)
+    return any(picture.position_ids is not None for one in pictures if one is not None for picture in one.pictures)
 
 
 def padded_positions(pictures: Sequence[Pictures | None], mask: Tensor) -> Tensor:
-    """Positions of sequences that begin with prompts of these pictures, and are padded on the left: [B, L] int64, or
-    [3, B, L] where some have pictures at positions in time, rows and columns.
+    """Positions of sequences with these pictures that are padded on the left: [B, L] int64, or [3, B, L] where some
+    have pictures at positions in time, rows and columns.
 
     Args:
         mask: [B, L], 0 on padding.
@@ -169,3 +177,12 @@ def padded_positions(pictures: Sequence[Pictures | None], mask: Tensor) -> Tenso
     width, lengths = mask.shape[1], mask.sum(-1).tolist()
     own = [rope_positions(one, length) for one, length in zip(pictures, lengths, strict=True)]
     return torch.stack([pad(positions, (width - positions.shape[1], 0)) for positions in own], 1)
+
+
+def padded_places(pictures: Sequence[Pictures | None], mask: Tensor) -> Tensor | None:
+    """[B, L] bool, as `picture_places`; None: all are text alone. The arguments are those of `padded_positions`."""
+    if not any(pictures):
+        return None
+    width, lengths = mask.shape[1], mask.sum(-1).tolist()
+    own = [picture_places(one, length) for one, length in zip(pictures, lengths, strict=True)]
+    return torch.stack([pad(places, (width - len(places), 0)) for places in own])

@@ -18,7 +18,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlinf_workers.models.cache_argument import as_cache
-from rlinf_workers.models.pictures import has_rope_positions, padded_positions, seen
+from rlinf_workers.models.pictures import (
+    has_rope_positions,
+    padded_places,
+    padded_positions,
+    picture_places,
+    rope_offset,
+    rope_positions,
+    seen,
+)
 from rlinf_workers.models.placement import to_device
 from rlinf_workers.roles.records.language import SampleGroup
 from rlinf_workers.roles.records.pictures import Pictures
@@ -44,8 +52,12 @@ class SequenceBatch:
     """[P], completions of each prompt; empty: all have equally many."""
     pictures: tuple[Pictures | None, ...] = ()
     """[P], those of each prompt; empty: all are text alone."""
+    row_pictures: tuple[Pictures | None, ...] = ()
+    """[B], those of each completion; empty: all are text alone."""
     prompt_positions: Tensor | None = None
-    """[3, P, L] int64, where prompts have pictures at positions in time, rows and columns."""
+    """[3, P, L] int64, where some pictures are at positions in time, rows and columns."""
+    row_positions: Tensor | None = None
+    """[3, B, T] int64, likewise."""
 
     @property
     def repeats(self) -> int | Tensor:
@@ -56,7 +68,7 @@ class SequenceBatch:
 
     def to(self, device: torch.device) -> SequenceBatch:
         names = ["prompt_ids", "prompt_mask", "completion_ids", "loss_mask"]
-        names += ["prompt_positions"] * (self.prompt_positions is not None)
+        names += [] if self.prompt_positions is None else ["prompt_positions", "row_positions"]
         return replace(self, **{name: to_device(getattr(self, name), device) for name in names})
 
 
@@ -74,15 +86,32 @@ def pack_groups(groups: Sequence[SampleGroup]) -> SequenceBatch:
     prompt_width = max(len(group.prompt.token_ids) for group in groups)
     completion_width = max(1, *(int(group.extents.max()) for group in groups))
     prompt_ids, prompt_mask = pad_left([group.prompt.token_ids for group in groups], prompt_width, PAD_ID)
-    pictures = [group.prompt.pictures for group in groups]
+    pictures = tuple(group.prompt.pictures for group in groups)
+    rows = [(group, row) for group in groups for row in range(len(group.completion_ids))]
+    row_pictures: tuple[Pictures | None, ...] = ()
+    if any(group.placed_pictures for group in groups):
+        extents = torch.cat([group.extents for group in groups]).tolist()
+        row_pictures = tuple(
+            group.pictures_of_row(row, end=extent) for (group, row), extent in zip(rows, extents, strict=True)
+        )
+    prompt_positions = row_positions = None
+    if has_rope_positions([*pictures, *row_pictures]):
+        prompt_positions = padded_positions(pictures, prompt_mask)
+        if prompt_positions.dim() == 2:
+            prompt_positions = prompt_positions.expand(3, -1, -1)
+        starts = [len(group.prompt.token_ids) + rope_offset(group.prompt.pictures) for group, _ in rows]
+        own = [rope_positions(one, completion_width) for one in row_pictures or (None,) * len(rows)]
+        row_positions = torch.stack([start + one for start, one in zip(starts, own, strict=True)], 1)
     return SequenceBatch(
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
         completion_ids=torch.cat([fit_width(group.computed_ids, completion_width, PAD_ID) for group in groups]),
         loss_mask=torch.cat([fit_width(group.loss_mask, completion_width, 0.0) for group in groups]),
         group_sizes=tuple(len(group.completion_ids) for group in groups),
-        pictures=tuple(pictures),
-        prompt_positions=padded_positions(pictures, prompt_mask) if has_rope_positions(pictures) else None,
+        pictures=pictures,
+        row_pictures=row_pictures,
+        prompt_positions=prompt_positions,
+        row_positions=row_positions,
     )
 
 
@@ -122,7 +151,7 @@ def _before_completions(outputs: Callable[..., Tensor], model: Any, batch: Seque
     places = _positions(mask, width)
     if batch.prompt_positions is not None:
         places["position_ids"] = batch.prompt_positions
-    with seen(model, batch.pictures) as pictures:
+    with seen(model, batch.pictures, padded_places(batch.pictures, batch.prompt_mask)) as pictures:
         prompts = outputs(
             input_ids=batch.prompt_ids, **as_cache(cache), logits_to_keep=1, use_cache=True, **places, **pictures
         )
@@ -132,10 +161,13 @@ def _before_completions(outputs: Callable[..., Tensor], model: Any, batch: Seque
         if mask is not None:
             mask = torch.cat([mask.repeat_interleave(repeats, 0), torch.ones_like(batch.completion_ids[:, 1:])], 1)
         places = _positions(mask, num_tokens - 1)
-        if batch.prompt_positions is not None:
-            first = batch.prompt_positions.amax((0, 2)).repeat_interleave(repeats, 0)[:, None] + 1
-            places["position_ids"] = first + torch.arange(num_tokens - 1, device=first.device)
-        completions = outputs(input_ids=batch.completion_ids[:, :-1], **as_cache(cache), use_cache=True, **places)
+        if batch.row_positions is not None:
+            places["position_ids"] = batch.row_positions[:, :, :-1]
+        is_picture = [picture_places(one, num_tokens - 1) for one in batch.row_pictures]
+        with seen(model, batch.row_pictures, torch.stack(is_picture) if is_picture else None) as pictures:
+            completions = outputs(
+                input_ids=batch.completion_ids[:, :-1], **as_cache(cache), use_cache=True, **places, **pictures
+            )
         all_outputs = torch.cat([all_outputs, completions], 1)
     return all_outputs
 

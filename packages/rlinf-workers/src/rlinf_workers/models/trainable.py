@@ -27,7 +27,7 @@ from rlinf_workers.models.language_model import (
     outline_model,
 )
 from rlinf_workers.models.packed import KeptIds, PackedBatch, own_part, packed_logits, packed_states
-from rlinf_workers.models.pictures import freeze_vision_tower, has_rope_positions, rope_positions, seen
+from rlinf_workers.models.pictures import freeze_vision_tower, has_rope_positions, picture_places, rope_positions, seen
 from rlinf_workers.models.placement import to_device
 from rlinf_workers.models.router_replay import agreement, replayed_experts
 from rlinf_workers.models.routers import balance_loss, recorded_routers
@@ -312,5 +312,7 @@ def _call_with_examples(model: Any, called: Any, batch: ExampleBatch) -> Any:
         positions = [rope_positions(one, batch.token_ids.shape[1]) for one in batch.pictures]
         positions += [rope_positions(None, batch.token_ids.shape[1])] * (len(batch.token_ids) - len(positions))
         arguments["position_ids"] = to_device(torch.stack(positions, 1), batch.token_ids.device)
-    with seen(model, batch.pictures, batch.loss_mask == 0) as pixels:
+    places = [picture_places(one, batch.token_ids.shape[1]) for one in batch.pictures]
+    places += [torch.zeros(batch.token_ids.shape[1], dtype=torch.bool)] * (len(batch.token_ids) - len(places))
+    with seen(model, batch.pictures, torch.stack(places)) as pixels:
         return called(input_ids=batch.token_ids, use_cache=False, **arguments, **pixels)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlinf_comm import PoolFull, SharedPool
-from rlinf_workers.roles.records.pictures import Pictures
+from rlinf_workers.roles.records.pictures import Picture, Pictures
 
 _CAPACITY_BYTES = 2 << 30
 """Size of the address range; memory is used only as far as pictures reach. A group has at most three batches alive (one
@@ -40,14 +40,18 @@ class PicturePool:
     def fd(self) -> int:
         return self._pool.address.fd
 
-    def place(self, pictures: Pictures) -> Pictures:
-        """The same pictures in the pool, as far as they fit."""
-        places = {name: self.empty(tensor.shape, tensor.dtype) for name, tensor in pictures.arguments.items()}
+    def place(self, picture: Picture) -> Picture:
+        """The same picture in the pool, as far as it fits."""
+        places = {name: self.empty(tensor.shape, tensor.dtype) for name, tensor in picture.arguments.items()}
         arguments = {
             name: tensor if (place := places[name]) is None else place.copy_(tensor)
-            for name, tensor in pictures.arguments.items()
+            for name, tensor in picture.arguments.items()
         }
-        return replace(pictures, arguments=arguments)
+        return replace(picture, arguments=arguments)
+
+    def place_all(self, pictures: Pictures) -> Pictures:
+        """`place` for those of a sequence."""
+        return replace(pictures, pictures=tuple(map(self.place, pictures.pictures)))
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor | None:
         try:

@@ -16,7 +16,7 @@ from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.pictures import auto_class
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
-from rlinf_workers.roles.records.pictures import Pictures
+from rlinf_workers.roles.records.pictures import Picture, pictures_of
 from rlinf_workers.testing.architectures import SIZES, save_random
 from rlinf_workers.testing.backends import NUM_ROWS
 from rlinf_workers.testing.language_backends import LENGTH, LanguageSubject
@@ -80,50 +80,56 @@ def tiny_vision_language(name: str, folder: Path) -> ModelSettings:
     return save_random(auto_class(config).from_config(config, dtype=torch.float32), folder)
 
 
+def random_picture(model: Any, size: tuple[int, int], generator: torch.Generator) -> Picture:
+    """A picture of random numbers.
+
+    Args:
+        size: rows and columns of its placeholders; of a tiled model all pictures have equally many.
+    """
+    rows, columns = size
+    grid = None
+    if model.config.model_type == "smolvlm":
+        count = model.model.image_seq_len if hasattr(model.model, "image_seq_len") else MERGE * MERGE
+        arguments = {"pixel_values": torch.randn(1, 3, 4 * PATCH, 4 * PATCH, generator=generator)}
+    else:
+        count, grid = rows * columns, torch.tensor([[1, MERGE * rows, MERGE * columns]])
+        pixels = torch.randn(count * MERGE * MERGE, 3 * 2 * PATCH * PATCH, generator=generator)
+        arguments = {"pixel_values": pixels, "image_grid_thw": grid}
+    token_ids = torch.full((count,), IMAGE)
+    sha = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in arguments.values()))
+    return Picture(
+        token_ids=token_ids,
+        arguments=arguments,
+        position_ids=own_positions(model, token_ids, grid),
+        digest=sha.hexdigest(),
+    )
+
+
 def prompt_with_pictures(
     model: Any, index: int, sizes: Sequence[tuple[int, int]], *, num_words: int = 3, seed: int | None = None
 ) -> Prompt:
     """A prompt of words, with a picture of random numbers after each of the first.
 
     Args:
-        sizes: rows and columns of the placeholders of each picture; of a tiled model all pictures have equally many.
+        sizes: of the pictures, as for `random_picture`.
         seed: of the pictures; None: the index.
     """
     generator = torch.Generator().manual_seed(index if seed is None else seed)
     words = torch.randint(2, 13, (max(num_words, len(sizes)),), generator=torch.Generator().manual_seed(len(sizes)))
-    if model.config.model_type == "smolvlm":
-        per_picture = model.model.image_seq_len if hasattr(model.model, "image_seq_len") else MERGE * MERGE
-        arguments = {"pixel_values": torch.randn(len(sizes), 3, 4 * PATCH, 4 * PATCH, generator=generator)}
-        counts = [per_picture] * len(sizes)
-    else:
-        grids = torch.tensor([[1, MERGE * rows, MERGE * columns] for rows, columns in sizes]).view(-1, 3)
-        num_patches = int(grids.prod(-1).sum())
-        pixels = torch.randn(num_patches, 3 * 2 * PATCH * PATCH, generator=generator)
-        arguments = {"pixel_values": pixels, "image_grid_thw": grids}
-        counts = [rows * columns for rows, columns in sizes]
-    parts: list[Tensor] = []
-    for number, word in enumerate(words):
-        parts.append(word[None])
-        if number < len(counts):
-            parts += [torch.tensor([START]), torch.full((counts[number],), IMAGE), torch.tensor([END])]
-    token_ids = torch.cat(parts)
-    if not sizes:
-        return Prompt(index=index, token_ids=token_ids, reference_answer="")
-    sha = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in arguments.values()))
-    return Prompt(
-        index=index,
-        token_ids=token_ids,
-        reference_answer="",
-        pictures=Pictures(
-            arguments=arguments,
-            position_ids=_positions(model, token_ids, arguments.get("image_grid_thw")),
-            digest=sha.hexdigest(),
-        ),
-    )
+    placed: list[tuple[int, Picture]] = []
+    token_ids: list[int] = []
+    for number, word in enumerate(words.tolist()):
+        token_ids.append(word)
+        if number < len(sizes):
+            picture = random_picture(model, sizes[number], generator)
+            placed.append((len(token_ids) + 1, picture))
+            token_ids += [START, *picture.token_ids.tolist(), END]
+    return Prompt(index=index, token_ids=torch.tensor(token_ids), reference_answer="", pictures=pictures_of(placed))
 
 
-def _positions(model: Any, token_ids: Tensor, grids: Tensor | None) -> Tensor | None:
-    """transformers' own."""
+def own_positions(model: Any, token_ids: Tensor, grids: Tensor | None) -> Tensor | None:
+    """[3, L] int64, transformers' own positions for tokens all of whose placeholders stand for pictures; None: they are
+    as for text."""
     if not hasattr(model.model, "get_rope_index"):
         return None
     types = (token_ids == IMAGE).int()[None]

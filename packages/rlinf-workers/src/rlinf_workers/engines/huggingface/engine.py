@@ -26,7 +26,7 @@ from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings, prompt_no
 from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.language_model import LoadedModel, ModelSettings, load_model
-from rlinf_workers.models.pictures import padded_positions, rope_offsets, seen
+from rlinf_workers.models.pictures import padded_places, padded_positions, rope_offsets, seen
 from rlinf_workers.models.router_replay import experts_of_groups, recorded_experts
 from rlinf_workers.models.sequences import pad_left
 from rlinf_workers.roles.records.kept_tokens import KeptTokens, split_by_row
@@ -314,7 +314,7 @@ class HuggingFaceEngine(ServedModule):
         if not any(pictures):
             return self._forward(token_ids, mask, cache)
         positions = padded_positions(pictures, mask).to(self._device)
-        with whole_masks(), seen(self._model, pictures) as arguments:
+        with whole_masks(), seen(self._model, pictures, padded_places(pictures, mask)) as arguments:
             return self._last_logits(token_ids, cache, attention_mask=mask, position_ids=positions, **arguments)
 
     def _forward(self, token_ids: Tensor, mask: Tensor, cache: Any, offsets: Tensor | None = None) -> Tensor:

@@ -52,7 +52,7 @@ from rlinf_workers.engines.stopping import StopStrings
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.packed_attention import decoder_attention
-from rlinf_workers.models.pictures import padded_positions, rope_offset, seen
+from rlinf_workers.models.pictures import padded_places, padded_positions, rope_offset, seen
 from rlinf_workers.models.placement import HOST
 from rlinf_workers.models.router_replay import recorded_experts
 from rlinf_workers.models.sequences import pad_left
@@ -600,10 +600,9 @@ class Slots:
         token_ids, mask = pad_left(sequences, width, self._pad_id)
         pictures = [one.prompt.pictures for one in waiting]
         positions = padded_positions(pictures, mask)
-        lengths = torch.tensor([len(one.prompt.token_ids) for one in waiting])
-        is_prompt = (mask.cumsum(1) <= lengths[:, None]).to(self._device) if any(pictures) else None
+        places = padded_places(pictures, mask)
         cache = DynamicCache()  # without the config: it keeps all keys of layers with a window, too
-        with whole_masks(), self._recorded() as choices, seen(self._model, pictures, is_prompt) as arguments:
+        with whole_masks(), self._recorded() as choices, seen(self._model, pictures, places) as arguments:
             output = self._model(
                 input_ids=token_ids.to(self._device),
                 position_ids=positions.to(self._device),

@@ -424,11 +424,11 @@ class AgentRollout(Rollout):
         agents, version = self._episode_settings.trained_agents, self.policy_version
         further = self._episode_settings.agents_by_trainer
         samples: list[SampleGroup] = []
-        for prompt, reports in groups:
+        for prompt, reports, pictures in groups:
             episodes = [report.trajectory for report in reports]
-            group = group_of(prompt, episodes, policy_version=version, agents=agents)
+            group = group_of(prompt, episodes, policy_version=version, agents=agents, pictures=pictures)
             if further:
-                nothing, served = replace(prompt, token_ids=NO_PROMPT), self._served_policies
+                nothing, served = replace(prompt, token_ids=NO_PROMPT, pictures=None), self._served_policies
                 parts = {
                     trainer: group_of(nothing, episodes, policy_version=served[trainer].version, agents=own)
                     for trainer, own in further.items()

@@ -20,9 +20,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_workers.agents.pictures import FIRST_REFERENCE
 from rlinf_workers.agents.records import AgentTrajectory, Sampled, TokenNode, shared_length
 from rlinf_workers.errors import WorkersError
-from rlinf_workers.roles.records.language import Prompt, SampleGroup, Segment
+from rlinf_workers.roles.language.history_pictures import (
+    PicturesByReference,
+    history_of_prompt,
+    pictures_of_prompt,
+    placed,
+    read_history,
+)
+from rlinf_workers.roles.records.language import PlacedPicture, Prompt, SampleGroup, Segment
+from rlinf_workers.roles.records.pictures import Picture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +79,12 @@ class TrainedAgents:
 
 
 def group_of(
-    prompt: Prompt, trajectories: Sequence[AgentTrajectory], *, policy_version: int, agents: Sequence[str] = ()
+    prompt: Prompt,
+    trajectories: Sequence[AgentTrajectory],
+    *,
+    policy_version: int,
+    agents: Sequence[str] = (),
+    pictures: PicturesByReference | None = None,
 ) -> SampleGroup:
     """The episodes of a prompt as a group.
 
@@ -82,18 +96,22 @@ def group_of(
     Args:
         policy_version: version of the group if the policy has written nothing.
         agents: names of the agents that train; empty: there is one, without a name.
+        pictures: those of the episodes; None: of the prompt alone.
 
-    Raises: WorkersError if a node contradicts itself, or if the histories do not begin with the same token.
+    Raises: WorkersError if a node contradicts itself, if the histories do not begin with the same token, or if one has
+        a picture that is not among these.
     """
     where, trained = f"prompt {prompt.index}", TrainedAgents(names=tuple(agents))
     rows: list[_Row] = []
     for index, trajectory in enumerate(trajectories):
         _check(trajectory, f"{where}, episode {index}")
         rows += _rows(trajectory, index, len(rows), trained)
-    prompt_ids, common = prompt.token_ids.tolist(), _common_prompt(rows, where)
+    pictures = pictures_of_prompt(prompt) if pictures is None else pictures
+    prompt_ids, common = history_of_prompt(prompt), _common_prompt(rows, where)
     if common is not None and common != prompt_ids:
-        prompt_ids, prompt = common, replace(prompt, token_ids=_vector(common, np.int64))
-    return _group(prompt, prompt_ids, trajectories, rows, policy_version, trained)
+        prompt_ids, (token_ids, seen) = common, read_history(common, pictures)
+        prompt = replace(prompt, token_ids=token_ids, pictures=seen)
+    return _group(prompt, prompt_ids, trajectories, rows, policy_version, trained, pictures)
 
 
 def _check(trajectory: AgentTrajectory, where: str) -> None:
@@ -172,6 +190,7 @@ def _group(
     rows: Sequence[_Row],
     policy_version: int,
     trained: TrainedAgents,
+    pictures: PicturesByReference,
 ) -> SampleGroup:
     begin = len(prompt_ids)
     starts = [_start(row, prompt_ids, trajectories[row.trajectory]) for row in rows]
@@ -179,8 +198,14 @@ def _group(
     shape = len(rows), max([1, *lengths])
     ids, mask, logprobs = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     turns = np.full(shape, -1, np.int64)
+    placed_pictures: list[list[tuple[int, Picture]]] = [[] for _ in rows]
     for number, (row, start) in enumerate(zip(rows, starts, strict=True)):
         ids[number, : lengths[number]] = row.token_ids[start:]
+        for place in (ids[number] >= FIRST_REFERENCE).nonzero()[0].tolist():
+            ((_, picture),) = placed(row.token_ids[start + place : start + place + 1], pictures)
+            ids[number, place] = int(picture.token_ids[0])
+            if not row.is_aside:
+                placed_pictures[number].append((place, picture))
         for place, turn, sampled in () if row.is_aside else _trained(row, start):
             mask[number, place], logprobs[number, place], turns[number, place] = 1, sampled.logprobs, turn
     shared = [0 if row.is_frozen else max(0, row.num_shared - begin) for row in rows]
@@ -209,6 +234,13 @@ def _group(
         causes=tuple(trajectory.cause for trajectory in trajectories),
         details=tuple(trajectory.detail for trajectory in trajectories),
         turns=torch.from_numpy(turns),
+        pictures={picture.digest: picture for row in placed_pictures for _, picture in row},
+        placed_pictures=tuple(
+            tuple(PlacedPicture(begin=place, digest=picture.digest) for place, picture in row)
+            for row in placed_pictures
+        )
+        if any(placed_pictures)
+        else (),
         **_turns(trajectories, trained),
         **(_by_agent(trajectories, rows, trained.names) if trained.names else {}),
     )

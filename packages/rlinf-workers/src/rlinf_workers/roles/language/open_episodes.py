@@ -16,9 +16,11 @@ from rlinf_workers.agents.turn_log import (
     pack_episodes,
     unpack_episodes,
 )
+from rlinf_workers.roles.language.history_pictures import PicturesByReference, by_reference, pictures_of_prompt
 from rlinf_workers.roles.language.late_groups import LateGroup
 from rlinf_workers.roles.language.rollout import GroupsUnderWay
 from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.roles.records.pictures import Picture
 from rlinf_workers.spans import now_ns
 
 
@@ -45,6 +47,8 @@ class OpenEpisode:
     log: TurnLog
     number: int = 0
     """In the agent process; 0: it is not there."""
+    pictures: dict[int, Picture] = field(default_factory=dict)
+    """Those that its histories may refer to, by reference; the prompt's are among them."""
     pending: dict[int, PendingTurn] = field(default_factory=dict)
     """By noise."""
     report: EpisodeReport | None = None
@@ -58,8 +62,8 @@ class OpenEpisode:
 
 Episodes = list[OpenEpisode]
 """Those of a group, in the order of their members."""
-WholeGroup = tuple[Prompt, list[EpisodeReport]]
-"""Its prompt, and its episodes in the order of their members."""
+WholeGroup = tuple[Prompt, list[EpisodeReport], PicturesByReference]
+"""Its prompt, its episodes in the order of their members, and their pictures."""
 
 
 class OpenEpisodes(GroupsUnderWay[Episodes]):
@@ -103,6 +107,7 @@ class OpenEpisodes(GroupsUnderWay[Episodes]):
         """Takes a group up, with what there is of it."""
         there = {one.member: one for one in unpack_episodes(group.episodes)}
         episodes = []
+        pictures = pictures_of_prompt(group.prompt) | by_reference(group.pictures)
         for member in range(self.group_size):
             late = there.get(member, LateEpisode(member=member))
             episodes.append(
@@ -110,6 +115,7 @@ class OpenEpisodes(GroupsUnderWay[Episodes]):
                     key=(group.step, group.submitted_index, member),
                     index=group.prompt.index,
                     log=TurnLog(late.turns, keeps_histories=self._keeps_histories),
+                    pictures=dict(pictures),
                     report=late.report,
                 )
             )
@@ -151,7 +157,7 @@ class OpenEpisodes(GroupsUnderWay[Episodes]):
             reports = [one.report for one in episodes if one.report is not None]
             if len(reports) == self.group_size:
                 self._whole[index] = self._open.pop(index)
-                groups.append((prompt, reports))
+                groups.append((prompt, reports, _pictures(episodes)))
         return groups
 
     def leave(self, index: int) -> Episodes:
@@ -167,6 +173,7 @@ class OpenEpisodes(GroupsUnderWay[Episodes]):
         left = []
         for index, (prompt, episodes) in {**self._open, **self._whole}.items():
             step, submitted_index = submitted[index]
+            of_prompt = pictures_of_prompt(prompt)
             late = [
                 LateEpisode(member=one.member, report=one.report, turns=[] if one.report is not None else one.log.turns)
                 for one in episodes
@@ -179,6 +186,14 @@ class OpenEpisodes(GroupsUnderWay[Episodes]):
                     finished=(),
                     unfinished=(),
                     episodes=pack_episodes(late),
+                    pictures=tuple(
+                        picture for reference, picture in _pictures(episodes).items() if reference not in of_prompt
+                    ),
                 )
             )
         return sorted(left, key=lambda one: (one.step, one.prompt.index))
+
+
+def _pictures(episodes: Episodes) -> dict[int, Picture]:
+    """Those of all episodes of a group."""
+    return {reference: picture for one in episodes for reference, picture in one.pictures.items()}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-import numpy as np
 import torch
 
 from rlinf_workers.agents.records import Sampled
 from rlinf_workers.engines.base import Completions, GenerationEngine, SupportsPause, UnfinishedCompletion
 from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
 from rlinf_workers.errors import SettingsRefused
+from rlinf_workers.roles.language.history_pictures import read_history
 from rlinf_workers.roles.language.open_episodes import PendingTurn
 from rlinf_workers.roles.records.language import Prompt, Segment
 
@@ -105,10 +105,9 @@ class TurnQueue:
 def _unfinished(number: int, pending: PendingTurn) -> UnfinishedCompletion:
     """A turn for the engine, with the tokens that it has already, and noise of its own."""
     sampled = pending.turn.sampled
+    token_ids, pictures = read_history(pending.token_ids, pending.episode.pictures if pending.episode else {})
     return UnfinishedCompletion(
-        prompt=Prompt(
-            index=number, token_ids=torch.from_numpy(np.array(pending.token_ids, np.int64)), reference_answer=""
-        ),
+        prompt=Prompt(index=number, token_ids=token_ids, reference_answer="", pictures=pictures),
         member=0,
         token_ids=torch.tensor(sampled.token_ids) if sampled else NO_TOKENS,
         logprobs=torch.tensor(sampled.logprobs) if sampled else NO_LOGPROBS,

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlinf_comm import record
 from rlinf_workers.agents.records import NOT_OF_POLICY, Author, Cause
 from rlinf_workers.roles.records.kept_tokens import KeptTokens
-from rlinf_workers.roles.records.pictures import Pictures
+from rlinf_workers.roles.records.pictures import Picture, Pictures, pictures_of
 from rlinf_workers.worker import DIGEST_LENGTH
 
 
@@ -42,6 +42,16 @@ class Prompt:
     """The conversation that an agent goes on with, a JSON list of {"role", "content"}; None: there is no agent."""
     pictures: Pictures | None = None
     """What a vision-language model sees; None: the prompt is text alone."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedPicture:
+    """A picture among the tokens of a row after its prompt."""
+
+    begin: int
+    """Its first token, counted from the row's first."""
+    digest: str
 
 
 @record
@@ -132,6 +142,10 @@ class SampleGroup:
     NaN: the reward of the episode, once that is known."""
     turn_agents: Tensor | None = None
     """[G, S] int64, the agent of each turn; -1: the episode has no such turn."""
+    pictures: dict[str, Picture] = field(default_factory=dict)
+    """By digest, those that rows have after the prompt."""
+    placed_pictures: tuple[tuple[PlacedPicture, ...], ...] = ()
+    """[R], of each row, in order; empty: no row has one."""
     of_policies: dict[str, SampleGroup] = field(default_factory=dict)
     """Worker group that trains a further policy -> the same episodes as that policy learns from them: agents of other
     policies do not train there, and the prompt is what its own histories begin with. The reward stage parts them."""
@@ -180,6 +194,18 @@ class SampleGroup:
             return self.completion_ids
         return self.completion_ids.masked_fill((self.row_agents < 0)[:, None], 0)
 
+    def pictures_of_row(self, row: int, first: int = 0, end: int | None = None) -> Pictures | None:
+        """The pictures of a row after its prompt, among its tokens from `first` to before `end`; their places are
+        counted from the row's first token."""
+        placed = self.placed_pictures[row] if self.placed_pictures else ()
+        there = (one for one in placed if first <= one.begin and (end is None or one.begin < end))
+        return pictures_of((one.begin, self.pictures[one.digest]) for one in there)
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether the prompt or a row has pictures."""
+        return self.prompt.pictures is not None or bool(self.pictures)
+
     def by_episode(self, values: Tensor) -> Tensor:
         """[G], sums over the rows of each episode of values [R]."""
         if self.trajectories is None or len(values) == self.num_episodes:
@@ -212,6 +238,7 @@ class SampleGroup:
         parts = [self.prompt.token_ids, mask.sum(-1)]
         if self.prompt.pictures is not None:
             sha.update(self.prompt.pictures.digest.encode())
+        sha.update("".join(f"{one.begin} {one.digest}" for row in self.placed_pictures for one in row).encode())
         if self.lengths is not None:
             is_token = torch.arange(mask.shape[1]) < self.lengths[:, None]
             parts += [self.lengths, mask[is_token], self.completion_ids[is_token]]
@@ -243,6 +270,7 @@ class SampleGroup:
             "trajectories",
             "turns",
             "row_agents",
+            "placed_pictures",
         )
         taken = {name: getattr(self, name) for name in names}
         taken = {name: None if value is None else value[rows] for name, value in taken.items()}

@@ -1,7 +1,9 @@
-"""The pictures of a prompt, as a vision-language model reads them. Legend: L prompt tokens."""
+"""Pictures as a vision-language model reads them. Legend: N tokens of a picture."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,18 +13,48 @@ from rlinf_comm import record
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pictures:
-    """Pictures and videos after the model's own preprocessing, which happens once, beside the prompt's tokens: each
-    picture is a run of placeholders among them."""
+class Picture:
+    """A picture after the model's own preprocessing, which happens once: a run of placeholders among tokens."""
 
+    token_ids: Tensor
+    """[N] int64, the run: placeholders, and what the model's processor writes between them."""
     arguments: dict[str, Tensor]
     """Arguments of the model, such as `pixel_values` and `image_grid_thw`. Their first dimension counts patches, tiles
-    or pictures, so those of several prompts are joined along it."""
+    or pictures, so those of several pictures are joined along it."""
     position_ids: Tensor | None
-    """[3, L] int64, the prompt's positions in time, rows and columns (M-RoPE); None: 0, 1, ..., as for text."""
+    """[3, N] int64, positions in time, rows and columns (M-RoPE), from the first of the run on; None: as for text."""
     digest: str
-    """Hexadecimal digest of the arguments."""
+    """Hexadecimal digest of the tokens and the arguments."""
+
+    @property
+    def num_tokens(self) -> int:
+        """N"""
+        return len(self.token_ids)
 
     @property
     def num_bytes(self) -> int:
+        """Of the arguments."""
         return sum(tensor.nbytes for tensor in self.arguments.values())
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pictures:
+    """The pictures among the tokens of a sequence, in their order; at least one."""
+
+    pictures: tuple[Picture, ...]
+    begins: tuple[int, ...]
+    """The place of the first token of each."""
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal digest of the pictures."""
+        return hashlib.sha256("".join(one.digest for one in self.pictures).encode()).hexdigest()
+
+
+def pictures_of(placed: Iterable[tuple[int, Picture]]) -> Pictures | None:
+    """Pictures by the place of their first token, in order; None if there are none."""
+    pairs = tuple(placed)
+    if not pairs:
+        return None
+    return Pictures(pictures=tuple(one for _, one in pairs), begins=tuple(begin for begin, _ in pairs))

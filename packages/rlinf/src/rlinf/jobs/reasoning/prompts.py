@@ -115,7 +115,7 @@ class PromptSource:
             for index, problem in enumerate(problems)
         ]
         return [
-            replace(one, pictures=self._pictures.place(one.pictures)) if one.pictures is not None else one
+            replace(one, pictures=self._pictures.place_all(one.pictures)) if one.pictures is not None else one
             for one in prompts
         ]
 
