@@ -22,7 +22,7 @@ from rlinf_workers.roles.language.history_pictures import by_reference, read_his
 from rlinf_workers.roles.language.open_episodes import OpenEpisode, PendingTurn
 from rlinf_workers.roles.language.turn_queue import TurnQueue
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
-from rlinf_workers.roles.records.pictures import Picture
+from rlinf_workers.roles.records.pictures import ProcessedPicture
 from rlinf_workers.testing.pictures import END, IMAGE, START, own_positions, random_picture, tiny_vision_language
 
 CPU = torch.device("cpu")
@@ -35,12 +35,12 @@ def model(request: Any, tmp_path_factory: Any) -> Any:
     return build_model(tiny_vision_language(request.param, tmp_path_factory.mktemp("model")), CPU)
 
 
-def pictures_for(model: Any) -> list[Picture]:
+def pictures_for(model: Any) -> list[ProcessedPicture]:
     generator = torch.Generator().manual_seed(4)
     return [random_picture(model, size, generator) for size in ((2, 3), (1, 4), (3, 1))]
 
 
-def shown(picture: Picture) -> list[int]:
+def run_of(picture: ProcessedPicture) -> list[int]:
     """The tokens of a picture in a history."""
     run = HistoryPicture(digest=picture.digest, token_ids=picture.token_ids.tolist())
     return [START, *run.tokens, END]
@@ -52,18 +52,18 @@ def turn(parent: int, token_ids: list[int]) -> TokenNode:
     return TokenNode(parent=parent, author="policy", token_ids=token_ids, sampled=sampled)
 
 
-def episodes_of(pictures: list[Picture]) -> list[AgentTrajectory]:
+def episodes_of(pictures: list[ProcessedPicture]) -> list[AgentTrajectory]:
     """One that branches after its first turn, to two tools with a picture each, and one of two turns without any."""
     first, second, third = pictures
-    begin = TokenNode(parent=-1, author="user", token_ids=[3, *shown(first), 4])
+    begin = TokenNode(parent=-1, author="user", token_ids=[3, *run_of(first), 4])
     branched = [
         begin,
         turn(0, [5, 6, 1]),
-        TokenNode(parent=1, author="tool", token_ids=[7, *shown(second), *shown(first)]),
+        TokenNode(parent=1, author="tool", token_ids=[7, *run_of(second), *run_of(first)]),
         turn(2, [8, 9, 10]),
-        TokenNode(parent=1, author="tool", token_ids=[7, *shown(third), 11]),
+        TokenNode(parent=1, author="tool", token_ids=[7, *run_of(third), 11]),
         turn(4, [2, 12]),
-        TokenNode(parent=5, author="tool", token_ids=[*shown(second)]),
+        TokenNode(parent=5, author="tool", token_ids=[*run_of(second)]),
     ]
     text = [begin, turn(0, [7, 1]), TokenNode(parent=1, author="tool", token_ids=[9]), turn(2, [4, 5, 6, 7])]
     return [AgentTrajectory(nodes=branched, reward=1.0), AgentTrajectory(nodes=text, reward=0.0)]
@@ -125,7 +125,17 @@ def test_the_trainer_sees_the_pictures_of_every_row(model: Any, answers: Any):
 
 def test_positions_of_a_row_are_those_of_transformers(model: Any):
     pictures = pictures_for(model)
-    history = [3, *shown(pictures[0]), 4, 5, 6, *shown(pictures[1]), *shown(pictures[2]), 8, 9]
+    history = [
+        3,
+        *run_of(pictures[0]),
+        4,
+        5,
+        6,
+        *run_of(pictures[1]),
+        *run_of(pictures[2]),
+        8,
+        9,
+    ]
     token_ids, seen = read_history(history, by_reference(pictures))
     expected = own_positions(model, token_ids, joined_arguments(pictures).get("image_grid_thw"))
     if expected is not None:
@@ -140,8 +150,8 @@ def test_the_engine_goes_on_with_a_history_that_has_pictures(model: Any):
     engine = HuggingFaceEngine(loaded, CPU, max_prompt_tokens=48, refill=True, max_batch_sequences=4)
     queue = TurnQueue(engine, "huggingface")
     histories = [
-        [3, *shown(pictures[0]), 4, IMAGE, 5, *shown(pictures[1]), 6],
-        [3, *shown(pictures[0]), 4, 5, *shown(pictures[2]), 6],
+        [3, *run_of(pictures[0]), 4, IMAGE, 5, *run_of(pictures[1]), 6],
+        [3, *run_of(pictures[0]), 4, 5, *run_of(pictures[2]), 6],
         [3, 4],
     ]
     episode = OpenEpisode(key=(0, 0, 0), index=0, log=TurnLog(keeps_histories=False), pictures=by_reference(pictures))
@@ -165,7 +175,7 @@ def test_equal_tokens_with_other_pictures_are_no_common_prompt(model: Any):
     generator = torch.Generator().manual_seed(5)
     pictures = [random_picture(model, (2, 2), generator) for _ in range(2)]
     episodes = [
-        AgentTrajectory(nodes=[TokenNode(parent=-1, author="user", token_ids=[3, *shown(one), 4]), turn(0, [5, 1])])
+        AgentTrajectory(nodes=[TokenNode(parent=-1, author="user", token_ids=[3, *run_of(one), 4]), turn(0, [5, 1])])
         for one in pictures
     ]
     prompt = Prompt(index=0, token_ids=torch.tensor([3]), reference_answer="")

@@ -166,5 +166,5 @@ def test_a_group_is_whole_with_its_last_episode_whatever_ended_before():
     list(groups.begin(4))
     report = EpisodeReport(episode=1, trajectory=TREE)
     ended = [(4, 0, 0), (4, 1, 1), (4, 1, 0), (4, 0, 1)]
-    whole = [[prompt.index for prompt, _ in groups.end(key, report)] for key in ended]
+    whole = [[prompt.index for prompt, *_ in groups.end(key, report)] for key in ended]
     assert whole == [[], [], [1], [0]] and not groups

@@ -22,7 +22,7 @@ from rlinf_workers.models.sequences import completion_logits, pack_groups
 from rlinf_workers.models.trainable import TokenModel
 from rlinf_workers.roles.picture_pool import PicturePool
 from rlinf_workers.roles.records.language import ExampleBatch, Prompt, SampleGroup
-from rlinf_workers.roles.records.pictures import Picture, pictures_of
+from rlinf_workers.roles.records.pictures import ProcessedPicture, pictures_of
 from rlinf_workers.testing.backends import check_ranks
 from rlinf_workers.testing.pictures import IMAGE, SeeingSubject, prompt_with_pictures, tiny_vision_language
 from rlinf_workers.trainers.fsdp2.backend import fsdp2
@@ -211,7 +211,7 @@ def test_pictures_are_copied_once_on_their_way_to_the_trainer():
     """From the driver's pool by reference; counted are the bytes that channels copy."""
     pixels = torch.randn(4096, 512)
     token_ids, positions = torch.arange(8), torch.zeros(3, 8, dtype=torch.int64)
-    plain = Picture(token_ids=token_ids, arguments={"pixel_values": pixels}, position_ids=positions, digest="")
+    plain = ProcessedPicture(token_ids=token_ids, arguments={"pixel_values": pixels}, position_ids=positions, digest="")
     pool = PicturePool(pytest.fail, capacity_bytes=2 * pixels.nbytes)
     item: Any = Prompt(
         index=0, token_ids=token_ids, reference_answer="", pictures=pictures_of([(0, pool.place(plain))])

@@ -324,7 +324,8 @@ def test_a_new_models_folder_is_one_that_transformers_reads(tmp_path: Path) -> N
     assert pictures is not None and len(token_ids) == 2 + 3 * 4 + 2
     model: Any = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(tmp_path))
     ids = torch.tensor([token_ids])
-    logits = model(ids, mm_token_type_ids=(ids == processor.placeholder_id).int(), **pictures.arguments).logits
+    kinds = (ids == processor.placeholder_id).int()
+    logits = model(ids, mm_token_type_ids=kinds, **pictures.pictures[0].arguments).logits
     assert logits.shape == (1, len(token_ids), 3 + 5 + 4)
 
 

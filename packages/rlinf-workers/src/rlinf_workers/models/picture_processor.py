@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlinf_workers.roles.records.pictures import Picture, Pictures, pictures_of
+from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture, pictures_of
 
 NEEDS_EXTRA = "install it with `pip install 'rlinf-workers[vision]'`"
 PICTURE_TEXTS = {
@@ -110,7 +110,7 @@ class PictureProcessor:
         self.placeholder_id: int = tokenizer.convert_tokens_to_ids(self.placeholder)
         self.picture_text = PICTURE_TEXTS[self._config.model_type].format(self.placeholder)
         """What a plain prompt has in place of a picture; a chat template writes its own."""
-        self._processed: OrderedDict[str, Picture] = OrderedDict()
+        self._processed: OrderedDict[str, ProcessedPicture] = OrderedDict()
         self._num_bytes = 0
         self._num_tokens: dict[tuple[int, int], int] = {}
 
@@ -138,7 +138,7 @@ class PictureProcessor:
             return list(token_ids), None
         following = iter([self.process(picture) for picture in pictures])
         whole: list[int] = []
-        placed: list[tuple[int, Picture]] = []
+        placed: list[tuple[int, ProcessedPicture]] = []
         for token in token_ids:
             if token == self.placeholder_id:
                 placed.append((len(whole), next(following)))
@@ -161,7 +161,7 @@ class PictureProcessor:
                 self._num_tokens[size] = len(self._run(Image.new("RGB", size)).token_ids)
         return self._num_tokens[size]
 
-    def process(self, picture: StoredPicture) -> Picture:
+    def process(self, picture: StoredPicture) -> ProcessedPicture:
         """Returns a picture as the model reads it."""
         processed = self._processed.pop(picture.digest, None)
         if processed is None:
@@ -172,7 +172,7 @@ class PictureProcessor:
             self._num_bytes -= self._processed.popitem(last=False)[1].num_bytes
         return processed
 
-    def _run(self, image: Any) -> Picture:
+    def _run(self, image: Any) -> ProcessedPicture:
         outputs = self._processor(
             text=[self.placeholder], images=[image], add_special_tokens=False, do_convert_rgb=True, return_tensors="pt"
         )
@@ -182,7 +182,7 @@ class PictureProcessor:
             arguments |= {name: arguments[name][0] for name in PIXELS if name in arguments}
         if "pixel_attention_mask" in arguments:  # an eighth of the bytes of int64
             arguments["pixel_attention_mask"] = arguments["pixel_attention_mask"].bool()
-        return Picture(
+        return ProcessedPicture(
             token_ids=token_ids,
             arguments=arguments,
             position_ids=self._position_ids(token_ids, arguments),

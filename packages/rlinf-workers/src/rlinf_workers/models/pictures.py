@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from rlinf_workers.models.picture_processor import PICTURE_TEXTS
 from rlinf_workers.models.placement import HOST, to_device
-from rlinf_workers.roles.records.pictures import Picture, Pictures
+from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture
 
 VISION_LANGUAGE = frozenset(PICTURE_TEXTS)
 """Architectures (`model_type`) that read pictures here."""
@@ -81,7 +81,7 @@ def seen(model: Any, pictures: Sequence[Pictures | None], places: Tensor | None 
             delattr(base, name)
 
 
-def _arguments(model: Any, pictures: Sequence[Picture], device: torch.device) -> dict[str, Tensor]:
+def _arguments(model: Any, pictures: Sequence[ProcessedPicture], device: torch.device) -> dict[str, Tensor]:
     """Those of the model's call, on the device."""
     joined = {name: to_device(tensor, device) for name, tensor in joined_arguments(pictures).items()}
     if model.config.model_type in TILED:
@@ -89,7 +89,7 @@ def _arguments(model: Any, pictures: Sequence[Picture], device: torch.device) ->
     return joined
 
 
-def joined_arguments(pictures: Sequence[Picture]) -> dict[str, Tensor]:
+def joined_arguments(pictures: Sequence[ProcessedPicture]) -> dict[str, Tensor]:
     """The model's arguments for several pictures."""
     names = dict.fromkeys(name for one in pictures for name in one.arguments)
     return {name: torch.cat([one.arguments[name] for one in pictures if name in one.arguments]) for name in names}
@@ -131,7 +131,7 @@ def rope_offset(pictures: Pictures | None) -> int:
     return 0 if pictures is None else sum(map(_offset, pictures.pictures))
 
 
-def _offset(picture: Picture) -> int:
+def _offset(picture: ProcessedPicture) -> int:
     positions = picture.position_ids
     return 0 if positions is None else int(positions.max()) + 1 - positions.shape[1]
 

@@ -89,4 +89,4 @@ from .records.language import (
     Prompt as Prompt,
     ScoredGroup as ScoredGroup,
 )
-from .records.pictures import Picture as Picture, Pictures as Pictures
+from .records.pictures import Pictures as Pictures, ProcessedPicture as ProcessedPicture

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlinf_comm import PoolFull, SharedPool
-from rlinf_workers.roles.records.pictures import Picture, Pictures
+from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture
 
 _CAPACITY_BYTES = 2 << 30
 """Size of the address range; memory is used only as far as pictures reach. A group has at most three batches alive (one
@@ -40,7 +40,7 @@ class PicturePool:
     def fd(self) -> int:
         return self._pool.address.fd
 
-    def place(self, picture: Picture) -> Picture:
+    def place(self, picture: ProcessedPicture) -> ProcessedPicture:
         """The same picture in the pool, as far as it fits."""
         places = {name: self.empty(tensor.shape, tensor.dtype) for name, tensor in picture.arguments.items()}
         arguments = {

@@ -16,7 +16,7 @@ from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.pictures import auto_class
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
-from rlinf_workers.roles.records.pictures import Picture, pictures_of
+from rlinf_workers.roles.records.pictures import ProcessedPicture, pictures_of
 from rlinf_workers.testing.architectures import SIZES, save_random
 from rlinf_workers.testing.backends import NUM_ROWS
 from rlinf_workers.testing.language_backends import LENGTH, LanguageSubject
@@ -80,7 +80,7 @@ def tiny_vision_language(name: str, folder: Path) -> ModelSettings:
     return save_random(auto_class(config).from_config(config, dtype=torch.float32), folder)
 
 
-def random_picture(model: Any, size: tuple[int, int], generator: torch.Generator) -> Picture:
+def random_picture(model: Any, size: tuple[int, int], generator: torch.Generator) -> ProcessedPicture:
     """A picture of random numbers.
 
     Args:
@@ -97,7 +97,7 @@ def random_picture(model: Any, size: tuple[int, int], generator: torch.Generator
         arguments = {"pixel_values": pixels, "image_grid_thw": grid}
     token_ids = torch.full((count,), IMAGE)
     sha = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in arguments.values()))
-    return Picture(
+    return ProcessedPicture(
         token_ids=token_ids,
         arguments=arguments,
         position_ids=own_positions(model, token_ids, grid),
@@ -116,7 +116,7 @@ def prompt_with_pictures(
     """
     generator = torch.Generator().manual_seed(index if seed is None else seed)
     words = torch.randint(2, 13, (max(num_words, len(sizes)),), generator=torch.Generator().manual_seed(len(sizes)))
-    placed: list[tuple[int, Picture]] = []
+    placed: list[tuple[int, ProcessedPicture]] = []
     token_ids: list[int] = []
     for number, word in enumerate(words.tolist()):
         token_ids.append(word)

@@ -31,7 +31,7 @@ from rlinf_workers.roles.language.history_pictures import (
     read_history,
 )
 from rlinf_workers.roles.records.language import PlacedPicture, Prompt, SampleGroup, Segment
-from rlinf_workers.roles.records.pictures import Picture
+from rlinf_workers.roles.records.pictures import ProcessedPicture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,7 +198,7 @@ def _group(
     shape = len(rows), max([1, *lengths])
     ids, mask, logprobs = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     turns = np.full(shape, -1, np.int64)
-    placed_pictures: list[list[tuple[int, Picture]]] = [[] for _ in rows]
+    placed_pictures: list[list[tuple[int, ProcessedPicture]]] = [[] for _ in rows]
     for number, (row, start) in enumerate(zip(rows, starts, strict=True)):
         ids[number, : lengths[number]] = row.token_ids[start:]
         for place in (ids[number] >= FIRST_REFERENCE).nonzero()[0].tolist():

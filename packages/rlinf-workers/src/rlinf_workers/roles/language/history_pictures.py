@@ -11,17 +11,17 @@ from torch import Tensor
 from rlinf_workers.agents.pictures import FIRST_REFERENCE, reference_of
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.roles.records.language import Prompt
-from rlinf_workers.roles.records.pictures import Picture, Pictures, pictures_of
+from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture, pictures_of
 
-PicturesByReference = Mapping[int, Picture]
+PicturesByReference = Mapping[int, ProcessedPicture]
 
 
-def by_reference(pictures: Iterable[Picture]) -> dict[int, Picture]:
+def by_reference(pictures: Iterable[ProcessedPicture]) -> dict[int, ProcessedPicture]:
     """Pictures by the number that histories have for them."""
     return {reference_of(one.digest): one for one in pictures}
 
 
-def pictures_of_prompt(prompt: Prompt) -> dict[int, Picture]:
+def pictures_of_prompt(prompt: Prompt) -> dict[int, ProcessedPicture]:
     """`by_reference` for the pictures of a prompt."""
     return by_reference(() if prompt.pictures is None else prompt.pictures.pictures)
 
@@ -35,7 +35,7 @@ def history_of_prompt(prompt: Prompt) -> list[int]:
     return token_ids
 
 
-def placed(token_ids: Sequence[int], pictures: PicturesByReference) -> Iterator[tuple[int, Picture]]:
+def placed(token_ids: Sequence[int], pictures: PicturesByReference) -> Iterator[tuple[int, ProcessedPicture]]:
     """The pictures of a history, each with the place of its first token.
 
     Raises: WorkersError for a reference to a picture that is not there.

@@ -19,7 +19,7 @@ from rlinf_comm import record
 from rlinf_workers.engines.base import Completions, UnfinishedCompletion, not_begun
 from rlinf_workers.engines.sampling import NoiseKey
 from rlinf_workers.roles.records.language import Prompt
-from rlinf_workers.roles.records.pictures import Picture
+from rlinf_workers.roles.records.pictures import ProcessedPicture
 from rlinf_workers.worker import StepContext
 
 
@@ -39,7 +39,7 @@ class LateGroup:
     """Those that go on."""
     episodes: bytes = b""
     """Of an agent, in place of completions (`agents.turn_log.pack_episodes`); empty: none has begun."""
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[ProcessedPicture, ...] = ()
     """Those of the episodes beside the prompt's."""
 
     def numbered(self, index: int) -> LateGroup:

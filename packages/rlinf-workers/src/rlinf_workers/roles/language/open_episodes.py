@@ -20,7 +20,7 @@ from rlinf_workers.roles.language.history_pictures import PicturesByReference, b
 from rlinf_workers.roles.language.late_groups import LateGroup
 from rlinf_workers.roles.language.rollout import GroupsUnderWay
 from rlinf_workers.roles.records.language import Prompt
-from rlinf_workers.roles.records.pictures import Picture
+from rlinf_workers.roles.records.pictures import ProcessedPicture
 from rlinf_workers.spans import now_ns
 
 
@@ -47,7 +47,7 @@ class OpenEpisode:
     log: TurnLog
     number: int = 0
     """In the agent process; 0: it is not there."""
-    pictures: dict[int, Picture] = field(default_factory=dict)
+    pictures: dict[int, ProcessedPicture] = field(default_factory=dict)
     """Those that its histories may refer to, by reference; the prompt's are among them."""
     pending: dict[int, PendingTurn] = field(default_factory=dict)
     """By noise."""
@@ -194,6 +194,6 @@ class OpenEpisodes(GroupsUnderWay[Episodes]):
         return sorted(left, key=lambda one: (one.step, one.prompt.index))
 
 
-def _pictures(episodes: Episodes) -> dict[int, Picture]:
+def _pictures(episodes: Episodes) -> dict[int, ProcessedPicture]:
     """Those of all episodes of a group."""
     return {reference: picture for one in episodes for reference, picture in one.pictures.items()}

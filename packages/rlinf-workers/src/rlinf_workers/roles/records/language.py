@@ -15,7 +15,7 @@ from torch import Tensor
 from rlinf_comm import record
 from rlinf_workers.agents.records import NOT_OF_POLICY, Author, Cause
 from rlinf_workers.roles.records.kept_tokens import KeptTokens
-from rlinf_workers.roles.records.pictures import Picture, Pictures, pictures_of
+from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture, pictures_of
 from rlinf_workers.worker import DIGEST_LENGTH
 
 
@@ -142,7 +142,7 @@ class SampleGroup:
     NaN: the reward of the episode, once that is known."""
     turn_agents: Tensor | None = None
     """[G, S] int64, the agent of each turn; -1: the episode has no such turn."""
-    pictures: dict[str, Picture] = field(default_factory=dict)
+    pictures: dict[str, ProcessedPicture] = field(default_factory=dict)
     """By digest, those that rows have after the prompt."""
     placed_pictures: tuple[tuple[PlacedPicture, ...], ...] = ()
     """[R], of each row, in order; empty: no row has one."""

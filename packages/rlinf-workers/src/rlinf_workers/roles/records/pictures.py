@@ -13,7 +13,7 @@ from rlinf_comm import record
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
+class ProcessedPicture:
     """A picture after the model's own preprocessing, which happens once: a run of placeholders among tokens."""
 
     token_ids: Tensor
@@ -42,7 +42,7 @@ class Picture:
 class Pictures:
     """The pictures among the tokens of a sequence, in their order; at least one."""
 
-    pictures: tuple[Picture, ...]
+    pictures: tuple[ProcessedPicture, ...]
     begins: tuple[int, ...]
     """The place of the first token of each."""
 
@@ -52,7 +52,7 @@ class Pictures:
         return hashlib.sha256("".join(one.digest for one in self.pictures).encode()).hexdigest()
 
 
-def pictures_of(placed: Iterable[tuple[int, Picture]]) -> Pictures | None:
+def pictures_of(placed: Iterable[tuple[int, ProcessedPicture]]) -> Pictures | None:
     """Pictures by the place of their first token, in order; None if there are none."""
     pairs = tuple(placed)
     if not pairs:
