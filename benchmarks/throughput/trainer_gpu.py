@@ -2,11 +2,11 @@
 
     python -m benchmarks.throughput.trainer_gpu [--models 0.5B 1.5B] [--rounds 5] [--gpu H100]
 
-An actor in this process learns from groups of 8 answers of 1,024 to 2,048 tokens, as `gsm8k-grpo-fsdp2` trains (weights
-in float32, passes in bfloat16), once with compiled layers and once without; a reference scores the same groups. Models
-have the shapes of Qwen2.5-0.5B and -1.5B and random weights. The share is the arithmetic of the tokens that are
-computed, three times that of a forward pass, by the time and by the datasheet's rate. Host waits are those that
-`torch.cuda.set_sync_debug_mode` names in one update. On a CPU (`--tiny`) the script itself is tried.
+An actor in this process learns from groups of 8 answers of 1,024 to 2,048 tokens, with the backend and its options of
+`gsm8k-grpo-fsdp2` (weights in float32, passes in bfloat16), once with compiled layers and once without; a reference
+scores the same groups. Models have the shapes of Qwen2.5-0.5B and -1.5B and random weights. The share is the arithmetic
+of the tokens that are computed, three times that of a forward pass, by the time and by the datasheet's rate. Host waits
+are those that `torch.cuda.set_sync_debug_mode` names in one update. On a CPU (`--tiny`) the script itself is tried.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ import torch
 from benchmarks.harness import compare, report
 from benchmarks.sched.gpu_steps import SHAPES, write_model
 
+from rlinf.config.load import load_config
+from rlinf.config.overrides import parse_overrides
+from rlinf.config.reasoning import ReasoningConfig
 from rlinf_algos import preset
 from rlinf_sched.derive import ModelShape, find_gpu, resolve_model
 from rlinf_workers.execution.worker_host import WorkerHost
@@ -39,7 +42,7 @@ from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.trainers import BackendSettings, OptimizerSettings
 from rlinf_workers.worker import StepContext
 
-GROUP_SIZE, NUM_WARMUP = 8, 2
+RECIPE, GROUP_SIZE, NUM_WARMUP = "gsm8k-grpo-fsdp2", 8, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,12 +148,15 @@ def measure(folder: Path, size: Size, device: str, num_rounds: int, peak: float)
     """Seconds of updates and of the reference's pass, with what they come to."""
     shape = resolve_model(folder)
     groups = scored_groups(size, shape.vocab_size)
-    model = ModelSettings(folder=str(folder), has_weights=True, dtype="float32")
+    files = [f"--model.path={folder}", "--task.train_files=[questions.jsonl]"]
+    recipe = load_config(RECIPE, parse_overrides(files))
+    assert isinstance(recipe, ReasoningConfig), f"{RECIPE} trains a language model"
+    model = ModelSettings(folder=str(folder), has_weights=True, dtype=recipe.model.dtype)
     flops, samples_s, waits = forward_flops(shape, groups), {}, {}
 
     def backend(compile_layers: bool) -> BackendSettings:
-        options = {"compute_dtype": "bfloat16", "compile": compile_layers and device != "cpu:0"}
-        return BackendSettings(name="fsdp2", options=options, num_shards=1)
+        options = {**recipe.actor.backend_options, "compile": compile_layers and device != "cpu:0"}
+        return BackendSettings(name=recipe.actor.backend, options=options, num_shards=1)
 
     for side, compiles in (("actor, compiled", True), ("actor, plain", False)):
         settings = ActorSettings(

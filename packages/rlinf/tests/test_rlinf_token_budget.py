@@ -93,19 +93,31 @@ def test_all_roles_stay_on_the_gpu_where_that_leaves_it_busy(recipe) -> None:
     assert at_once_place("", 48 * GIB, loads).missing_bytes <= 0
 
 
-def test_activations_are_recomputed_only_where_the_longest_sequence_does_not_fit_without(recipe) -> None:
+def test_activations_are_recomputed_only_where_memory_lacks_without(recipe) -> None:
+    """Where fewer tokens than keep a GPU busy fit without, or not the micro-batch that the recipe names."""
     shape = resolve_model("Qwen2.5-1.5B")
 
-    def options(size: int, *overrides: str) -> dict[str, Any]:
+    def actor(size: int, *overrides: str) -> Any:
         config = recipe("--actor.backend=fsdp2", *overrides)
-        return with_token_budget(config, shape, device_bytes=size * GIB, num_devices=1).actor.backend_options
+        return with_token_budget(config, shape, device_bytes=size * GIB, num_devices=1).actor
 
-    sizes = range(8, 60)
-    recomputed = [size for size in sizes if options(size) == {"recompute": True}]
-    assert recomputed and recomputed[-1] < 40, "only on a small GPU"
-    assert options(8) == {}, "it would not help there"
-    assert options(recomputed[0], "--actor.backend_options={recompute: false}") == {"recompute": False}
-    assert "recompute" not in options(59)
+    sizes = range(8, 60, 4)
+    recomputed = [size for size in sizes if actor(size).backend_options == {"recompute": True}]
+    assert recomputed and recomputed[-1] < 48, "only on a small GPU"
+    assert actor(8).backend_options == {}, "it would not help there"
+    named = [size for size in sizes if actor(size, "--actor.max_tokens_per_micro_batch=8192").backend_options]
+    assert named and set(named) <= set(recomputed)
+    larger = [actor(size) for size in sizes if size > recomputed[-1]]
+    assert all((one.token_budget or 0) >= BUSY_TOKENS and not one.backend_options for one in larger)
+    assert actor(recomputed[0], "--actor.backend_options={recompute: false}").backend_options == {"recompute": False}
+
+
+def test_the_recipe_for_one_gpu_recomputes_nothing_on_an_empty_card() -> None:
+    for name in ("Qwen2.5-0.5B", "Qwen2.5-1.5B"):
+        files = ("--model.path=somewhere", "--task.train_files=[questions.jsonl]")
+        config = config_of("gsm8k-grpo-fsdp2", "--actor.num_shards=1", *files)
+        settled = with_token_budget(config, resolve_model(name), device_bytes=74 * GIB, num_devices=1)
+        assert not settled.actor.backend_options.get("recompute") and (settled.actor.token_budget or 0) >= BUSY_TOKENS
 
 
 def test_what_was_chosen_fits_by_the_same_count(recipe) -> None:

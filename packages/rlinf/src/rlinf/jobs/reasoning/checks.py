@@ -73,25 +73,28 @@ def backend(job: ReasoningJob) -> None:
 
 
 def micro_batches(job: ReasoningJob) -> Sequence[str]:
-    """Settles `actor.max_tokens_per_micro_batch: auto`: a number of tokens on GPUs, padded micro-batches on CPU slots.
-    Notes why they are padded on GPUs, or activations recomputed."""
+    """Settles `actor.max_tokens_per_micro_batch: auto`: a number of tokens on GPUs, padded micro-batches on CPU slots;
+    and on GPUs whether activations are recomputed, where that is open. Notes why micro-batches are padded on GPUs, or
+    activations recomputed."""
     config, folder = job.config, job.config.model.path
-    if config.actor.max_tokens_per_micro_batch != "auto":
-        return ()
     cluster, reason = make_cluster(config.cluster, job.machine), None
-    if cluster.devices[0].kind == "cuda" and config.actor.trainer_spec.packs_sequences:
+    is_open, on_gpu = config.actor.max_tokens_per_micro_batch == "auto", cluster.devices[0].kind == "cuda"
+    if is_open and on_gpu and config.actor.trainer_spec.packs_sequences:
         if job.shape is None:
             reason = "its memory cannot be counted"
         elif folder is not None:
             longest = config.rollout.max_sequence_tokens
             reason = architecture_refusal(folder, trainer_ways(config.actor, packs=True), num_tokens=longest)
-        if reason is None and job.shape is not None:
-            job.config = with_budget_on(config, job.shape, cluster)
-            return recompute_notes(config, job.config)
-    job.config = with_actor(config, max_tokens_per_micro_batch=None)
-    if reason is None:
-        return ()
-    return (f"actor.max_tokens_per_micro_batch=auto: micro-batches are padded, since the model cannot pack: {reason}",)
+    pads = is_open and (reason is not None or not on_gpu or not config.actor.trainer_spec.packs_sequences)
+    job.config = chosen = with_actor(config, max_tokens_per_micro_batch=None) if pads else config
+    if on_gpu and job.shape is not None:
+        job.config = with_budget_on(chosen, job.shape, cluster)
+    notes = recompute_notes(chosen, job.config)
+    if reason is not None:
+        notes.append(
+            f"actor.max_tokens_per_micro_batch=auto: micro-batches are padded, since the model cannot pack: {reason}"
+        )
+    return notes
 
 
 def routers(job: ReasoningJob) -> None:

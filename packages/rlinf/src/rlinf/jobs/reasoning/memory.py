@@ -397,26 +397,34 @@ def stored_bytes(shape: ModelShape, config: ReasoningConfig) -> int:
 def with_token_budget(
     config: ReasoningConfig, shape: ModelShape, *, device_bytes: int, num_devices: int, nodes: Sequence[int] = (0,)
 ) -> ReasoningConfig:
-    """The config with a number in place of `actor.max_tokens_per_micro_batch: auto`, for GPUs: the most tokens with
-    which the ranks of all roles fit on one device at once, unless these are too few to keep it busy; or else the most
-    with which trainer and reference fit alone. Where not even the longest sequence does, activations are recomputed if
-    that makes it fit and the recipe leaves the option open.
+    """The config with what memory decides, for GPUs: a number in place of `actor.max_tokens_per_micro_batch: auto`, and
+    whether activations are recomputed, where the recipe leaves that open.
+
+    The number is the most tokens with which the ranks of all roles fit on one device at once, unless these are too few
+    to keep it busy; or else the most with which trainer and reference fit alone. Activations are recomputed where fewer
+    tokens than keep it busy fit without, or not the micro-batch that the recipe names, and recomputing makes it fit.
 
     Args:
         config: resolved, see `rlinf.config.devices.resolve_for_devices`.
         device_bytes: memory of a device.
         num_devices: of the run, on `nodes`.
     """
-    if config.actor.max_tokens_per_micro_batch != "auto" or not config.actor.trainer_spec.packs_sequences:
+    options, spec = config.actor.backend_options, config.actor.trainer_spec
+    is_open = config.actor.max_tokens_per_micro_batch == "auto"
+    if is_open and not spec.packs_sequences:
         return config
     place = (device_bytes, num_devices, nodes)
     ways = [config]
-    options, spec = config.actor.backend_options, config.actor.trainer_spec
     smaller = spec.smaller(options, config.model.dtype, num_devices)
     if "recompute" not in options and any(option == "recompute" for option, _ in smaller):
         ways.append(with_actor(config, backend_options={**options, "recompute": True}))
-    for way in ways:
-        if (size := _token_budget(way, shape, *place)) is not None:
+    if not is_open:
+        if len(ways) == 1:
+            return config
+        return next((way for way in ways if _trainer_fits(way, shape, *place)), config)
+    busy = [(way, BUSY_TOKENS, at_once) for way in ways for at_once in (True, False)]
+    for way, least, at_once in [*busy, *((way, 1, False) for way in ways)]:
+        if (size := _token_budget(way, shape, *place, least=least, at_once=at_once)) is not None:
             return with_actor(way, max_tokens_per_micro_batch=size)
     return with_actor(config, max_tokens_per_micro_batch=config.rollout.max_sequence_tokens)
 
@@ -440,28 +448,53 @@ def recompute_notes(config: ReasoningConfig, settled: ReasoningConfig) -> list[s
     """
     if settled.actor.backend_options == config.actor.backend_options:
         return []
-    return ["actor.backend_options.recompute=true: the longest sequence does not fit the GPU's memory without"]
+    return ["actor.backend_options.recompute=true: activations do not fit the GPU's memory without"]
 
 
 def _token_budget(
-    config: ReasoningConfig, shape: ModelShape, device_bytes: int, num_devices: int, nodes: Sequence[int]
+    config: ReasoningConfig,
+    shape: ModelShape,
+    device_bytes: int,
+    num_devices: int,
+    nodes: Sequence[int],
+    *,
+    least: int,
+    at_once: bool,
 ) -> int | None:
-    """The number for `with_token_budget`; None if the longest sequence does not fit."""
-    longest = config.rollout.max_sequence_tokens
+    """The largest number of tokens for `with_token_budget` that fits; None if that is less than `least`.
+
+    Args:
+        at_once: all roles on one device, rather than trainer and reference alone.
+    """
+    longest, place = config.rollout.max_sequence_tokens, (device_bytes, num_devices, nodes)
     halved = (MOST_TOKENS >> halvings for halvings in range(MOST_TOKENS.bit_length()))
     sizes = [*(size for size in halved if size > longest), longest]
     job = job_shape(with_actor(config, max_tokens_per_micro_batch=longest), device_bytes=device_bytes)
     num_items = max(1, min(-(-job.num_groups // num_devices), job.max_sequences // job.lengths.group_size))
 
-    def fits(size: int, *, at_once: bool) -> bool:
-        changed, place = with_actor(config, max_tokens_per_micro_batch=size), (device_bytes, num_devices, nodes)
+    def fits(size: int) -> bool:
+        changed = with_actor(config, max_tokens_per_micro_batch=size)
+        if not at_once:
+            return _trainer_fits(changed, shape, *place, num_items=num_items)
         loads = loads_alone(changed, shape, *place, num_items=num_items)
-        if at_once:
-            return at_once_place("", device_bytes, loads).missing_bytes <= 0
-        return all(_fits_alone(load, device_bytes) for load in loads if load.group != "rollout")
+        return at_once_place("", device_bytes, loads).missing_bytes <= 0
 
-    chosen = next((size for size in sizes if size >= BUSY_TOKENS and fits(size, at_once=True)), None)
-    return chosen or next((size for size in sizes if fits(size, at_once=False)), None)
+    return next((size for size in sizes if size >= least and fits(size)), None)
+
+
+def _trainer_fits(
+    config: ReasoningConfig,
+    shape: ModelShape,
+    device_bytes: int,
+    num_devices: int,
+    nodes: Sequence[int],
+    *,
+    num_items: int = 1,
+) -> bool:
+    """Whether a rank of each role that trains or scores fits on a GPU that it has for itself; arguments as
+    `loads_alone`."""
+    loads = loads_alone(config, shape, device_bytes, num_devices, nodes, num_items=num_items)
+    return all(_fits_alone(load, device_bytes) for load in loads if load.group != "rollout")
 
 
 def _fits_alone(load: Load, device_bytes: int) -> bool:

@@ -80,15 +80,15 @@ def reasoning_problem(config: ReasoningConfig, num_devices: int, *, gpu: str, en
 
 
 def budget_notes(config: ReasoningConfig, cluster: Cluster) -> list[str]:
-    """What a plan takes for `actor.max_tokens_per_micro_batch: auto`."""
+    """What a plan takes for `actor.max_tokens_per_micro_batch: auto`, and whether activations are recomputed."""
     resolved = resolve_for_devices(config, len(cluster.devices))
-    if resolved.actor.max_tokens_per_micro_batch != "auto" or resolved.model.path is None:
+    if resolved.model.path is None:
         return []
     settled = with_budget_on(resolved, named_shape(resolved.model.path), cluster)
-    if settled.actor.token_budget is None:
-        return []
-    tokens = f"actor.max_tokens_per_micro_batch=auto is {settled.actor.token_budget:,} tokens"
-    return [tokens, *recompute_notes(resolved, settled)]
+    notes = recompute_notes(resolved, settled)
+    if resolved.actor.max_tokens_per_micro_batch == "auto" and settled.actor.token_budget is not None:
+        notes.insert(0, f"actor.max_tokens_per_micro_batch=auto is {settled.actor.token_budget:,} tokens")
+    return notes
 
 
 def turn_notes(config: ReasoningConfig) -> list[str]:
