@@ -28,7 +28,7 @@ def test_the_folder_of_a_published_checkpoint_is_no_run(refused, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     message = refused("check", str(tmp_path))
     assert "is the folder of a published checkpoint, which does not say in which environment it acts" in message
-    assert f"rlinf check libero-oft-grpo --policy.options.folder {tmp_path}" in message
+    assert f"libero-oft-grpo --policy.options.folder {tmp_path}" in message
 
 
 def test_a_folder_that_is_no_run_is_refused(refused, tmp_path):

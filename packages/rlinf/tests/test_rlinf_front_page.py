@@ -115,7 +115,7 @@ def test_commands_of_the_pages_are_accepted(arguments: list[str], monkeypatch: p
         load_config(recipe, parse_overrides([*_needed(recipe), *overrides]))
     else:
         keys = [".".join(override.key) for override in parse_overrides(overrides)]
-        assert [key for key in keys if not is_key(key)] == []
+        assert [key for key in keys if not is_key(re.sub(r"^[ab]\.", "", key))] == []  # a.KEY of a comparison
 
 
 @pytest.mark.parametrize(

@@ -81,11 +81,14 @@ def test_the_command_line_wins_over_the_protocol(run):
         return [*chosen.overrides, Override(key=("compare", "num_episodes"), text=str(chosen.num_episodes))]
 
     own = parse_overrides(["--env.max_episode_steps", "250", "--env.id", "libero_goal"])
-    config = load_comparison([checkpoint, checkpoint], own, preset)
+    config = load_comparison([("", checkpoint)] * 2, own, preset)
     assert config.compare.num_episodes == 500 and config.a == config.b
     assert config.a.env.max_episode_steps == 250 and config.a.env.options["quality"] == "full"
-    config = load_comparison([checkpoint, checkpoint], parse_overrides(["--compare.num_episodes", "20"]), preset)
-    assert config.compare.num_episodes == 20 and config.b.env.max_episode_steps == 220
+    of_b = ["--b.env.max_episode_steps", "90", "--b.env.id", "libero_10"]
+    own = parse_overrides(["--compare.num_episodes", "20", *of_b])
+    config = load_comparison([("", checkpoint)] * 2, own, preset)
+    assert config.compare.num_episodes == 20 and config.a.env.max_episode_steps == 220
+    assert (config.b.env.max_episode_steps, config.b.env.id) == (90, "libero_10")
 
 
 def test_mistakes_are_named(run):

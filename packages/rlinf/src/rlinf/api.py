@@ -223,8 +223,9 @@ def load_policy(path: str | Path, checkpoint: str | None = None) -> LoadedPolicy
     """Loads a trained robot policy into this process; `policy.act(observations)` returns actions.
 
     Args:
-        path: a run's folder or one of its checkpoints.
-        checkpoint: of a run: latest (default), best, or a name such as step-000100.
+        path: a run's folder, one of its checkpoints, or a recipe with a published checkpoint in
+            `policy.options.folder`.
+        checkpoint: of a run: newest (default), best, or a name such as step-000100.
 
     Raises: UserError.
     """

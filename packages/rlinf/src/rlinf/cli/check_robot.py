@@ -21,16 +21,13 @@ def run_check(args: argparse.Namespace, overrides: Sequence[Override]) -> int:
     """Returns 0 if nothing is wrong, else 1."""
     check_address_space()
     from rlinf.jobs.checks import check_trained_references
+    from rlinf.playing.checkpoint import named_checkpoint
     from rlinf.run_folder.checkpoints import MODEL
-    from rlinf.run_folder.export import check_whole, find_checkpoint
+    from rlinf.run_folder.export import check_whole
 
-    path, checkpoint = Path(args.recipe), None
-    if path.is_dir():
-        _refuse_published(path)
-        checkpoint = find_checkpoint(path, args.checkpoint)
+    checkpoint = named_checkpoint(args.recipe, args.checkpoint)
+    if checkpoint is not None:
         check_whole(checkpoint)
-    elif args.checkpoint is not None:
-        raise UserError(f"--checkpoint {args.checkpoint}: {args.recipe} is a recipe", hint="give the folder of a run")
     config = load_robot_check(args.recipe, checkpoint, _demonstrations(args.demonstrations), overrides)
     for note in config.notes:
         print(f"note: {note}")
@@ -51,19 +48,6 @@ def run_check(args: argparse.Namespace, overrides: Sequence[Override]) -> int:
     title = f"{config.name}, policy {config.policy.name} in {config.env.id}"
     print(verdict_text(title, verdict))
     return 0 if verdict.passes else WRONG
-
-
-def _refuse_published(path: Path) -> None:
-    """Raises: UserError for the folder of a published checkpoint in place of a run's."""
-    from rlinf.run_folder.checkpoints import is_checkpoint
-
-    is_of_run = is_checkpoint(path) or is_checkpoint(path.parent) or (path / "manifest.json").is_file()
-    if is_of_run or not ((path / "config.json").is_file() or any(path.glob("*.safetensors"))):
-        return
-    raise UserError(
-        f"{path} is the folder of a published checkpoint, which does not say in which environment it acts",
-        hint=f"give a recipe with its policy: rlinf check libero-oft-grpo --policy.options.folder {path}, for example",
-    )
 
 
 def _demonstrations(named: str | None) -> dict[str, str]:

@@ -28,9 +28,10 @@ DESCRIPTION = """Evaluates a model on benchmark problems, on all devices, and re
 standard errors over problems; result.json also has 95 % intervals. Known benchmarks: gsm8k, aime24, aime25, math500,
 gpqa_diamond, amc23, minerva_math, mmlu_stem; without =FILE they come from the Hugging Face Hub. Other names need a file
 and --benchmarks.NAME.reward. Files are JSON lines, CSV, parquet, folders, or names of data sets on the Hub. With
---suite, evaluates a robot policy (a run's folder or a checkpoint) in environments that differ from training, and
-reports success by variant, with its interval, compared with seen. With --compare,
-evaluates two robot policies on the same starts and tests their difference."""
+--suite, evaluates a robot policy in environments that differ from training, and reports success by variant, with its
+interval, compared with seen. With --compare, evaluates two robot policies on the same starts and tests their
+difference. A robot policy is a run's folder, a checkpoint, or a recipe with a published checkpoint in
+policy.options.folder; rlinf play scores a single one."""
 
 EPILOG = """--model MODEL is required: a Hugging Face model (its folder, or its name on the Hub), a run's folder (its
 newest checkpoint) or a checkpoint. A run's model gets the prompts of its training. Settings, with their defaults:
@@ -40,8 +41,8 @@ newest checkpoint) or a checkpoint. A run's model gets the prompts of its traini
 --cluster.num_devices auto. A YAML file holds the same keys. docs/evaluation.md explains them.
 With --suite: --only vision,execution (axes and variants), --suite.num_episodes 50, --suite.num_films 2, and the
 settings of rlinf play; docs/playing.md explains them.
-With --compare: --compare.num_episodes 100, --compare.first_seed, and the settings of rlinf play, which hold for both;
-docs/evaluation-of-robots.md explains it."""
+With --compare: --compare.num_episodes 100, --compare.first_seed, and the settings of rlinf play, which hold for both,
+or with --a.KEY and --b.KEY for one; docs/evaluation-of-robots.md explains it."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -69,7 +70,8 @@ def add_parser(subparsers: Any) -> None:
         "--compare",
         nargs=2,
         metavar=("A", "B"),
-        help="compare two robot policies on the same starts: runs, checkpoints, or folders that rlinf play wrote",
+        help="compare two robot policies on the same starts: runs, checkpoints, recipes with a published checkpoint, "
+        "or folders that rlinf play wrote",
     )
     parser.add_argument(
         "--protocol",

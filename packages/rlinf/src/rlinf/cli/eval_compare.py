@@ -31,7 +31,7 @@ def is_meant(args: argparse.Namespace) -> bool:
 
 def run(args: argparse.Namespace) -> int:
     if args.benchmarks:
-        raise UserError(f"{args.benchmarks[0]!r}: --compare takes two runs, checkpoints or result folders")
+        raise UserError(f"{args.benchmarks[0]!r}: --compare takes two runs, checkpoints, recipes or result folders")
     if args.resume:
         return _resume(args)
     paths = [Path(text) for text in args.compare]
@@ -42,13 +42,13 @@ def run(args: argparse.Namespace) -> int:
         if not all(finished):
             raise UserError(
                 f"--compare {paths[0]} {paths[1]}: one is the folder of a finished evaluation, the other is not",
-                hint="give two folders that rlinf play wrote, or two runs or checkpoints",
+                hint="give two folders that rlinf play wrote, or two runs, checkpoints or recipes",
             )
         return _compare_finished(args, paths)
-    keys = {*TrainedConfig.model_fields, "compare"}
+    keys = {*TrainedConfig.model_fields, *ComparisonConfig.model_fields}
     refuse_misspelt_options(args.overrides, OPTIONS, keys, "rlinf eval")
     overrides = parse_overrides(args.overrides)
-    from rlinf.run_folder.export import find_checkpoint
+    from rlinf.playing.checkpoint import named_checkpoint
 
     notes: list[str] = []
 
@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
             *(Override(key=("compare", name), text=str(value)) for name, value in counts.items()),
         ]
 
-    config = load_comparison([find_checkpoint(path, None) for path in paths], overrides, preset)
+    policies = [(place, named_checkpoint(place, None)) for place in args.compare]
+    config = load_comparison(policies, overrides, preset)
     config = config.with_notes([*config.notes, *notes])
     if args.force:
         config = config.model_copy(update={"compare": config.compare.model_copy(update={"force": True})})

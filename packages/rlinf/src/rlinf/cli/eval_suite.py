@@ -37,12 +37,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         if len(args.benchmarks) != 1:
             raise UserError(
-                f"--suite {args.suite}: give one run's folder, or one of its checkpoints",
+                f"--suite {args.suite}: give one run's folder, one of its checkpoints, or a recipe",
                 hint=f"for example: rlinf eval --suite {args.suite} runs/NAME",
             )
-        from rlinf.run_folder.export import find_checkpoint
+        from rlinf.playing.checkpoint import named_checkpoint
 
-        config = load_suite_eval(find_checkpoint(Path(args.benchmarks[0]), None), args.suite, overrides)
+        (place,) = args.benchmarks
+        config = load_suite_eval(place, named_checkpoint(place, None), args.suite, overrides)
     path = args.output or new_folder(f"eval-{config.suite.name}-{config.name}")
     if not args.resume:
         check_empty(path)

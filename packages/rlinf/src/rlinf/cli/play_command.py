@@ -20,14 +20,17 @@ from rlinf.run_folder.lock import check_empty
 
 OPTIONS = ("--output", "--checkpoint", "--episodes", "--seed", "--protocol", "--no-video", "--traceback", "--help")
 
+POLICY_HELP = """folder of an embodied run, one of its checkpoints, or a recipe with a published checkpoint in
+policy.options.folder"""
+
 EPISODES = 8
 """Number of episodes without --episodes and --protocol."""
 MAX_ROWS = 100
 """Episodes that are printed."""
 
-DESCRIPTION = """Runs a trained robot policy without exploration in its environment, or in another one, and writes a
-film (a grid by task, successes framed green, failures red), a table of the episodes, and an HTML page with the film and
-the actions and rewards of each episode."""
+DESCRIPTION = """Runs a robot policy, of a run or a published one, without exploration in its environment, or in another
+one, and writes its success with a 95 % interval, a film (a grid by task, successes framed green, failures red), a table
+of the episodes, and an HTML page with the film and the actions and rewards of each episode."""
 
 EPILOG = """Keys of the run's config can be overridden: --env.id push-v3, --env.max_episode_steps 200, --env.options
 '{cameras: [corner2]}', --policy.options.num_denoising_steps 10, --cluster.num_devices 1. The film shows the
@@ -36,9 +39,9 @@ policy's images, or rendered ones if it reads none. docs/playing.md explains it.
 
 def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "play", help="film episodes of a robot policy", description=DESCRIPTION, epilog=EPILOG
+        "play", help="score a robot policy, and film its episodes", description=DESCRIPTION, epilog=EPILOG
     )
-    parser.add_argument("path", type=Path, metavar="RUN", help="folder of an embodied run, or one of its checkpoints")
+    parser.add_argument("path", metavar="RUN", help=POLICY_HELP)
     parser.add_argument(
         "--checkpoint", metavar="WHICH", help="checkpoint of a run: newest (default), best, or step-000100"
     )

@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf.address_space import check_address_space
+from rlinf.cli.play_command import POLICY_HELP
 from rlinf.config.downloads import with_downloads
 from rlinf.config.overrides import Override, parse_overrides, refuse_misspelt_options
 from rlinf.config.playing import TrainedConfig
 from rlinf.console.live_line import LiveLine
 from rlinf.errors import UserError
+
+if TYPE_CHECKING:
+    from rlinf.playing.checkpoint import TrainedPolicy
 
 OPTIONS = ("--checkpoint", "--host", "--port", "--api-key-file", "--rename", "--traceback", "--help")
 PORT = 8000
@@ -31,12 +35,7 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "serve", help="serve a robot policy to openpi-client and vla-eval", description=DESCRIPTION, epilog=EPILOG
     )
-    parser.add_argument(
-        "path",
-        metavar="RUN",
-        help="folder of an embodied run, one of its checkpoints, or a recipe with a published checkpoint in "
-        "policy.options.folder",
-    )
+    parser.add_argument("path", metavar="RUN", help=POLICY_HELP)
     parser.add_argument(
         "--checkpoint", metavar="WHICH", help="checkpoint of a run: newest (default), best, or step-000100"
     )
@@ -54,8 +53,8 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     refuse_misspelt_options(args.overrides, OPTIONS, set(TrainedConfig.model_fields), "rlinf serve")
     rename = _rename(args.rename)
-    config, checkpoint = _policy(args.path, args.checkpoint, parse_overrides(args.overrides))
-    for note in config.notes:
+    chosen = _policy(args.path, args.checkpoint, parse_overrides(args.overrides))
+    for note in chosen.config.notes:
         print(f"note: {note}")
     api_key = _api_key(args.api_key_file, args.host)
     line = LiveLine()
@@ -66,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
         from rlinf.serving.server import policy_server
         from rlinf.serving.service import PolicyService
 
-        torch.set_num_threads(config.cluster.threads_per_device)  # as workers: it decides the last bits
-        policy = acting_policy(config, checkpoint)
-    name = config.name if checkpoint is None else f"{config.name}, {checkpoint.name}"
+        torch.set_num_threads(chosen.config.cluster.threads_per_device)  # as workers: it decides the last bits
+        policy = acting_policy(chosen.config, chosen.checkpoint)
+    name = chosen.title
     service = PolicyService(policy, name, rename)
 
     async def serve() -> None:
@@ -99,29 +98,16 @@ def _rename(text: str | None) -> Mapping[str, str]:
     return value
 
 
-def _policy(place: str, which: str | None, overrides: list[Override]) -> tuple[TrainedConfig, Path | None]:
-    """Returns the config and the checkpoint; None: the policy of `policy.options.folder`. Raises: UserError."""
+def _policy(place: str, which: str | None, overrides: list[Override]) -> TrainedPolicy:
+    """Raises: UserError."""
     check_address_space()
-    from rlinf.config.load import load_acting
     from rlinf.jobs.checks import check_trained_references
     from rlinf.playing.checkpoint import find_policy
 
-    path, checkpoint = Path(place), None
-    if path.is_dir():
-        trained = find_policy(path, which, overrides)
-        config, checkpoint = trained.config, trained.checkpoint
-    elif which is not None:
-        raise UserError(f"--checkpoint {which}: {place} is a recipe", hint="give the folder of a run")
-    else:
-        config = load_acting(place, overrides)
-        if config.policy.options.get("folder") is None:
-            raise UserError(
-                f"{place}: the policy has random weights, so there is nothing to serve",
-                hint="give the folder of a run, or a published checkpoint with --policy.options.folder",
-            )
-    config = with_downloads(config)
-    check_trained_references(config)
-    return config, checkpoint
+    policy = find_policy(place, which, overrides)
+    policy = replace(policy, config=with_downloads(policy.config))
+    check_trained_references(policy.config)
+    return policy
 
 
 def _api_key(file: str | None, host: str) -> str | None:

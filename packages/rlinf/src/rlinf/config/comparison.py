@@ -8,11 +8,15 @@ from rlinf.config.base import InputPath, Section
 from rlinf.config.embodied import EVAL_SEED_LIMIT
 from rlinf.config.playing import TrainedConfig
 
+SIDES = ("a", "b")
+
 
 class ComparedConfig(TrainedConfig):
     """One of the two policies, and the environments that it acts in."""
 
-    checkpoint: InputPath = Field(description="The checkpoint with the policy.")
+    checkpoint: InputPath | None = Field(
+        default=None, description="The checkpoint with the policy. null: the published one of policy.options.folder."
+    )
 
 
 class CompareConfig(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from rlinf.config.base import Section
 from rlinf.config.catalog import read_recipe, read_suite
 from rlinf.config.common import JobConfig
-from rlinf.config.comparison import ComparisonConfig
+from rlinf.config.comparison import SIDES, ComparisonConfig
 from rlinf.config.evaluation import RESUMABLE as EVAL_RESUMABLE, EvalConfig
 from rlinf.config.messages import explain
 from rlinf.config.overrides import Override, apply_overrides
@@ -84,14 +85,21 @@ def load_trained(folder: Path, overrides: Sequence[Override] = ()) -> TrainedCon
 
     Raises: UserError for a folder without config.yaml, for a run of a language model, and as `load_config`.
     """
-    return _validated_as(TrainedConfig, apply_overrides(_trained(folder), overrides, TrainedConfig))
+    stored = renamed_tree(_config_file(folder))
+    _check_acts(stored, str(folder))
+    return _validated_as(TrainedConfig, apply_overrides(_acting(stored), overrides, TrainedConfig))
 
 
-def load_acting(place: str, overrides: Sequence[Override] = ()) -> TrainedConfig:
-    """Returns the config for using the policy of a recipe, with overrides. Raises: as `load_trained`."""
-    whole = read_recipe(place)
-    _check_acts(whole, place)
-    return _validated_as(TrainedConfig, apply_overrides(_acting(whole), overrides, TrainedConfig))
+def load_acting(place: str, checkpoint: Path | None, overrides: Sequence[Override] = ()) -> TrainedConfig:
+    """Returns the config for using the policy of a run's checkpoint, or of a recipe with a published checkpoint.
+
+    Args:
+        place: a recipe, if there is no checkpoint.
+        checkpoint: path of a checkpoint in its run's folder.
+
+    Raises: as `load_trained`; UserError for a recipe without `policy.options.folder`.
+    """
+    return _with_weights(place, checkpoint, apply_overrides(_policy_tree(place, checkpoint), overrides, TrainedConfig))
 
 
 def load_robot_check(
@@ -107,8 +115,7 @@ def load_robot_check(
 
     Raises: as `load_trained`; UserError if no demonstrations are named.
     """
-    whole = read_recipe(place) if checkpoint is None else renamed_tree(_config_file(checkpoint.parent.parent))
-    _check_acts(whole, place)
+    whole = _whole_tree(place, checkpoint)
     acting = _acting(whole)
     values = dict(demonstrations) or _of_warm_up(whole.values.get("sft_warm_up")) or {"source": EXPERTS}
     tree = Tree(values={**acting.values, "demonstrations": values}, places=acting.places, notes=acting.notes)
@@ -120,20 +127,20 @@ def _of_warm_up(section: Any) -> dict[str, Any]:
     return {name: section[name] for name in names if name in section} if isinstance(section, dict) else {}
 
 
-def load_suite_eval(checkpoint: Path, suite: str, overrides: Sequence[Override]) -> SuiteEvalConfig:
+def load_suite_eval(place: str, checkpoint: Path | None, suite: str, overrides: Sequence[Override]) -> SuiteEvalConfig:
     """Returns the config of a suite evaluation.
 
     Args:
-        checkpoint: path of a checkpoint in its run's folder.
+        place, checkpoint: as `load_acting`.
         suite: a shipped suite's name or the path of a YAML file.
 
-    Raises: as `load_trained`.
+    Raises: as `load_acting`.
     """
-    run, suite_tree = _trained(checkpoint.parent.parent), read_suite(suite)
-    places = dict(run.places) | {("suite", *key): place for key, place in suite_tree.places.items()}
-    values = {**run.values, "checkpoint": str(checkpoint), "suite": suite_tree.values}
-    tree = Tree(values=values, places=places, notes=(*run.notes, *suite_tree.notes))
-    return _validated_as(SuiteEvalConfig, apply_overrides(tree, overrides, SuiteEvalConfig))
+    acting, suite_tree = _policy_tree(place, checkpoint), read_suite(suite)
+    places = dict(acting.places) | {("suite", *key): at for key, at in suite_tree.places.items()}
+    values = {**acting.values, "checkpoint": _text(checkpoint), "suite": suite_tree.values}
+    tree = Tree(values=values, places=places, notes=(*acting.notes, *suite_tree.notes))
+    return _with_weights(place, checkpoint, apply_overrides(tree, overrides, SuiteEvalConfig), SuiteEvalConfig)
 
 
 def load_suite_eval_for_resume(folder: Path, overrides: Sequence[Override]) -> SuiteEvalConfig:
@@ -142,34 +149,35 @@ def load_suite_eval_for_resume(folder: Path, overrides: Sequence[Override]) -> S
 
 
 def load_comparison(
-    checkpoints: Sequence[Path],
+    policies: Sequence[tuple[str, Path | None]],
     overrides: Sequence[Override],
     preset: Callable[[TrainedConfig], Sequence[Override]] = lambda config: (),
 ) -> ComparisonConfig:
     """Returns the config of a comparison.
 
     Args:
-        checkpoints: the two checkpoints, in their runs' folders.
-        overrides: `compare.KEY` hold for the comparison, all others for both policies.
+        policies: place and checkpoint of A and of B, as `load_acting`.
+        overrides: `compare.KEY` hold for the comparison, `a.KEY` and `b.KEY` for one policy, all others for both.
         preset: overrides for the config of a policy, to which the others are added.
 
-    Raises: as `load_trained`.
+    Raises: as `load_acting`.
     """
-    common = [one for one in overrides if one.key[0] != "compare"]
+    common = [one for one in overrides if one.key[0] not in ("compare", *SIDES)]
     tree = Tree(values={})
-    for side, checkpoint in zip(("a", "b"), checkpoints, strict=True):
-        run = _trained(checkpoint.parent.parent)
-        config = _validated_as(TrainedConfig, apply_overrides(run, common, TrainedConfig))
+    for side, (place, checkpoint) in zip(SIDES, policies, strict=True):
+        own = [replace(one, section=side, key=one.key[1:]) for one in overrides if one.key[0] == side and one.key[1:]]
+        acting = _policy_tree(place, checkpoint)
+        config = _with_weights(place, checkpoint, apply_overrides(acting, [*common, *own], TrainedConfig))
         added = list(preset(config))
         of_compare = [one for one in added if one.key[0] == "compare"]
         of_policy = [one for one in added if one.key[0] != "compare"]
-        run = apply_overrides(run, [*of_policy, *common], TrainedConfig)
-        _validated_as(TrainedConfig, run)
-        values = {**tree.values, side: {**run.values, "checkpoint": str(checkpoint)}}
-        places = dict(tree.places) | {(side, *key): place for key, place in run.places.items()}
-        notes = (*tree.notes, *(note for note in run.notes if note not in tree.notes))
+        acting = apply_overrides(acting, [*of_policy, *common, *own], TrainedConfig)
+        _with_weights(place, checkpoint, acting)
+        values = {**tree.values, side: {**acting.values, "checkpoint": _text(checkpoint)}}
+        places = dict(tree.places) | {(side, *key): at for key, at in acting.places.items()}
+        notes = (*tree.notes, *(note for note in acting.notes if note not in tree.notes))
         tree = apply_overrides(Tree(values=values, places=places, notes=notes), of_compare, ComparisonConfig)
-    own = [one for one in overrides if one.key[0] == "compare"]
+    own = [one for one in overrides if one.key[0] == "compare" or one.key in [(side,) for side in SIDES]]
     return _validated_as(ComparisonConfig, apply_overrides(tree, own, ComparisonConfig))
 
 
@@ -178,11 +186,31 @@ def load_comparison_for_resume(folder: Path) -> ComparisonConfig:
     return _validated_as(ComparisonConfig, _stored(folder, "comparison"))
 
 
-def _trained(folder: Path) -> Tree:
-    """Reads the keys of a run's config that `TrainedConfig` has. Raises: UserError."""
-    stored = renamed_tree(_config_file(folder))
-    _check_acts(stored, str(folder))
-    return _acting(stored)
+def _policy_tree(place: str, checkpoint: Path | None) -> Tree:
+    """Reads the keys that `TrainedConfig` has, of a run's config or of a recipe. Raises: UserError."""
+    return _acting(_whole_tree(place, checkpoint))
+
+
+def _whole_tree(place: str, checkpoint: Path | None) -> Tree:
+    run = None if checkpoint is None else checkpoint.parent.parent
+    whole = read_recipe(place) if run is None else renamed_tree(_config_file(run))
+    _check_acts(whole, str(run or place))
+    return whole
+
+
+def _with_weights(place: str, checkpoint: Path | None, tree: Tree, kind: type[TrainedConfig] = TrainedConfig) -> Any:
+    """Returns the config of a policy that has weights. Raises: UserError."""
+    config = _validated_as(kind, tree)
+    if checkpoint is None and config.policy.options.get("folder") is None:
+        raise UserError(
+            f"{place}: the policy has random weights",
+            hint="give the folder of a run, or a published checkpoint with --policy.options.folder",
+        )
+    return config
+
+
+def _text(checkpoint: Path | None) -> str | None:
+    return None if checkpoint is None else str(checkpoint)
 
 
 def _config_file(folder: Path) -> Tree:

@@ -124,8 +124,7 @@ def _unknown_key(key: Key, tree: Tree, model: Any) -> str:
     if not guesses:
         close = difflib.get_close_matches(str(name), list(siblings.values()), n=1, cutoff=0.6)
         guesses = [dotted((*parents, match)) for match in close]
-    place = _place(key, tree) or ""
-    flag = "--" if place.startswith("--") else ""
+    flag = _flag_prefix(key, tree)
     if guesses:
         advice = f"did you mean {' or '.join(flag + guess for guess in guesses)}?"
     else:
@@ -179,7 +178,16 @@ def _located(key: Key, tree: Tree) -> str:
     place = _place(key, tree)
     if place is None:
         return dotted(key)
-    return f"--{dotted(key)}" if place.startswith("--") else f"{place}: {dotted(key)}"
+    return f"{_flag_prefix(key, tree)}{dotted(key)}" if place.startswith("--") else f"{place}: {dotted(key)}"
+
+
+def _flag_prefix(key: Key, tree: Tree) -> str:
+    """Returns what precedes the key in its override's flag: `--`, or `--a.` with `Override.section`; "" without one."""
+    for length in range(len(key), 0, -1):
+        if (place := tree.places.get(key[:length])) is not None:
+            text = dotted(key[:length])
+            return "" if not place.startswith("--") else place.removesuffix(text) if place.endswith(text) else "--"
+    return ""
 
 
 def all_keys(model: Any, key: Key, values: Any) -> Iterator[Key]:

@@ -28,10 +28,12 @@ class Override:
     """("actor", "learning_rate")"""
     text: str
     """The text on the command line, unparsed; `value` parses it."""
+    section: str = ""
+    """The section that `key` is below, on the command line; "" for a key of the root."""
 
     @property
     def flag(self) -> str:
-        return "--" + ".".join(self.key)
+        return "--" + ".".join([self.section, *self.key] if self.section else self.key)
 
     def value(self, annotation: Any) -> Any:
         """Parses the text as a value of the key's type. For text and paths only surrounding quotes are removed;

@@ -96,7 +96,10 @@ class SuiteConfig(Section):
 class SuiteEvalConfig(TrainedConfig):
     """Everything that decides the numbers of a suite evaluation."""
 
-    checkpoint: InputPath = Field(description="The checkpoint with the policy to evaluate.")
+    checkpoint: InputPath | None = Field(
+        default=None,
+        description="The checkpoint with the policy to evaluate. null: the published one of policy.options.folder.",
+    )
     suite: SuiteConfig = Field(description="The suite.")
     only: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_names)] = Field(
         default=(), strict=False, description="Axes and variants to evaluate, besides seen; empty: all."

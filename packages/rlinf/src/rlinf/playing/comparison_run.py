@@ -27,7 +27,6 @@ from rlinf.playing.comparison_scores import ComparisonScore, StartOutcome, paire
 from rlinf.playing.play import check_seeds
 from rlinf.playing.protocol import Protocol, check_same, joint
 from rlinf.playing.session import PolicySession
-from rlinf.run_folder.checksums import SUMS, file_digest
 from rlinf.run_folder.rows import append_rows, read_rows, sync, write_file
 from rlinf_envs import RecordedEpisode, write_grid
 
@@ -55,7 +54,7 @@ class ComparisonRun:
         Raises: UserError if the folder does not fit, RunFailed if a worker dies or raises.
         """
         policies = {side: session.policy for side, session in self.sessions.items()}
-        inputs = {f"checkpoint {side}": file_digest(policy.checkpoint / SUMS) for side, policy in policies.items()}
+        inputs = {f"checkpoint {side}": policy.digest() for side, policy in policies.items()}
         inputs |= {f"the protocol of {side}": protocol.digest for side, protocol in self.protocols.items()}
         options = {"config_yaml": to_yaml(self.config), "command": command, "inputs": inputs, "notes": self.notes}
         with EvalFolder(path, resume=resume, job="comparison", **options) as folder:
@@ -74,8 +73,7 @@ class ComparisonRun:
     @property
     def names(self) -> tuple[str, str]:
         """Run and checkpoint of A and of B."""
-        a, b = (f"{one.name}, {one.checkpoint.name}" for one in (self.config.a, self.config.b))
-        return a, b
+        return self.sessions["a"].policy.title, self.sessions["b"].policy.title
 
     @property
     def line(self) -> str:
@@ -93,7 +91,7 @@ class ComparisonRun:
         return {
             side: {
                 "name": session.policy.config.name,
-                "checkpoint": str(session.policy.checkpoint),
+                "checkpoint": str(session.policy.folder),
                 "digest": inputs[f"checkpoint {side}"],
                 "one_by_one": session.acts_one_by_one,
             }

@@ -121,13 +121,14 @@ def load_policy(path: str | Path, checkpoint: str | None = None) -> LoadedPolicy
     """Loads a trained robot policy into this process.
 
     Args:
-        path: a run's folder or one of its checkpoints.
-        checkpoint: of a run: latest (default), best, or a name such as step-000100.
+        path: a run's folder, one of its checkpoints, or a recipe with a published checkpoint in
+            `policy.options.folder`.
+        checkpoint: of a run: newest (default), best, or a name such as step-000100.
 
     Raises: UserError if it does not exist or is damaged, or the run's environment cannot be created, which says what
         the policy reads.
     """
-    trained = find_policy(Path(path), checkpoint, ())
+    trained = find_policy(str(path), checkpoint, ())
     return acting_policy(trained.config, trained.checkpoint)
 
 

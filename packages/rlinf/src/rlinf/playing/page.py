@@ -41,7 +41,7 @@ def render(
         _numbers(episodes),
         html.notes("Notes", notes),
         html.section("Film", html.video(film.read_bytes(), "film of the episodes") if film else "", note=_LEGEND),
-        html.section("By task", html.table(SUMMARY_COLUMNS, summary_rows(episodes, groups), numeric=range(1, 6))),
+        html.section("By task", html.table(SUMMARY_COLUMNS, summary_rows(episodes, groups), numeric=range(1, 7))),
         html.section(
             "Episodes",
             html.table(EPISODE_COLUMNS, [episode_row(end) for end in by_task(episodes)], numeric=(1, 3, 4)),
@@ -82,5 +82,7 @@ def _numbers(episodes: Sequence[EpisodeEnd]) -> str:
     means = summary(episodes)
     shares = {"success at the end": means["success_at_end"], "success at any time": means["success_once"]}
     cells = [(label, percent(share)) for label, share in shares.items() if share is not None]
+    if means["interval_95"] is not None:
+        cells.insert(1, ("95 % interval", " to ".join(map(percent, means["interval_95"]))))
     cells += [("mean return", number(means["return"])), ("mean length", number(means["episode_length"]))]
     return html.boxes(cells, main=cells[0][0])

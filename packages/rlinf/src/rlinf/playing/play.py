@@ -51,7 +51,7 @@ class Play:
 
         Raises: RunFailed if a worker dies or raises.
         """
-        inputs = {"checkpoint": str(self.policy.checkpoint)}
+        inputs = {"checkpoint": str(self.policy.folder)}
         yaml = to_yaml(self.policy.config)
         with EvalFolder(path, resume=False, config_yaml=yaml, command=command, inputs=inputs, job="play") as folder:
             notes = [*self.session.notes]
@@ -79,13 +79,14 @@ class Play:
                 write_file(path / PAGE, text)
             members = in_groups(played.episodes, groups) if groups else {}
             by_group = {"by_group": {name: summary(ends) for name, ends in members.items()}} if members else {}
-            about = {"checkpoint": str(self.policy.checkpoint), "protocol": protocol.to_json()}
+            about = {"checkpoint": str(self.policy.folder), "digest": self.policy.digest()}
+            about |= {"protocol": protocol.to_json()}
             folder.write_result({**about, **summary(played.episodes), **by_group})
         return Playback(episodes=played.episodes, film=film, page=path / PAGE, groups=groups)
 
     @property
     def title(self) -> str:
-        return f"{self.policy.config.name}, {self.policy.checkpoint.name}"
+        return self.policy.title
 
     @property
     def line(self) -> str:

@@ -15,6 +15,7 @@ from rlinf.config.downloads import snapshot_folders
 from rlinf.config.inputs import is_adapter
 from rlinf.errors import UserError
 from rlinf.jobs.acting import (
+    chosen_policy,
     env_spec,
     limit_notes,
     picture_notes,
@@ -86,10 +87,11 @@ class PolicySession:
             *limit_notes(config.env, self.interface),
             *picture_notes(config.env, config.policy),
         )
-        self._settings = policy_settings(config.policy, self.interface, config.seed)
+        chosen, _ = chosen_policy(config.policy, self.interface, config.env.id)
+        self._settings = policy_settings(chosen, self.interface, config.seed)
         self._needs = needs_of(self._settings, config.env.id)
         self.notes += self._needs.notes
-        if is_adapter(policy.model):
+        if policy.model is not None and is_adapter(policy.model):
             base = Path(str(self._settings.options.get("folder") or "the policy's first weights"))
             check_same_base(policy.model, policy_digest(self._settings), base, key="policy.options")
         self._num_groups = min(config.env.num_groups, num_episodes)
@@ -178,14 +180,15 @@ class PolicySession:
             self._flow = self._make_flow()
             try:
                 self._executor.start(self._flow, plan_for_mode(self._flow.graph(), self.cluster, "collocated"))
-                self._executor.group("policy").call("load_policy", str(self.policy.model))
+                if self.policy.model is not None:
+                    self._executor.group("policy").call("load_policy", str(self.policy.model))
                 if self.acts_one_by_one:
                     self._executor.group("policy").call("act_one_by_one")
             except RemoteError as error:
                 if error.error_type != WeightFilesError.__name__:
                     raise run_failed(error, self._log_folder) from error
                 raise UserError(
-                    f"the policy of {self.policy.checkpoint} does not fit env.id={self.spec.id!r}: {error.message}",
+                    f"the policy of {self.policy.folder} does not fit env.id={self.spec.id!r}: {error.message}",
                     hint="let the environment show and take what it did in training",
                 ) from error
             except WorkersError as error:

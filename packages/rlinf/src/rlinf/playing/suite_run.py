@@ -28,7 +28,6 @@ from rlinf.playing.play import check_seeds
 from rlinf.playing.protocol import Protocol
 from rlinf.playing.session import Played, PolicySession
 from rlinf.playing.suite_scores import VariantScore, score, to_json
-from rlinf.run_folder.checksums import SUMS, file_digest
 from rlinf.run_folder.rows import append_rows, keep_rows, read_rows, sync, write_file
 from rlinf_envs import Disturbance, EnvSpec, EpisodeEnd, RecordedEpisode, write_grid
 
@@ -64,7 +63,7 @@ class SuiteRun:
 
         Raises: UserError if the folder does not fit, RunFailed if a worker dies or raises.
         """
-        inputs = {"the checkpoint": file_digest(self.policy.checkpoint / SUMS)}
+        inputs = {"the checkpoint": self.policy.digest()}
         options = {"config_yaml": to_yaml(self.config), "command": command, "inputs": inputs, "notes": self.notes}
         with EvalFolder(path, resume=resume, job="suite", **options) as folder:
             for note in self.notes:
@@ -83,14 +82,14 @@ class SuiteRun:
                 self.title, f"{self.line}. {protocols[SEEN].line}", scores, film if film.exists() else None, notes
             )
             write_file(path / PAGE, page)
-            about = {"suite": self.config.suite.name, "checkpoint": str(self.policy.checkpoint), "notes": notes}
+            about = {"suite": self.config.suite.name, "checkpoint": str(self.policy.folder), "notes": notes}
             records = {name: protocol.to_json() for name, protocol in protocols.items()}
             folder.write_result({**about, "protocols": records, **to_json(scores)})
         return scores
 
     @property
     def title(self) -> str:
-        return f"{self.config.suite.name}: {self.config.name}, {self.policy.checkpoint.name}"
+        return f"{self.config.suite.name}: {self.policy.title}"
 
     @property
     def line(self) -> str:

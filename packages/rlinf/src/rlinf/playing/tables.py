@@ -7,10 +7,11 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
+from rlinf.playing.suite_scores import wilson
 from rlinf_envs import EpisodeEnd, outcome_of
 
 EPISODE_COLUMNS = ("task", "seed", "outcome", "return", "length")
-SUMMARY_COLUMNS = ("task", "episodes", "success at end", "at any time", "return", "length")
+SUMMARY_COLUMNS = ("task", "episodes", "success at end", "95 % interval", "at any time", "return", "length")
 
 
 def by_task(episodes: Sequence[EpisodeEnd]) -> list[EpisodeEnd]:
@@ -47,10 +48,13 @@ def in_groups(episodes: Sequence[EpisodeEnd], groups: Mapping[str, str]) -> dict
 
 
 def summary(episodes: Sequence[EpisodeEnd]) -> dict[str, Any]:
-    """Returns means over the episodes; success is None if the environment does not define it."""
+    """Returns means over the episodes, and the 95 % Wilson interval of success at end; success is None if the
+    environment does not define it."""
+    outcomes = [end.success_at_end for end in episodes if end.success_at_end is not None]
     return {
         "num_episodes": len(episodes),
-        "success_at_end": _mean([end.success_at_end for end in episodes]),
+        "success_at_end": _mean(outcomes),
+        "interval_95": list(wilson(sum(map(bool, outcomes)), len(outcomes))) if outcomes else None,
         "success_once": _mean([end.success_once for end in episodes]),
         "return": _mean([end.return_ for end in episodes]),
         "episode_length": _mean([end.length for end in episodes]),
@@ -60,7 +64,9 @@ def summary(episodes: Sequence[EpisodeEnd]) -> dict[str, Any]:
 def _summary_row(name: str, episodes: Sequence[EpisodeEnd]) -> tuple[str, ...]:
     means = summary(episodes)
     at_end, once = ("-" if means[key] is None else f"{means[key]:.1%}" for key in ("success_at_end", "success_once"))
-    return (name, str(len(episodes)), at_end, once, f"{means['return']:.3f}", f"{means['episode_length']:.1f}")
+    interval = " to ".join(f"{bound:.1%}" for bound in means["interval_95"] or ()) or "-"
+    numbers = (f"{means['return']:.3f}", f"{means['episode_length']:.1f}")
+    return (name, str(len(episodes)), at_end, interval, once, *numbers)
 
 
 def _mean(values: Sequence[float | bool | None]) -> float | None:
