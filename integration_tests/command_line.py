@@ -161,7 +161,8 @@ def rows(path, name="metrics.jsonl"):
     """Rows of a run without what depends on the clock."""
     lines = [json.loads(line) for line in (Path(path) / name).read_text().splitlines()]
     return [
-        {"step": row["step"]} | {key: value for key, value in row["metrics"].items() if not key.startswith("time/")}
+        {"step": row["step"]}
+        | {key: value for key, value in row["metrics"].items() if not key.startswith(("time/", "perf/"))}
         for row in lines
     ]
 

@@ -98,6 +98,7 @@ def test_episodes_are_the_same_under_every_plan(tmp_path):
     assert any(row["actor/grad_norm"] > 0 for row in rows(first))
 
 
+@pytest.mark.slow
 def test_a_replay_of_overlapping_steps_ends_with_the_same_weights_though_the_agent_draws_lots(tmp_path):
     keys = KEYS | {
         "mode": "disaggregated",
@@ -113,6 +114,7 @@ def test_a_replay_of_overlapping_steps_ends_with_the_same_weights_though_the_age
     assert weights(tmp_path / "again") == weights(run)
 
 
+@pytest.mark.slow
 def test_a_lost_router_costs_no_number(tmp_path):
     keys = KEYS | {"mode": "collocated", "run.num_steps": 12, "run.evaluate_every": 12}
     expected = train_here("guess-team", tmp_path / "undisturbed", keys)

@@ -33,6 +33,7 @@ def verdicts_of(done):
     return next(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("verdict"))
 
 
+@pytest.mark.slow
 def test_what_fp8_rounds_is_no_fault_and_a_wrong_scale_is_one():
     """The trainer scores with the same quantized weights, so that float32's bound holds."""
     quantized = {"rollout.quantization": "fp8"}

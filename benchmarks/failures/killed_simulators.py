@@ -87,7 +87,9 @@ def _run(output: Path, num_losses: int) -> tuple[list[dict[str, Any]], list[dict
             raise SystemExit(f"the run of {output.name} failed after {len(losses)} losses:\n{log.read()[-4000:]}")
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     metrics = [row["metrics"] for row in rows]
-    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in metrics], losses
+    return [
+        {key: value for key, value in row.items() if not key.startswith(("time/", "perf/"))} for row in metrics
+    ], losses
 
 
 def _lose(process: subprocess.Popen, output: Path, num_losses: int) -> list[dict[str, Any]]:

@@ -195,7 +195,8 @@ def numbers(folder: Path) -> tuple[list[Any], dict[str, bytes]]:
     """Every metric but times, and the bytes of the last checkpoint's tensors."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     metrics = [
-        {name: value for name, value in row["metrics"].items() if not name.startswith("time/")} | {"step": row["step"]}
+        {name: value for name, value in row["metrics"].items() if not name.startswith(("time/", "perf/"))}
+        | {"step": row["step"]}
         for row in rows
     ]
     last = max((folder / "checkpoints").iterdir())

@@ -68,7 +68,7 @@ def run(python: str | None) -> tuple[Metrics, Mapping[str, Any]]:
                 metrics[name, row["step"]] = {
                     key: math.nan if value is None else value
                     for key, value in row["metrics"].items()
-                    if not key.startswith("time/")
+                    if not key.startswith(("time/", "perf/"))
                 }
         return metrics, manifest["sessions"][-1].get("venvs", {}).get("rollout", {})
 

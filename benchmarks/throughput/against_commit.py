@@ -94,7 +94,10 @@ def trained(command: Path, recipe: str, output: Path) -> tuple[list[Any], float]
     )
     rows = read_rows(output / "metrics.jsonl")
     times = [row["metrics"]["time/step_s"] for row in rows[NUM_LEFT_OUT:]]
-    values = [{name: value for name, value in row["metrics"].items() if not name.startswith("time/")} for row in rows]
+    values = [
+        {name: value for name, value in row["metrics"].items() if not name.startswith(("time/", "perf/"))}
+        for row in rows
+    ]
     return values, statistics.median(times)
 
 

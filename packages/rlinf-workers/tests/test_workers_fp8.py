@@ -189,7 +189,7 @@ class Serving(Worker):
         self._version = policy_version
 
 
-@pytest.mark.parametrize("weight_sync", ["shared", "streams"])
+@pytest.mark.parametrize("weight_sync", [pytest.param("shared", marks=pytest.mark.slow), "streams"])
 def test_ranks_with_parts_of_a_block_publish_what_the_whole_matrix_gives(tmp_path, weight_sync):
     """Twenty syncs, each checked by the digests of what is served."""
     flow = Flow("toy").worker("serving", Serving).worker("half", Half)

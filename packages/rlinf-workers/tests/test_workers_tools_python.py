@@ -242,6 +242,7 @@ def test_a_lost_state_is_not_branched():
 # -- many at once ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_64_episodes_keep_their_states_apart():
     async def main() -> None:
         async with started() as tools:

@@ -73,9 +73,9 @@ WHOLE = ("--env.episodes_per_step=24", "--env.num_steps=40", "--env.num_processe
         (1, "ppo", CHANNEL_BYTES, ()),
         (2, "corrected", CHANNEL_BYTES, ()),
         (2, "close", CHANNEL_BYTES, ()),
-        (2, "ppo", 4096, ()),
+        pytest.param(2, "ppo", 4096, (), marks=pytest.mark.slow),
         (1, "ppo", CHANNEL_BYTES, WHOLE),
-        (2, "ppo", 4096, WHOLE),
+        pytest.param(2, "ppo", 4096, WHOLE, marks=pytest.mark.slow),
     ],
 )
 def test_the_policy_that_acts_is_that_of_so_many_steps_before(

@@ -52,10 +52,12 @@ CASES = {
     "two policies with critics and a KL": (reasoning.train, SORT, [*TEAM, "--algorithm={name: ppo, kl_coef: 0.1}"]),
     "actor_critic": (embodied.train, POLE, []),
 }
+SLOW = ("two policies", "a KL to a reference")
+"""Others have what these have."""
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(one, marks=pytest.mark.slow if one in SLOW else []) for one in CASES])
 def test_the_program_is_the_collocated_run_to_the_bit(case, tmp_path):
     train, recipe, overrides = CASES[case]
     path, run = tmp_path / "tiny.yaml", tmp_path / "run"
@@ -81,7 +83,7 @@ def test_the_program_is_the_collocated_run_to_the_bit(case, tmp_path):
 
 
 def without_times(metrics):
-    depend = ("time/", "router/")
+    depend = ("time/", "perf/", "router/")
     return {name: value for name, value in metrics.items() if not name.startswith(depend) and "_engine_s" not in name}
 
 
