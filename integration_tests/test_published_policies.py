@@ -65,6 +65,13 @@ def test_a_published_checkpoint_is_scored_by_one_command(places, tmp_path, capsy
     low, high = scored["interval_95"]
     assert low <= scored["success_at_end"] <= high and 0 < high - low < 1
     assert scored["checkpoint"] == str(folder) and len(scored["digest"]) == len(scored["protocol"]["digest"]) == 64
+    assert scored["protocol"]["acting"] == {
+        "cameras": "above",
+        "normalization": "quantiles",
+        "center_crop": "False",
+        "dtype": "float32",
+        "unnorm_key": "spots",
+    }
     assert [json.loads(row)["seed"] for row in (out / "episodes.jsonl").read_text().splitlines()] == [5, 6, 7]
 
 
@@ -76,6 +83,8 @@ def test_a_published_checkpoint_is_compared_with_a_run_that_started_from_it(plac
     line = ["eval", "--compare", str(places / "pi0.yaml"), str(run), f"--a.{FOLDER[2:]}", folder, *FEW]
     assert main([*line, "--compare.num_films", "0", "--output", str(tmp_path / "out")]) == 0
     compared = result(tmp_path / "out")
+    acting = {"dataset": "lab", "normalization": "mean_std", "relative_to_state": "False", "num_denoising_steps": "1"}
+    assert compared["protocol"]["acting"] == {"cameras": "above", "dtype": "float32", **acting}
     assert compared["a"]["checkpoint"] == folder and compared["b"]["checkpoint"] == str(run / "checkpoints/step-000003")
     rows = [json.loads(line) for line in (tmp_path / "out" / "episodes.jsonl").read_text().splitlines()]
     of_a, of_b = ([{**row, "policy": ""} for row in rows if row["policy"] == side] for side in "ab")

@@ -51,7 +51,7 @@ def test_the_public_command_line_is_this():
         ],
         "rlinf play": [
             *("-h", "--help", "path", "--checkpoint", "--episodes", "--seed", "--protocol"),
-            *("--no-video", "--output"),
+            *("--one-by-one", "--no-video", "--output"),
         ],
         "rlinf explain": ["-h", "--help", "run_folder", "--all", "--json"],
         "rlinf serve": [

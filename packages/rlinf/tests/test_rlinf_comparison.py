@@ -20,7 +20,7 @@ PROTOCOL = Protocol(
     max_episode_steps=220,
     ends_early=True,
     chunk_size=8,
-    acting={"num_denoising_steps": "10"},
+    acting={"num_denoising_steps": "10", "dtype": "float32"},
     simulator={"option.num_wait_steps": "10", "version.mujoco": "3.8.1"},
 )
 
@@ -56,15 +56,24 @@ def test_a_protocol_is_shown_in_one_line():
 
 def test_a_message_names_the_first_keys_that_differ():
     other = dataclasses.replace(
-        PROTOCOL, chunk_size=1, acting={}, simulator={**PROTOCOL.simulator, "option.num_wait_steps": "15"}
+        PROTOCOL,
+        chunk_size=1,
+        acting={"dtype": "bfloat16"},
+        simulator={**PROTOCOL.simulator, "option.num_wait_steps": "15"},
     )
     expected = (
         "A and B were not evaluated alike, so a difference would not be the policies' alone:\n"
-        "  - chunk_size: 8 and 1\n  - acting.num_denoising_steps: 10 and -\n"
+        "  - chunk_size: 8 and 1\n  - acting.dtype: float32 and bfloat16\n"
         "  - simulator.option.num_wait_steps: 10 and 15"
     )
     with pytest.raises(UserError, match=re.escape(expected)):
         check_same(PROTOCOL.to_json(), other.to_json(), ("A", "B"))
+
+
+def test_options_that_only_one_of_two_policies_has_are_no_other_conditions():
+    other = dataclasses.replace(PROTOCOL, acting={"dtype": "float32", "center_crop": "True"})
+    check_same(PROTOCOL.to_json(), other.to_json(), ("A", "B"))
+    assert other.digest != PROTOCOL.digest
 
 
 def rows(successes: str, tasks: str = "") -> list[dict]:

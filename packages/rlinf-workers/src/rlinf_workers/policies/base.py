@@ -52,6 +52,9 @@ class Needs:
     """Whether `imitate` reads only the sign of the last number of a demonstrated action, the gripper."""
     notes: tuple[str, ...] = ()
     """What the run's manifest should say about the policy, such as weights of a checkpoint that are not loaded."""
+    acting: Mapping[str, str] = field(default_factory=dict)
+    """Options, with their defaults, that decide how it answers without exploration, besides its weights: the crop of
+    pictures, the statistics that scale actions, ... The protocol of an evaluation records them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,17 @@ from rlinf.console.live_line import LiveLine
 from rlinf.errors import UserError
 from rlinf.run_folder.lock import check_empty
 
-OPTIONS = ("--output", "--checkpoint", "--episodes", "--seed", "--protocol", "--no-video", "--traceback", "--help")
+OPTIONS = (
+    "--output",
+    "--checkpoint",
+    "--episodes",
+    "--seed",
+    "--protocol",
+    "--one-by-one",
+    "--no-video",
+    "--traceback",
+    "--help",
+)
 
 POLICY_HELP = """folder of an embodied run, one of its checkpoints, or a recipe with a published checkpoint in
 policy.options.folder"""
@@ -50,6 +60,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--protocol", metavar="NAME", help="evaluate LIBERO as openvla, openpi, lerobot or simplevla publish it"
     )
+    parser.add_argument(
+        "--one-by-one",
+        action="store_true",
+        help="answer one environment at a time, so that numbers depend on no batch (default with --protocol on CPUs)",
+    )
     parser.add_argument("--no-video", action="store_true", help="do not film (films need the extra rlinf[video])")
     parser.add_argument("--output", type=Path, metavar="FOLDER", help="output folder (default: runs/play-<run>-<time>)")
     parser.set_defaults(run=run, takes_overrides=True)
@@ -80,7 +95,15 @@ def run(args: argparse.Namespace) -> int:
     with line.doing("loading torch, then checking the policy, the environment and the devices"):
         from rlinf.playing import play  # imports torch
 
-        prepared = play.prepare(policy, path, first_seed=first_seed, num_episodes=num_episodes, films=not args.no_video)
+        prepared = play.prepare(
+            policy,
+            path,
+            first_seed=first_seed,
+            num_episodes=num_episodes,
+            films=not args.no_video,
+            one_by_one=args.one_by_one,
+            is_citable=args.protocol is not None,
+        )
     with line.doing(f"playing {num_episodes} episodes"):
         playback = _played(prepared, path, ["rlinf", *args.arguments], line)
     return _print(playback)

@@ -15,18 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.config.comparison import ComparisonConfig
-from rlinf.config.devices import device_kind
 from rlinf.config.load import to_yaml
 from rlinf.errors import UserError
 from rlinf.evaluation.folder import EvalFolder
 from rlinf.jobs.films import film_if_possible
-from rlinf.machine import machine_of
 from rlinf.playing import comparison_page
 from rlinf.playing.checkpoint import trained_policy
 from rlinf.playing.comparison_scores import ComparisonScore, StartOutcome, paired, to_json
 from rlinf.playing.play import check_seeds
 from rlinf.playing.protocol import Protocol, check_same, joint
-from rlinf.playing.session import PolicySession
+from rlinf.playing.session import PolicySession, acts_alone_by_default
 from rlinf.run_folder.rows import append_rows, read_rows, sync, write_file
 from rlinf_envs import RecordedEpisode, write_grid
 
@@ -93,7 +91,7 @@ class ComparisonRun:
                 "name": session.policy.config.name,
                 "checkpoint": str(session.policy.folder),
                 "digest": inputs[f"checkpoint {side}"],
-                "one_by_one": session.acts_one_by_one,
+                "batch_size": session.batch_size,
             }
             for side, session in self.sessions.items()
         }
@@ -203,7 +201,7 @@ def prepare(config: ComparisonConfig, path: Path) -> ComparisonRun:
 def _session(compared: Any, config: ComparisonConfig, log_folder: Path) -> PolicySession:
     one_by_one = config.compare.one_by_one
     if one_by_one is None:
-        one_by_one = device_kind(compared.cluster, machine_of(compared.cluster)) == "cpu"
+        one_by_one = acts_alone_by_default(compared)
     session = PolicySession(
         trained_policy(compared.checkpoint, compared),
         num_episodes=config.compare.num_episodes,

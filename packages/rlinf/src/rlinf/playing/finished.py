@@ -28,6 +28,8 @@ class FinishedEvaluation:
     checkpoint: str
     protocol: Mapping[str, Any]
     """As in result.json."""
+    batch_size: int | None
+    """Environments that the policy answered together; None: unknown."""
     rows: Sequence[Mapping[str, Any]]
     """Of the episodes; each has task, seed and success_at_end."""
 
@@ -54,7 +56,11 @@ def read_finished(path: Path) -> FinishedEvaluation:
     if any(row["success_at_end"] is None for row in rows):
         raise UserError(f"{path}: the environment never says that an episode succeeded, and success is compared")
     return FinishedEvaluation(
-        path=path, checkpoint=str(result.get("checkpoint")), protocol=result["protocol"], rows=rows
+        path=path,
+        checkpoint=str(result.get("checkpoint")),
+        protocol=result["protocol"],
+        batch_size=result.get("batch_size"),
+        rows=rows,
     )
 
 
@@ -78,6 +84,12 @@ def compare(
     notes = []
     if (left := max(len(a.rows), len(b.rows)) - len(score.starts)) > 0:
         notes.append(f"{left} starts are not in both evaluations and were left out")
+    if a.batch_size != b.batch_size:
+        notes.append(
+            f"A answered {a.batch_size or 'an unknown number of'} environments together and B "
+            f"{b.batch_size or 'an unknown number'}: other batches round differently, and a last bit may decide an "
+            "episode; rlinf play --one-by-one prevents this"
+        )
     record = joint(a.protocol, b.protocol)
     yaml = dump({"finished": {"a": str(a.path), "b": str(b.path), "force": force}})
     with EvalFolder(

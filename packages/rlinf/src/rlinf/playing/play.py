@@ -15,7 +15,7 @@ from rlinf.jobs.films import check_video
 from rlinf.playing import page
 from rlinf.playing.checkpoint import TrainedPolicy
 from rlinf.playing.protocol import Protocol
-from rlinf.playing.session import Played, PolicySession
+from rlinf.playing.session import Played, PolicySession, acts_alone_by_default
 from rlinf.playing.tables import by_task, in_groups, summary
 from rlinf.run_folder.rows import append_rows, naming, write_file
 from rlinf_envs import EpisodeEnd, write_grid
@@ -80,6 +80,7 @@ class Play:
             members = in_groups(played.episodes, groups) if groups else {}
             by_group = {"by_group": {name: summary(ends) for name, ends in members.items()}} if members else {}
             about = {"checkpoint": str(self.policy.folder), "digest": self.policy.digest()}
+            about |= {"batch_size": self.session.batch_size}
             about |= {"protocol": protocol.to_json()}
             folder.write_result({**about, **summary(played.episodes), **by_group})
         return Playback(episodes=played.episodes, film=film, page=path / PAGE, groups=groups)
@@ -112,12 +113,23 @@ class Play:
         return notes
 
 
-def prepare(policy: TrainedPolicy, path: Path, *, first_seed: int | None, num_episodes: int, films: bool) -> Play:
+def prepare(
+    policy: TrainedPolicy,
+    path: Path,
+    *,
+    first_seed: int | None,
+    num_episodes: int,
+    films: bool,
+    one_by_one: bool = False,
+    is_citable: bool = False,
+) -> Play:
     """Checks everything in advance.
 
     Args:
         path: the output folder.
         first_seed: seed of the first episode; None: that of the run's evaluations.
+        one_by_one: the policy answers one environment at a time, so that numbers depend on no batch.
+        is_citable: `one_by_one` where `acts_alone_by_default`.
 
     Raises: UserError.
     """
@@ -125,7 +137,12 @@ def prepare(policy: TrainedPolicy, path: Path, *, first_seed: int | None, num_ep
     check_seeds(first, num_episodes)
     if films:
         check_video("--no-video plays without a film")
-    session = PolicySession(policy, num_episodes=num_episodes, log_folder=path / "logs")
+    session = PolicySession(
+        policy,
+        num_episodes=num_episodes,
+        log_folder=path / "logs",
+        acts_one_by_one=one_by_one or (is_citable and acts_alone_by_default(policy.config)),
+    )
     return Play(policy=policy, session=session, first_seed=first, num_episodes=num_episodes, films=films)
 
 

@@ -44,7 +44,7 @@ class Protocol:
     chunk_size: int
     """Actions that are executed per answer of the policy."""
     acting: Mapping[str, str] = field(default_factory=dict)
-    """Options of the policy that decide how it acts, not what it has learnt."""
+    """Options of the policy that decide its answers besides its weights (`Needs.acting`)."""
     simulator: Mapping[str, str] = field(default_factory=dict)
     """Tasks, options with defaults, drawing, versions, and digests of files (`KindSpec.evaluation_facts`)."""
     disturbance: Mapping[str, str] = field(default_factory=dict)
@@ -114,12 +114,16 @@ def joint(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_same(one: Mapping[str, Any], other: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Raises: UserError that names the first differing keys of two records.
+    """Raises: UserError that names the first differing keys of two records, without options that only one policy has.
 
     Args:
         names: what the messages call the two evaluations.
     """
-    differences = differing(one, other)
+    differences = {
+        key: pair
+        for key, pair in differing(one, other).items()
+        if not (key.startswith("acting.") and NOT_THERE in pair)
+    }
     if not differences:
         return
     lines = [f"  - {key}: {_short(a)} and {_short(b)}" for key, (a, b) in list(differences.items())[:MAX_LISTED]]

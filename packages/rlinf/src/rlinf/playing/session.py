@@ -10,9 +10,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rlinf.config.devices import make_cluster
+from rlinf.config.devices import device_kind, make_cluster
 from rlinf.config.downloads import snapshot_folders
 from rlinf.config.inputs import is_adapter
+from rlinf.config.playing import TrainedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.acting import (
     chosen_policy,
@@ -40,8 +41,6 @@ from rlinf_workers.roles import EnvInterface, EnvironmentSettings, EvaluationEnv
 
 WORKER_TIMEOUT_S = 60.0
 """Heartbeat timeout in seconds."""
-ACTING = ("num_denoising_steps",)
-"""Options of policies that decide how they act without exploration, and not what they have learnt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +72,7 @@ class PolicySession:
         config = policy.config
         self.policy = policy
         self.acts_one_by_one = acts_one_by_one
-        self._log_folder = log_folder
+        self._log_folder, self._num_episodes = log_folder, num_episodes
         machine = machine_of(config.cluster)
         self._on_host = simulates_on_host(config.env, config.cluster, machine)
         self._venvs = examine_venvs(config.venvs)
@@ -106,6 +105,11 @@ class PolicySession:
         return self._needs.reads
 
     @property
+    def batch_size(self) -> int:
+        """Maximum number of environments that the policy answers together."""
+        return 1 if self.acts_one_by_one else self._width(self._num_episodes)
+
+    @property
     def fps(self) -> float:
         """Frames per second of films."""
         return fps(self._needs)
@@ -136,7 +140,7 @@ class PolicySession:
         Args:
             spec: an environment that was passed to `check`, or the session's.
         """
-        env, policy = self.policy.config.env, self.policy.config.policy
+        env = self.policy.config.env
         changes = {} if spec.disturbance is None else asdict(spec.disturbance)
         return Protocol(
             kind=spec.kind,
@@ -146,7 +150,7 @@ class PolicySession:
             max_episode_steps=spec.max_episode_steps or 0,
             ends_early=not env.eval_ignore_terminations,
             chunk_size=self._needs.chunk_size,
-            acting={name: str(policy.arguments[name]) for name in ACTING if name in policy.arguments},
+            acting=self._needs.acting,
             simulator=self._facts(spec),
             disturbance={name: str(value) for name, value in changes.items() if value},
         )
@@ -238,8 +242,7 @@ class PolicySession:
         self, spec: EnvSpec, first_seed: int, num_episodes: int, num_recorded: int
     ) -> EnvironmentSettings:
         """Limits the number of environments to that of the episodes."""
-        widest = self.policy.config.env.num_envs // self.policy.config.env.num_groups
-        width = min(widest, -(-num_episodes // self._num_groups))
+        width = self._width(num_episodes)
         return EnvironmentSettings(
             spec=replace(spec, num_envs=width, num_processes=min(width, spec.num_processes)),
             num_groups=self._num_groups,
@@ -251,6 +254,17 @@ class PolicySession:
             eval_seed=first_seed,
             num_recorded=num_recorded,
         )
+
+    def _width(self, num_episodes: int) -> int:
+        """Number of environments of a group."""
+        widest = self.policy.config.env.num_envs // self.policy.config.env.num_groups
+        return min(widest, -(-num_episodes // self._num_groups))
+
+
+def acts_alone_by_default(config: TrainedConfig) -> bool:
+    """Whether citable evaluations answer one environment at a time where the command line does not decide: on CPU
+    devices, where it costs little."""
+    return device_kind(config.cluster, machine_of(config.cluster)) == "cpu"
 
 
 def _whole_shares(cluster: Cluster, num_groups: int) -> Cluster:

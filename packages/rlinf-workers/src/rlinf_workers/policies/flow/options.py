@@ -56,6 +56,14 @@ class FlowOptions:
     image_size: int = 56
     """Picture side of the small model."""
 
+    acting: ClassVar[tuple[str, ...]] = (
+        "dataset",
+        "normalization",
+        "relative_to_state",
+        "num_denoising_steps",
+        "dtype",
+    )
+    """Options for `Needs.acting`."""
     normalizations: ClassVar[tuple[str, ...]] = ("bounds",)
     """Values of `normalization`."""
     normalization_of_checkpoint: ClassVar[str | None] = None

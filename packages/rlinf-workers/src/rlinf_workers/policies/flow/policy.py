@@ -47,6 +47,7 @@ from rlinf_workers.policies.flow.prefix import Prefix
 from rlinf_workers.policies.flow.prompts import PromptTokenizer
 from rlinf_workers.policies.instructions import check_instructions
 from rlinf_workers.policies.layers import in_own_dtype
+from rlinf_workers.policies.options import acting_options
 from rlinf_workers.policies.pictures import colour_cameras
 from rlinf_workers.trainers.base import ModelOutputs
 
@@ -84,7 +85,12 @@ class FlowPolicy(Policy):
         notes = cls.notes(chosen, cameras, actions)
         if chosen.folder is not None:
             notes += ignored_heads(WeightFiles(chosen.folder))
-        return Needs(reads=("state", *cameras, *prompt), chunk_size=chosen.chunk_size, notes=notes)
+        return Needs(
+            reads=("state", *cameras, *prompt),
+            chunk_size=chosen.chunk_size,
+            notes=notes,
+            acting=acting_options(chosen, chosen.acting, cameras),
+        )
 
     def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:
         super().__init__()

@@ -38,13 +38,14 @@ from rlinf_workers.policies.openvla.model import check_files, load_parts, make_p
 from rlinf_workers.policies.openvla.pixels import center_cropped, normalized, resized
 from rlinf_workers.policies.openvla.prompts import PromptTokens, file_ids, word_ids
 from rlinf_workers.policies.openvla.spec import SPEC
-from rlinf_workers.policies.options import check_choice
+from rlinf_workers.policies.options import acting_options, check_choice
 from rlinf_workers.policies.published import checkpoint_of, write_weights
 
 DEFAULT_CONTEXT = 2048
 """Number of positions if `text_config` does not set it; the default of transformers' LlamaConfig."""
 CROPPED_DATASETS = ("libero_",)
 """Prefixes of datasets on whose random crops published checkpoints were fine-tuned."""
+ACTING = ("normalization", "gripper", "center_crop", "dtype")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -117,6 +118,17 @@ def checkpoint_notes(spec: ModelSpec, options: SharedOptions) -> tuple[str, ...]
             "without",
         )
     return (*ignored_heads(files_of(options.folder, options.lora_folder)), *crop)
+
+
+def acting_facts(
+    spec: ModelSpec, options: SharedOptions, cameras: Sequence[str], names: Sequence[str] = ()
+) -> dict[str, str]:
+    """`Needs.acting`. The most likely tokens, with which it acts, do not depend on the temperature.
+
+    Args:
+        names: further options.
+    """
+    return acting_options(options, (*ACTING, *names), cameras, unnorm_key=spec.dataset)
 
 
 def _check_gripper(spec: ModelSpec, actions: ActionSpec, options: SharedOptions) -> None:

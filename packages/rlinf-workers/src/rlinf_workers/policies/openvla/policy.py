@@ -23,6 +23,7 @@ from rlinf_workers.policies.heads.categories import CategoriesHead
 from rlinf_workers.policies.openvla.base import (
     PrismaticPolicy,
     SharedOptions,
+    acting_facts,
     check_prompts,
     checked_spec,
     checkpoint_notes,
@@ -57,6 +58,7 @@ class OpenVLA(PrismaticPolicy):
             reads=(camera, "instruction"),
             reads_gripper_sign=chosen.opens is not None,
             notes=checkpoint_notes(spec, chosen),
+            acting=acting_facts(spec, chosen, [camera]),
         )
 
     def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:

@@ -29,6 +29,7 @@ from rlinf_workers.policies.layers import in_own_dtype
 from rlinf_workers.policies.openvla.actions import act_with_gripper, learn_with_gripper
 from rlinf_workers.policies.openvla.base import (
     PrismaticPolicy,
+    acting_facts,
     check_prompts,
     checked_spec,
     checkpoint_notes,
@@ -77,6 +78,7 @@ class OpenVLAOFT(PrismaticPolicy):
             values_of_actions=chosen.values == "action",
             reads_gripper_sign=chosen.opens is not None,
             notes=checkpoint_notes(spec, chosen),
+            acting=acting_facts(spec, chosen, cameras, ("head", "proprio", "film", "end_token")),
         )
 
     def __init__(self, fields: Mapping[str, FieldSpec], actions: ActionSpec, *, seed: int = 0, **options: Any) -> None:

@@ -18,4 +18,5 @@ class Pi05Options(Pi0Options):
     state_in_prompt: bool = True
     """False: use pi0's prompt and ignore the state, as in openpi's fine-tuning for LIBERO."""
 
+    acting: ClassVar[tuple[str, ...]] = (*Pi0Options.acting, "state_in_prompt")
     normalization_of_checkpoint: ClassVar[str | None] = "quantiles"
