@@ -45,6 +45,27 @@ def test_a_model_trains_from_pictures_and_is_evaluated_with_them(tmp_path):
     assert sum(sample["outcome"] == "right" for sample in samples) == round(20 * accuracy)
 
 
+def test_an_agent_trains_with_pictures_that_messages_bring_and_is_evaluated(tmp_path):
+    """The second turn of each episode follows the picture of the task and one that the agent adds. Trainer and engine
+    give the sampled tokens the same log-probabilities."""
+    agent = {"run": "integration_tests.extensions.zooms:look_again", "max_context_tokens": 48}
+    settings = TINY | {f"rollout.agent.{name}": value for name, value in agent.items()}
+    settings |= {"rollout.engine_options.refill": "true", "reward.kind": "random"}
+    run = train_here("count-shapes-grpo", tmp_path / "run", settings)
+    for step in rows(run):
+        assert step["agent/turns"] == 2 and step["actor/trained_token_fraction"] > 0
+        assert abs(step["actor/rollout_kl"]) < 1e-6
+    held_out = make_task(CountShapesTask(kind="count-shapes", num_held_out=20), 0).held_out()[""]
+    (tmp_path / "own.jsonl").write_text("".join(f"{json.dumps(row(problem))}\n" for problem in held_out[:4]))
+    settings = {"model": last_checkpoint(run) / "model", "max_new_tokens": 2, "engine_options.refill": "true"}
+    settings |= {"benchmarks.own.reward": "exact", "cluster.oversubscribe": "true"}
+    settings |= {f"agent.{name}": value for name, value in agent.items()}
+    done = rlinf("eval", f"own={tmp_path / 'own.jsonl'}", *flags(settings), "--output", tmp_path / "eval")
+    assert done.returncode == 0
+    samples = [json.loads(line) for line in (tmp_path / "eval" / "samples.jsonl").read_text().splitlines()]
+    assert [sample["num_prompt_tokens"] for sample in samples] == [17] * 4
+
+
 @pytest.mark.slow
 def test_counting_is_learned_from_the_pictures(tmp_path):
     """The control has the same problems with the pictures of others: then guessing a number, one of five, is all that

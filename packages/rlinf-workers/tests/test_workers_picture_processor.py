@@ -1,6 +1,5 @@
 """Pictures as models read them: compared with transformers' processors, which get text and all pictures at once."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,37 +8,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLConfig,
-    Qwen3VLMoeConfig,
-    SmolVLMConfig,
-)
+from transformers import Qwen2_5_VLForConditionalGeneration
+from workers_vision_folders import tiny_folder
 
 from rlinf_workers.models.language_model import load_tokenizer
 from rlinf_workers.models.picture_processor import PICTURE_TEXTS, PictureProcessor, reads_pictures
 from rlinf_workers.models.pictures import has_rope_positions, joined_arguments, rope_positions
 
-QWEN = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
-SMOL = (
-    "<image>",
-    "<fake_token_around_image>",
-    "<global-img>",
-    "<video>",
-    "<end_of_utterance>",
-    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
-)
-TEXT = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
 SIZES = [
     (50, 70),
     (33, 9),
@@ -73,56 +48,6 @@ class Noise:
         width, height = self.size
         pixels = np.random.default_rng(self.seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
         return Image.fromarray(pixels).convert(self.mode)
-
-
-def tiny_folder(folder: Path, family: str) -> str:
-    """Writes config, tokenizer of single characters and processor of a small model."""
-    special = ["<pad>", "<end>", "<unk>", *(SMOL if family == "smolvlm" else QWEN)]
-    vocabulary = {token: index for index, token in enumerate([*special, *"abc=?0123456789\n "])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    whole: Any = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        eos_token="<end>",
-        unk_token="<unk>",
-        additional_special_tokens=special[3:],
-    )
-    whole.save_pretrained(folder)
-    text: dict[str, Any] = {**TEXT, "vocab_size": len(vocabulary), "bos_token_id": None, "eos_token_id": 1}
-    if family == "smolvlm":
-        text |= {"model_type": "llama", "pad_token_id": 0}
-        tower = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
-        config: Any = SmolVLMConfig(
-            text_config=text,
-            vision_config={**tower, "patch_size": 8, "image_size": 32},
-            scale_factor=2,
-            image_token_id=vocabulary["<image>"],
-        )
-        pictures = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}, "do_image_splitting": True}
-        (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}))
-    else:
-        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
-        tower = {"depth": 2, "hidden_size": 32, "num_heads": 4, "intermediate_size": 64, "patch_size": 8}
-        tower |= {"out_hidden_size": 32}
-        if family == "qwen2_5_vl":
-            tower |= {"window_size": 32, "fullatt_block_indexes": [1]}
-        else:
-            tower |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
-        config = {"qwen2_5_vl": Qwen2_5_VLConfig, "qwen3_vl": Qwen3VLConfig, "qwen3_vl_moe": Qwen3VLMoeConfig}[family](
-            text_config=text,
-            vision_config=tower,
-            image_token_id=vocabulary["<|image_pad|>"],
-            video_token_id=vocabulary["<|video_pad|>"],
-            vision_start_token_id=vocabulary["<|vision_start|>"],
-            vision_end_token_id=vocabulary["<|vision_end|>"],
-        )
-        pictures = {"patch_size": 8, "merge_size": 2, "min_pixels": 256, "max_pixels": 64 * 64}
-    config.save_pretrained(folder)
-    kind = "SmolVLMImageProcessor" if family == "smolvlm" else "Qwen2VLImageProcessor"
-    (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": kind, **pictures}))
-    return str(folder)
 
 
 def processor_of(folder: Path, family: str, **limits: int) -> PictureProcessor:

@@ -321,14 +321,14 @@ def test_closing_a_session_answers_its_open_requests():
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "audio"),
         ("chat/completions", {"messages": ASK, "n": "two"}, "n='two' is no whole number"),
         ("completions", {"prompt": "a", "echo": True}, "echo is not served"),
         ("responses", {"input": [{"type": "computer_call"}]}, r"input[0] is of type 'computer_call'"),
         ("messages", {"messages": ASK, "tool_choice": "auto"}, "a value of the wrong type"),
         ("chat/completions", {"messages": ASK, "stream_options": 3}, "a value of the wrong type"),
         ("responses", {"input": "x", "previous_response_id": "resp_9"}, "no answer of this session"),
-        ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image', which is not served"),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "'audio', which is not served"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_an_error_of_its_dialect(path, body, message):

@@ -6,6 +6,7 @@ import pytest
 from workers_sessions import ADD, CALL, LIMITS, Script, chatml_session, plain_template, texts
 
 from rlinf_workers.agents.messages import RequestRefused, read_messages
+from rlinf_workers.agents.pictures import part_of
 from rlinf_workers.agents.records import EpisodeEnded
 from rlinf_workers.agents.sessions import AgentSession, ContextFull, SessionLimits, TurnsExhausted
 
@@ -256,7 +257,12 @@ def test_without_a_chat_template_a_request_cannot_end_with_the_assistants_messag
     [
         ([], "messages is empty"),
         ([{"role": "boss", "content": "x"}], r"messages\[0\].role='boss' is not one of"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\].content\[0\] is of type 'image_url'"),
+        ([{"role": "user", "content": [{"type": "audio"}]}], r"messages\[0\].content\[0\] is of type 'audio'"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\]: the picture has no URL"),
+        (
+            [{"role": "user", "content": [part_of(b"")]}],
+            r"content has a picture, and the model reads text",
+        ),
         ([*ASK, {"role": "assistant", "content": "It"}], "the last message is the assistant's"),
     ],
 )

@@ -6,6 +6,8 @@ import threading
 import time
 import urllib.request
 
+from rlinf_workers.agents.pictures import part_of
+
 NUM_MEETING = 100
 _MEETING = threading.Barrier(NUM_MEETING)
 
@@ -148,3 +150,27 @@ async def branches(session, task):
     await session.tools.call("python", {"code": "x += 1"})
     texts = [(await tools.call("python", {"code": "x"})).text for tools in (session.tools, other)]
     return float(texts == ["6\n", "5\n"])
+
+
+def drawing(number: int) -> bytes:
+    """A PNG of noise."""
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.random.default_rng(number).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+async def look_twice(session, task):
+    """Shows the policy a picture after each of its first two turns, the same ones in all episodes of a prompt."""
+    messages = list(task.messages)
+    for number in range(2):
+        (turn,) = await session.chat(messages)
+        content = [{"type": "text", "text": "b"}, part_of(drawing(10 * task.index + number))]
+        messages += [turn.message(), {"role": "user", "content": content}]
+    await session.chat(messages)
+    return 1.0

@@ -1,5 +1,6 @@
 from .harness import import_problem as import_problem
 from .link import AgentTask as AgentTask
+from .pictures import PICTURE_URL as PICTURE_URL, part_of as part_of, part_of_url as part_of_url
 from .records import (
     NOT_OF_POLICY as NOT_OF_POLICY,
     AgentTrajectory as AgentTrajectory,
@@ -14,7 +15,12 @@ from .sessions import (
     SessionLimits as SessionLimits,
     TokenSource as TokenSource,
 )
-from .settings import LOOP as LOOP, EpisodeSettings as EpisodeSettings, NamedAgent as NamedAgent
+from .settings import (
+    LOOP as LOOP,
+    EpisodeSettings as EpisodeSettings,
+    NamedAgent as NamedAgent,
+    PictureSettings as PictureSettings,
+)
 from .templates import (
     ChatTemplate as ChatTemplate,
     TemplateRefused as TemplateRefused,

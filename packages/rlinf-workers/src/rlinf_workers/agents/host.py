@@ -46,6 +46,7 @@ from rlinf_workers.agents.link import (
 )
 from rlinf_workers.agents.loop import run_loop
 from rlinf_workers.agents.noise import TurnNoise, noise_of_agent, noise_of_attempt
+from rlinf_workers.agents.picture_reader import EpisodePictures, PictureReader
 from rlinf_workers.agents.records import NOT_OF_POLICY, AgentTrajectory, EpisodeEnded, HarnessRaised, Sampled, cut
 from rlinf_workers.agents.sessions import AgentSession, SessionLimits
 from rlinf_workers.agents.settings import LOOP, EpisodeSettings, NamedAgent
@@ -140,6 +141,7 @@ class AgentHost:
         self._templates = {name: self._template_of(agent) for name, agent in settings.agents.items()}
         self._tools = make_tools(settings.tools)
         self._environments = None if settings.environment is None else make_environments(settings.environment)
+        self._pictures = None if settings.pictures is None else PictureReader(settings.pictures, send)
         self._agent = None if settings.run == LOOP else direct_agent(settings.run)
         is_harness = settings.run != LOOP and self._agent is None
         self._harness = Harness(settings.run, settings.python) if is_harness else None
@@ -211,6 +213,8 @@ class AgentHost:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        if self._pictures is not None:
+            self._pictures.abandon()
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
@@ -279,7 +283,10 @@ class AgentHost:
             max_context_tokens=settings.max_context_tokens,
             max_new_tokens=settings.max_new_tokens,
         )
-        session = AgentSession(name, self._template, self, limits, agents=self._templates)
+        pictures = None
+        if self._pictures is not None:
+            pictures = EpisodePictures(attempt.number, task.pictures, self._pictures)
+        session = AgentSession(name, self._template, self, limits, agents=self._templates, pictures=pictures)
         attempt.counts = session.counts
         self._attempts[name] = attempt
         trajectory: AgentTrajectory | None = None
@@ -313,7 +320,13 @@ class AgentHost:
         """One attempt. Returns the reward, and what the harness printed."""
         if self._harness is not None:
             return await self._call(session, task)
-        session.tools = EpisodeTools(self._tools, session.id, counts=session.counts, calling=attempt.calling)
+        session.tools = EpisodeTools(
+            self._tools,
+            session.id,
+            counts=session.counts,
+            calling=attempt.calling,
+            sees=self._pictures is not None,
+        )
         environment = None if self._environments is None else self._environments()
         try:
             if self._agent is not None:
@@ -329,7 +342,8 @@ class AgentHost:
         assert self._harness is not None, "called where there is one"
         base_url, token = self._server.open(session)
         try:
-            result = await self._harness.run(session.id, base_url, token, msgspec.to_builtins(task), session)
+            of_harness = msgspec.to_builtins(msgspec.structs.replace(task, pictures=[]))
+            result = await self._harness.run(session.id, base_url, token, of_harness, session)
         finally:
             self._server.close(session.id)
         if session.end is not None and session.end.cause in NOT_OF_POLICY:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from rlinf_workers.agents.pictures import HistoryPicture
 from rlinf_workers.agents.records import AgentTrajectory, Author, Cause, Sampled
 
 _LENGTH = struct.Struct(">I")
@@ -34,6 +35,8 @@ class AgentTask(msgspec.Struct, frozen=True, kw_only=True):
     """The reference answer; may be empty."""
     row: dict[str, Any] = {}
     """All columns of the row that the task comes from."""
+    pictures: list[HistoryPicture] = []
+    """Those that the messages refer to (`pictures.PICTURE_URL`)."""
 
     @property
     def name(self) -> str:
@@ -132,6 +135,27 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From a router: how the engine was chosen."""
 
 
+class PictureTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor in host memory."""
+
+    dtype: str
+    """Of NumPy."""
+    shape: list[int]
+    content: bytes
+
+
+class NewPicture(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the agent process: turns of this episode may follow a picture that its task does not have. It is sent before
+    the first of them."""
+
+    episode: int
+    digest: str
+    token_ids: list[int]
+    arguments: dict[str, PictureTensor] = {}
+    """Of the model; empty: another episode that runs has the picture, too."""
+    position_ids: PictureTensor | None = None
+
+
 class StageOver(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From a router: all episodes of all ranks are over."""
 
@@ -174,7 +198,8 @@ class AgentsRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToAgents = Begin | Answer | AbandonAll | JoinStage | NoMoreEpisodes
-FromAgents = AgentsReady | Ask | EpisodeReport | Waiting | Abandoned | AgentsRefused | StageOver | StageBroken
+FromEpisode = Ask | NewPicture | EpisodeReport
+FromAgents = AgentsReady | FromEpisode | Waiting | Abandoned | AgentsRefused | StageOver | StageBroken
 
 _encode = msgspec.msgpack.Encoder().encode
 to_agents = msgspec.msgpack.Decoder(ToAgents).decode

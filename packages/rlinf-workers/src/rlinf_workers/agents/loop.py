@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_workers.agents.link import AgentTask
+from rlinf_workers.agents.messages import RequestRefused
 from rlinf_workers.agents.records import EpisodeEnded
 from rlinf_workers.agents.sessions import AgentSession, AssistantTurn
 from rlinf_workers.agents.tools import CheckedEnvironment, TextStep
@@ -37,7 +38,12 @@ async def run_loop(
         messages[-1] = {**messages[-1], "content": _joined(messages[-1]["content"], first.text)}
         session.next_state = first.text
     while True:
-        (turn,) = await session.chat(messages, tools=specs)
+        try:
+            (turn,) = await session.chat(messages, tools=specs)
+        except RequestRefused as refusal:
+            if isinstance(messages[-1]["content"], list):  # parts, which a tool made
+                raise EpisodeEnded("tool_service", str(refusal)) from refusal
+            raise
         messages.append(turn.message())
         if not turn.tool_calls:
             if environment is None or (answer := await _answer(session, turn, environment, calling)) is None:
@@ -73,5 +79,8 @@ def _checked(step: TextStep) -> TextStep:
     return step
 
 
-def _joined(prompt: str, observation: str) -> str:
+def _joined(prompt: Any, observation: str) -> Any:
+    """A content, a text or parts, and what follows it."""
+    if isinstance(prompt, list):
+        return [*prompt, {"type": "text", "text": f"\n\n{observation}"}] if observation else prompt
     return "\n\n".join(text for text in (prompt, observation) if text)

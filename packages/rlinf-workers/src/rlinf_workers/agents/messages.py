@@ -14,7 +14,12 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
+from rlinf_workers.agents.pictures import MARK, MessagePicture, as_parts, read_part
+from rlinf_workers.models.picture_files import PictureError
+
 Role = Literal["system", "user", "assistant", "tool"]
+PICTURE_PARTS = ("image_url", "input_image", "image")
+"""Types of parts that are pictures."""
 CONTEXT = 20
 """Characters of each side that a difference quotes."""
 _as_json = json.JSONEncoder(sort_keys=True).encode
@@ -60,14 +65,19 @@ class Message:
     call_id: str = ""
     """Of a tool's result: the call that it answers."""
     name: str = ""
+    pictures: tuple[MessagePicture, ...] = ()
+    """What the marks in the content stand for (`pictures.MARK`), in their order."""
 
-    def for_template(self, *, arguments_as_text: bool = False) -> dict[str, Any]:
+    def for_template(self, *, arguments_as_text: bool = False, as_lists: bool = False) -> dict[str, Any]:
         """The message as chat templates expect it.
 
         Args:
             arguments_as_text: calls have their arguments as JSON text, not as an object.
+            as_lists: the content is a list of parts, even without pictures.
         """
         message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.pictures or as_lists:
+            message["content"] = as_parts(self.content)
         if self.thoughts:
             message["reasoning_content"] = self.thoughts
         if self.calls:
@@ -97,6 +107,8 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
 
 
 def _read_message(message: Mapping[str, Any], where: str) -> Message:
+    if isinstance(message, Message):  # of an earlier request
+        return message
     if not isinstance(message, Mapping):
         raise RequestRefused(f"{where} is no object")
     roles: dict[str, Role] = {
@@ -109,32 +121,44 @@ def _read_message(message: Mapping[str, Any], where: str) -> Message:
     role = roles.get(str(message.get("role")))
     if role is None:
         raise RequestRefused(f"{where}.role={message.get('role')!r} is not one of {', '.join(roles)}")
+    content, pictures = _read_content(message.get("content"), f"{where}.content")
+    if pictures and role == "assistant":
+        raise RequestRefused(f"{where}.content has a picture, and turns of the assistant are text")
     return Message(
         role,
-        content=_read_content(message.get("content"), f"{where}.content"),
+        content=content,
         thoughts=str(message.get("reasoning_content") or message.get("reasoning") or "") if role == "assistant" else "",
         calls=_read_calls(message.get("tool_calls") or (), f"{where}.tool_calls") if role == "assistant" else (),
         call_id=str(message.get("tool_call_id") or "") if role == "tool" else "",
         name=str(message.get("name") or ""),
+        pictures=pictures,
     )
 
 
-def _read_content(content: Any, where: str) -> str:
-    """Text, or the parts of a list, which must all be text."""
+def _read_content(content: Any, where: str) -> tuple[str, tuple[MessagePicture, ...]]:
+    """Text with a mark for each picture, and the pictures."""
     if content is None:
-        return ""
+        return "", ()
     if isinstance(content, str):
-        return content
+        return content, ()
     if not isinstance(content, Sequence):
         raise RequestRefused(f"{where} is neither text nor a list of parts")
     texts: list[str] = []
+    pictures: list[MessagePicture] = []
     for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if isinstance(part, Mapping) and kind in PICTURE_PARTS:
+            try:
+                pictures.append(read_part(part))
+            except PictureError as error:
+                raise RequestRefused(f"{where}[{index}]: the picture {error}") from error
+            texts.append(MARK)
+            continue
         text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else part
         if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise RequestRefused(f"{where}[{index}] is of type {kind!r}; only text is served")
+            raise RequestRefused(f"{where}[{index}] is of type {kind!r}; only text and pictures are served")
         texts.append(text)
-    return "".join(texts)
+    return "".join(texts), tuple(pictures)
 
 
 def _read_calls(calls: Any, where: str) -> tuple[ToolCall, ...]:
@@ -174,6 +198,8 @@ def difference(one: Message, other: Message) -> str:
     for what, before, after in (("content", one.content, other.content), ("thoughts", one.thoughts, other.thoughts)):
         if before != after:
             return text_difference(what, before, after)
+    if one.pictures != other.pictures:
+        return "a picture became another"
     if len(one.calls) != len(other.calls):
         return f"its {len(one.calls)} calls of tools became {len(other.calls)}"
     for index, (before, after) in enumerate(zip(one.calls, other.calls, strict=True)):
@@ -225,4 +251,5 @@ def digest_with(before: bytes, message: Message, *, thoughts: bool) -> bytes:
     """The digest of a history with one message more; the arguments are those of `digests`."""
     calls = [(call.name, call.values) for call in message.calls]
     compared = (message.role, message.content, message.thoughts if thoughts else "", calls, message.name)
+    compared += ([one.digest for one in message.pictures],) if message.pictures else ()
     return hashlib.blake2b(before + _as_json(compared).encode(), digest_size=16).digest()

@@ -25,11 +25,10 @@ from rlinf_workers.agents.link import (
     AgentsReady,
     AgentsRefused,
     Answer,
-    Ask,
     Begin,
-    EpisodeReport,
     Frames,
     FromAgents,
+    FromEpisode,
     JoinStage,
     NoMoreEpisodes,
     StageBroken,
@@ -79,7 +78,7 @@ class AgentLink:
         """Hands turns to their episodes."""
         self._send(messages)
 
-    def take(self, *, waits: bool) -> list[Ask | EpisodeReport]:
+    def take(self, *, waits: bool) -> list[FromEpisode]:
         """The messages that have arrived.
 
         Args:
@@ -87,13 +86,13 @@ class AgentLink:
 
         Raises: ProcessLost or PeerLost if the process has ended.
         """
-        messages: list[Ask | EpisodeReport] = []
+        messages: list[FromEpisode] = []
         while True:
             try:
                 message = self._next(None if waits and not messages else 0.0)
             except queue.Empty:
                 return messages
-            if isinstance(message, Ask | EpisodeReport):
+            if isinstance(message, FromEpisode):
                 messages.append(message)
             elif self._is_end(message):
                 return messages
@@ -200,7 +199,7 @@ class AgentProcess(AgentLink):
         self._wait_until_ready()
         super().begin(messages)
 
-    def take(self, *, waits: bool) -> list[Ask | EpisodeReport]:
+    def take(self, *, waits: bool) -> list[FromEpisode]:
         """As in AgentLink. Raises: SettingsRefused too, if the process cannot start with these settings."""
         self._wait_until_ready()
         return super().take(waits=waits)

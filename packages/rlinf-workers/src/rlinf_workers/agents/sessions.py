@@ -27,10 +27,13 @@ from rlinf_workers.agents.messages import (
     read_messages,
     read_tools,
 )
+from rlinf_workers.agents.pictures import HistoryPicture, PictureSource
 from rlinf_workers.agents.records import AgentTrajectory, Cause, EpisodeEnded, Sampled, cut
 from rlinf_workers.agents.templates import AuthoredTokens, ChatTemplate, TokenText
+from rlinf_workers.agents.templates.tokens import PICTURE
 from rlinf_workers.agents.tools import EpisodeTools
 from rlinf_workers.engines.stopping import StopStrings
+from rlinf_workers.models.picture_files import PictureError
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 MAX_SAMPLES = 128
@@ -146,6 +149,7 @@ class AgentSession:
         missing_thoughts: what a history is whose turns lack the thoughts that they were returned with. `branch`:
             another one, since the harness has removed them. `continue`: the same; the policy goes on seeing them.
         agents: agents by name, and the template of each; empty: there is one, without a name.
+        pictures: reads those of messages; None: the model reads text alone.
 
     Attributes:
         counts: what happened: `continued`, `branches`, `roots`, `malformed_calls`, `calls` and `failed_calls` of tools
@@ -167,6 +171,7 @@ class AgentSession:
         tokens_of_task: Sequence[int] | None = None,
         missing_thoughts: Literal["branch", "continue"] = "branch",
         agents: Mapping[str, ChatTemplate] | None = None,
+        pictures: PictureSource | None = None,
     ) -> None:
         self.id = session_id
         self.template = template
@@ -178,7 +183,9 @@ class AgentSession:
         self.agents = tuple(agents or ())
         self._speakers = {name: _Speaker(one) for name, one in (agents or {"": template}).items()}
         self._rewards: dict[str, float] = {}
-        self._source = source
+        self._source, self._picture_source = source, pictures
+        self._pictures: dict[str, HistoryPicture] = {}
+        """Those of messages, by their digest there."""
         self._tokens_of_task = None if tokens_of_task is None else tuple(tokens_of_task)
         self._compares_thoughts = missing_thoughts == "branch"
         self._tree = TokenTree()
@@ -212,6 +219,7 @@ class AgentSession:
         """
         speaker = self._speaker(agent)
         history, declared = read_messages(messages), read_tools(tools)
+        await self._read_pictures(history)
         prefixes = digests(history, declared, thoughts=self._compares_thoughts)
         parent = self._place(speaker, history, declared, prefixes)
         sampled, stops = await self._sample(agent, parent, n=n, max_tokens=max_tokens, stop=stop, seed=seed)
@@ -290,6 +298,40 @@ class AgentSession:
         if self.end is not None:
             raise self.end
 
+    # -- pictures --------------------------------------------------------------------------------------------------
+
+    async def _read_pictures(self, history: Sequence[Message]) -> None:
+        """Reads the pictures of messages that no earlier request had. Raises: RequestRefused."""
+        for index, message in enumerate(history):
+            for picture in message.pictures:
+                if picture.digest in self._pictures:
+                    continue
+                where = f"messages[{index}].content"
+                if self._picture_source is None:
+                    raise RequestRefused(f"{where} has a picture, and the model reads text alone")
+                try:
+                    self._pictures[picture.digest] = await self._picture_source.read(picture)
+                except PictureError as error:
+                    raise RequestRefused(f"{where}: the picture {error}") from error
+
+    def _with_pictures(self, pieces: Sequence[AuthoredTokens], messages: Sequence[Message]) -> list[AuthoredTokens]:
+        """The tokens of messages with those of their pictures."""
+        pictures = [self._pictures[one.digest] for message in messages for one in message.pictures]
+        if not pictures:
+            return list(pieces)
+        following = iter(pictures)
+        whole = [
+            AuthoredTokens(
+                piece.author,
+                tuple(
+                    token for one in piece.token_ids for token in (next(following).tokens if one == PICTURE else (one,))
+                ),
+            )
+            for piece in pieces
+        ]
+        assert next(following, None) is None, "the template has checked their number"
+        return whole
+
     # -- places in the tree ----------------------------------------------------------------------------------------
 
     def _speaker(self, agent: str) -> _Speaker:
@@ -317,7 +359,8 @@ class AgentSession:
         self._check_turns()
         turn = speaker.served.deepest(prefixes)
         if turn is None:
-            pieces, parent, is_new = self._first_prompt(speaker, history, tools), -1, bool(speaker.served.turns)
+            pieces = self._with_pictures(self._first_prompt(speaker, history, tools), history)
+            parent, is_new = -1, bool(speaker.served.turns)
         else:
             last_id = (self._tree.nodes[turn.node].token_ids or [None])[-1]
             whole = [
@@ -325,6 +368,7 @@ class AgentSession:
                 *history[len(turn.messages) :],
             ]  # the turns' calls with the ids that they have here
             pieces = speaker.template.suffix(whole, tools, len(turn.messages), last_id)
+            pieces = self._with_pictures(pieces, history[len(turn.messages) :])
             parent, is_new = turn.node, turn.num_continued > 0
             turn.num_continued += 1
         num_nodes = len(self._tree.nodes)

@@ -31,6 +31,20 @@ class NamedAgent:
 
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PictureSettings:
+    """How the pictures of messages are read."""
+
+    folder: str
+    """Of the model: its image processor."""
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    """As for `PictureProcessor`."""
+    fetches: bool = False
+    """Whether pictures with http(s) URLs are fetched."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeSettings:
     """The settings of the agents of a rollout rank."""
 
@@ -66,6 +80,8 @@ class EpisodeSettings:
     """Tokens at which the engine ends a turn; set by the rank."""
     chat_options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the chat template."""
+    pictures: PictureSettings | None = None
+    """None: the model reads text alone."""
 
     @property
     def trained_agents(self) -> tuple[str, ...]:

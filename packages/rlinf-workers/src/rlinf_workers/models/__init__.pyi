@@ -12,6 +12,14 @@ from .lora import (
     policy_targets as policy_targets,
     write_merged as write_merged,
 )
+from .picture_files import (
+    PictureError as PictureError,
+    decoded_picture as decoded_picture,
+    fetched_picture as fetched_picture,
+    picture_from_base64 as picture_from_base64,
+    picture_from_data_url as picture_from_data_url,
+    picture_size as picture_size,
+)
 from .picture_processor import (
     PictureProcessor as PictureProcessor,
     StoredPicture as StoredPicture,

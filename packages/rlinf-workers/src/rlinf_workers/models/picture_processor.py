@@ -23,17 +23,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rlinf_workers.models.picture_texts import PICTURE_TEXTS
 from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture, pictures_of
 
 NEEDS_EXTRA = "install it with `pip install 'rlinf-workers[vision]'`"
-PICTURE_TEXTS = {
-    "qwen2_5_vl": "<|vision_start|>{}<|vision_end|>",
-    "qwen3_vl": "<|vision_start|>{}<|vision_end|>",
-    "qwen3_vl_moe": "<|vision_start|>{}<|vision_end|>",
-    "smolvlm": "{}",
-}
-"""`model_type` of the models whose pictures are read -> what stands for a picture in a plain prompt, with {} for the
-placeholder."""
 OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 """What a processor returns of the text."""
 PIXELS = ("pixel_values", "pixel_attention_mask")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from rlinf_workers.models.picture_processor import PICTURE_TEXTS
+from rlinf_workers.models.picture_texts import PICTURE_TEXTS
 from rlinf_workers.models.placement import HOST, to_device
 from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture
 

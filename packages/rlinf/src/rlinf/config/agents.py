@@ -104,8 +104,8 @@ class AgentConfig(Section):
         default=True,
         description="Whether a router runs the episodes of up to eight ranks: it gives each turn to the engine that "
         "has the conversation in its cache, or to one with much less to do, and episodes survive the loss of a rank. "
-        "Not with run.record, rollout.sampler: as_finished or rollout.on_new_weights other than finish. false: each "
-        "rank runs the episodes of its own prompts.",
+        "Not with run.record, rollout.sampler: as_finished, rollout.on_new_weights other than finish or a model that "
+        "reads pictures. false: each rank runs the episodes of its own prompts.",
     )
     python: str | None = Field(
         default=None, description="Python interpreter of a custom harness, in a venv of its own; null: RLinf's."

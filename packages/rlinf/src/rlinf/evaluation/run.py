@@ -32,7 +32,7 @@ from rlinf.evaluation.model import EvaluatedModel, load_model
 from rlinf.evaluation.policies import check_policies
 from rlinf.evaluation.run_prompt import prompted_as_in_run
 from rlinf.evaluation.scores import DISCARDED, RIGHT, WRONG, BenchmarkScores, score_benchmark
-from rlinf.jobs.agents import check_agent
+from rlinf.jobs.agents import check_agent, refuse_other_models
 from rlinf.jobs.generation import check_engine, check_installed, engine_options, sampling_settings
 from rlinf.jobs.models import check_architecture, engine_ways
 from rlinf.jobs.named_agents import check_partners, named_agents
@@ -46,9 +46,9 @@ from rlinf.tasks.prompts import PromptEncoder
 from rlinf_sched import Cluster, ProfileError, plan_for_mode
 from rlinf_sched.derive import JobShape, Lengths, ModelShape
 from rlinf_workers import Executor, Flow, StepContext, WorkersError
-from rlinf_workers.agents import EpisodeSettings, NamedAgent
+from rlinf_workers.agents import EpisodeSettings, NamedAgent, PictureSettings
 from rlinf_workers.launchers import Interpreter
-from rlinf_workers.models import ModelSettings
+from rlinf_workers.models import ModelSettings, reads_pictures
 from rlinf_workers.roles import (
     AgentRollout,
     Reward,
@@ -236,11 +236,25 @@ class EvalRun:
     def _episodes(self, agent: AgentConfig) -> EpisodeSettings:
         return EpisodeSettings(
             **agent.episode_options,
-            routed=agent.router,
+            routed=agent.router and self._pictures_of_agents is None,
             agents={name: _untrained(one) for name, one in named_agents(agent).items()},
             max_new_tokens=self.config.max_new_tokens,
             tokenizer_folder=str(self.model.folder),
             chat_options=self.config.chat_options if self.benchmarks.encoder.is_chat else {},
+            pictures=self._pictures_of_agents,
+        )
+
+    @property
+    def _pictures_of_agents(self) -> PictureSettings | None:
+        """None for a model that reads text alone."""
+        folder, config = str(self.model.folder), self.config
+        if not reads_pictures(folder):
+            return None
+        return PictureSettings(
+            folder=folder,
+            min_pixels=config.min_pixels,
+            max_pixels=config.max_pixels,
+            fetches=config.fetch_pictures,
         )
 
     def _engine_options(self) -> dict[str, Any]:
@@ -314,6 +328,8 @@ def prepare(config: EvalConfig) -> EvalRun:
     if config.agent is not None:
         check_agent(config.agent, config.chat_options, model.folder, at="", model_key="model")
         check_policies(config.agent)
+        if reads_pictures(model.folder):
+            refuse_other_models(config.agent, str(model.folder), "")
         notes += check_partners(config.agent, config.chat_options, ways, "")
     if config.prompt_format == "auto":
         notes.append(f"prompt_format=auto: {benchmarks.encoder.describe()}")

@@ -42,6 +42,22 @@ def check_agent(
         check_template(model, chat_options, f"{key}: {model_key}")
 
 
+def refuse_other_models(agent: AgentConfig, kind: str, at: str) -> None:
+    """Pictures are processed once, for one model.
+
+    Args:
+        kind: of that model, which reads them.
+        at: before `agent`, for messages.
+
+    Raises: UserError for an agent with a model of its own.
+    """
+    if (name := next(iter(agent.models), None)) is not None:
+        raise UserError(
+            f"{at}agent.agents.{name}.path: pictures are processed for one model, and {kind} reads them",
+            hint="leave the path out, so that all agents speak with the policy",
+        )
+
+
 def _plugin_error(key: str, option: str, text: str) -> UserError:
     return UserError(f"{key}.{option}{text}" if option else f"{key}: {text}")
 

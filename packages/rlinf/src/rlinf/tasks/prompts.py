@@ -244,11 +244,6 @@ class PromptEncoder:
         from rlinf_workers.roles import Prompt
 
         token_ids, pictures = self.tokens(problem, max_tokens)
-        if pictures is not None and sends_messages:
-            raise UserError(
-                f"{problem.place or 'a problem'} has pictures, which agents do not read yet",
-                hint="train without rollout.agent, or on problems without pictures",
-            )
         return Prompt(
             index=index,
             token_ids=torch.tensor(token_ids),
@@ -256,9 +251,23 @@ class PromptEncoder:
             text=problem.prompt,
             opening=self.opening(problem.content),
             row_json=problem.row_json if sends_row else None,
-            messages_json=json.dumps(self.messages(problem.content)) if sends_messages else None,
+            messages_json=json.dumps(self._messages_of(problem, pictures)) if sends_messages else None,
             pictures=pictures,
         )
+
+    def _messages_of(self, problem: TaskProblem, pictures: Pictures | None) -> list[dict[str, Any]]:
+        """The messages of a chat in OpenAI's form; pictures have URLs that sessions know."""
+        messages: list[dict[str, Any]] = list(self.messages(problem.content))
+        if pictures is None:
+            return messages
+        from rlinf_workers.agents import PICTURE_URL, part_of_url
+
+        urls = iter([PICTURE_URL + one.digest for one in pictures.pictures])
+        for message in messages:
+            if MARKER in message["content"]:
+                parts = _parts(message["content"], has_pictures=True)
+                message["content"] = [one if one["type"] == "text" else part_of_url(next(urls)) for one in parts]
+        return messages
 
     def num_tokens(self, problems: Iterable[TaskProblem]) -> list[int]:
         """Returns the length of each prompt in tokens, with those of its pictures, which are not decoded.

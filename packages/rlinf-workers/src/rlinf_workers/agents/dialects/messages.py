@@ -13,6 +13,7 @@ from typing import Any
 from rlinf_workers.agents.dialects import base
 from rlinf_workers.agents.dialects.base import DialectRequest, event, pieces
 from rlinf_workers.agents.messages import Message, RequestRefused
+from rlinf_workers.agents.pictures import part_of_url
 from rlinf_workers.agents.sessions import AssistantTurn
 
 USED = ("messages", "system", "tools", "tool_choice", "max_tokens", "stop_sequences")
@@ -128,12 +129,16 @@ def _chat_messages(message: Mapping[str, Any], where: str) -> list[dict[str, Any
         raise RequestRefused(f"{where} has role {role!r} or content that is neither text nor blocks")
     results: list[dict[str, Any]] = []
     texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
     for index, block in enumerate(blocks):
         match block.get("type") if isinstance(block, dict) else None:
             case "text":
                 texts.append(str(block.get("text", "")))
+                parts.append({"type": "text", "text": texts[-1]})
+            case "image":
+                parts.append(_picture(block, f"{where}.content[{index}]"))
             case "thinking":
                 thoughts.append(str(block.get("thinking", "")))
             case "tool_use":
@@ -143,14 +148,37 @@ def _chat_messages(message: Mapping[str, Any], where: str) -> list[dict[str, Any
                 }
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             case "tool_result":
-                result = _text(block.get("content"), f"{where}.content[{index}].content")
+                result = _result(block.get("content"), f"{where}.content[{index}].content")
                 results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result})
             case kind:
                 raise RequestRefused(f"{where}.content[{index}] is of type {kind!r}, which is not served")
     if role == "assistant":
         thought = {"reasoning_content": "".join(thoughts)} if thoughts else {}
-        return [{"role": "assistant", "content": "".join(texts), "tool_calls": calls, **thought}]
-    return results + ([{"role": "user", "content": "".join(texts)}] if texts or not results else [])
+        return [{"role": "assistant", "content": parts, "tool_calls": calls, **thought}]
+    return results + ([{"role": "user", "content": parts}] if parts or not results else [])
+
+
+def _picture(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A block of type image as a part of OpenAI's form."""
+    match block.get("source"):
+        case {"type": "base64", "data": str(encoded), **others}:
+            return part_of_url(f"data:{others.get('media_type') or 'image/png'};base64,{encoded}")
+        case {"type": "url", "url": str(url)}:
+            return part_of_url(url)
+    raise RequestRefused(f"{where}.source is neither base64 nor a url")
+
+
+def _result(content: Any, where: str) -> Any:
+    """What a tool resulted in: a text, or parts of text and pictures."""
+    if not isinstance(content, list) or not any(_is_picture(block) for block in content):
+        return _text(content, where)
+    return [
+        _picture(block, f"{where}[{index}]") if _is_picture(block) else block for index, block in enumerate(content)
+    ]
+
+
+def _is_picture(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "image"
 
 
 def _text(content: Any, where: str) -> str:

@@ -85,8 +85,8 @@ class ResponsesDialect:
 # -- requests --------------------------------------------------------------------------------------------------------
 
 
-def _conversation(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
+def _conversation(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Message]]) -> list[Any]:
+    messages: list[Any] = []
     if instructions := body.get("instructions"):
         messages.append({"role": "system", "content": instructions})
     if (previous := body.get("previous_response_id")) is not None:
@@ -95,7 +95,7 @@ def _conversation(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Messag
         before = list(earlier[previous])
         if messages and before[0].role == "system":  # instructions are not carried over
             before = before[1:]
-        messages += [message.for_template(arguments_as_text=True) for message in before]
+        messages += [one if one.pictures else one.for_template(arguments_as_text=True) for one in before]
     given_input = body.get("input")
     if isinstance(given_input, str):
         return [*messages, {"role": "user", "content": given_input}]
@@ -104,7 +104,7 @@ def _conversation(body: Mapping[str, Any], earlier: Mapping[str, Sequence[Messag
     return messages
 
 
-def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], where: str) -> None:
+def _add_item(messages: list[Any], item: Mapping[str, Any], where: str) -> None:
     kind = item.get("type", "message")
     if kind == "message" and item.get("role") != "assistant":
         messages.append({"role": item.get("role"), "content": item.get("content")})
@@ -112,7 +112,7 @@ def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], where: st
         output = item.get("output")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     elif kind in ("message", "function_call", "reasoning"):
-        if not messages or messages[-1]["role"] != "assistant":
+        if not messages or isinstance(messages[-1], Message) or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": "", "tool_calls": []})
         _add_to_turn(messages[-1], kind, item, where)
     else:

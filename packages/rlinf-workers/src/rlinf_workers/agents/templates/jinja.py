@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlinf_workers.agents.messages import Message, RequestRefused, ToolCall
+from rlinf_workers.agents.pictures import MARK, PictureText, without_references
 from rlinf_workers.agents.templates.authors import pieces_of
 from rlinf_workers.agents.templates.base import (
     AuthoredTokens,
@@ -33,6 +34,8 @@ from rlinf_workers.agents.tool_formats.base import MalformedCall
 
 SENTINEL = "Kq7RlinfTurn3vZ"
 """Text that no conversation contains and no template changes."""
+LITERAL = "Kq7RlinfLiteral3vZ"
+"""Likewise, in place of a placeholder of pictures that is text."""
 THOUGHTS = (
     ("<think>", "</think>"),
     ("<|channel>thought", "<channel|>"),  # Gemma 4
@@ -51,6 +54,7 @@ class JinjaTemplate:
         source: the template.
         options: variables of the template, such as `enable_thinking`.
         ends: tokens that end a turn, beside the template's and the tokenizer's.
+        picture: how the model's text shows a picture; None: it reads text alone.
 
     Raises: TemplateRefused if not even a plain conversation can be continued as the template renders it.
 
@@ -64,15 +68,22 @@ class JinjaTemplate:
     """
 
     def __init__(
-        self, text: TokenText, source: str, *, options: Mapping[str, Any] | None = None, ends: Sequence[int] = ()
+        self,
+        text: TokenText,
+        source: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        ends: Sequence[int] = (),
+        picture: PictureText | None = None,
     ) -> None:
         from rlinf_workers.agents.templates.verification import verify
 
-        self.text, self.source = text, source
+        self.text, self.source, self._picture = text, source, picture
         self.renderer = Renderer(source, {**text.special, **(options or {})})
         self.format = format_of_template(source)
         self.thought_marks = next((marks for marks in THOUGHTS if marks[0] in source and marks[1] in source), None)
         self.arguments_as_text = False
+        self.as_lists = self._drops_strings()
         self.end_texts = self._find_ends()
         ids = [text.id_of(end) for end in self.end_texts]
         self.ends: frozenset[int] = frozenset([*ends, *(one for one in ids if one is not None)])
@@ -80,11 +91,20 @@ class JinjaTemplate:
         self.refused: dict[str, str] = {}
         verify(self)
 
+    def _drops_strings(self) -> bool:
+        """Whether the template shows contents that are lists of parts alone, as those of some vision-language models
+        do."""
+        turn = [Message("user", SENTINEL)]
+        try:
+            return self._picture is not None and SENTINEL not in self.renderer.render(turn, (), opens_turn=True)
+        except RequestRefused:
+            return True
+
     def _find_ends(self) -> tuple[str, ...]:
         """Texts of the tokens that end a turn."""
         turn = [Message("user", "q"), Message("assistant", SENTINEL), Message("user", "r")]
         try:
-            rendered = self.renderer.render(turn, (), opens_turn=True)
+            rendered = self.renderer.render(turn, (), opens_turn=True, as_lists=self.as_lists)
         except RequestRefused as refusal:
             raise TemplateRefused(f"a conversation of two questions: {refusal}") from refusal
         _, sentinel, after = rendered.partition(SENTINEL)
@@ -104,14 +124,15 @@ class JinjaTemplate:
     def prompt(self, messages: Sequence[Message], tools: Tools) -> list[AuthoredTokens]:
         self._check(messages, tools)
         rendered = self._render(messages, tools)
-        return pieces_of(rendered, *self.text.encode_with_starts(rendered), messages)
+        return pieces_of(*self.text.encode_with_pictures(rendered, self._picture), self._as_shown(messages))
 
     def suffix(
         self, messages: Sequence[Message], tools: Tools, num_served: int, last_id: int | None
     ) -> list[AuthoredTokens]:
         self._check(messages, tools)
         rendered = self.suffix_text(messages, tools, num_served)
-        pieces = pieces_of(rendered, *self.text.encode_with_starts(rendered), messages[num_served:])
+        following = self._as_shown(messages[num_served:])
+        pieces = pieces_of(*self.text.encode_with_pictures(rendered, self._picture), following)
         first = pieces[0]
         if last_id in self.ends and first.token_ids[0] == last_id:
             pieces[0] = replace(first, token_ids=first.token_ids[1:])
@@ -140,7 +161,30 @@ class JinjaTemplate:
         return replace(turn, calls=(*turn.calls[:-1], marked))
 
     def _render(self, messages: Sequence[Message], tools: Tools) -> str:
-        return self.renderer.render(messages, tools, opens_turn=True, arguments_as_text=self.arguments_as_text)
+        """The text of a conversation, with a mark for each picture. Placeholders that are text stay as they are."""
+        if self._picture is None:
+            return self.rendered(messages, tools)
+        placeholder = self._picture.placeholder
+        rendered = self.rendered([_with_text(one, placeholder, LITERAL) for one in messages], tools)
+        rendered = rendered.replace(placeholder, MARK).replace(LITERAL, placeholder)
+        num_shown, num_pictures = rendered.count(MARK), sum(len(one.pictures) for one in messages)
+        if num_shown != num_pictures:
+            raise RequestRefused(
+                f"the chat template shows {num_shown} of the {num_pictures} pictures of these messages"
+            )
+        return rendered
+
+    def rendered(self, messages: Sequence[Message], tools: Tools, *, opens_turn: bool = True) -> str:
+        """A rendering of messages in the forms that the template takes. Raises: RequestRefused."""
+        forms = {"arguments_as_text": self.arguments_as_text, "as_lists": self.as_lists}
+        return self.renderer.render(messages, tools, opens_turn=opens_turn, **forms)
+
+    def _as_shown(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages with what the template writes for pictures in their contents."""
+        picture = self._picture
+        if picture is None or not any(one.pictures for one in messages):
+            return messages
+        return [replace(one, content=picture.written(one.content, picture.placeholder)) for one in messages]
 
     def _check(self, messages: Sequence[Message], tools: Tools) -> None:
         """Raises: RequestRefused for what could not be verified."""
@@ -165,7 +209,9 @@ class JinjaTemplate:
         text = self.text.decode(token_ids[:-1] if ended else token_ids)
         thoughts, answer = "", text
         if self.thought_marks:
-            opened = self.text.decode(history[-MARK_TOKENS:]).rstrip().endswith(self.thought_marks[0])
+            opened = (
+                self.text.decode(without_references(history[-MARK_TOKENS:])).rstrip().endswith(self.thought_marks[0])
+            )
             thoughts, answer = split_thoughts(text, self.thought_marks, opened=opened)
         reading = self.format.read(answer, tools) if tools and self.format else Reading(answer)
         apart = self.refused.get("text beside calls", "")
@@ -174,6 +220,19 @@ class JinjaTemplate:
             reading = Reading(answer, (MalformedCall(answer, problem),))
         single = self.refused.get("parallel calls", "")
         return TurnText(text, reading.content, thoughts, numbered_calls(reading, history, token_ids, single=single))
+
+
+def _with_text(message: Message, text: str, other: str) -> Message:
+    """The message with another text in place of one."""
+    if not any(text in one for one in (message.content, message.thoughts, *(call.arguments for call in message.calls))):
+        return message
+    calls = tuple(replace(call, arguments=call.arguments.replace(text, other)) for call in message.calls)
+    return replace(
+        message,
+        content=message.content.replace(text, other),
+        thoughts=message.thoughts.replace(text, other),
+        calls=calls,
+    )
 
 
 def split_thoughts(text: str, marks: tuple[str, str], *, opened: bool) -> tuple[str, str]:

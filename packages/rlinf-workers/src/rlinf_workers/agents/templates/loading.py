@@ -9,10 +9,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from rlinf_workers.agents.pictures import PictureText
 from rlinf_workers.agents.templates.base import ChatTemplate, TemplateRefused
 from rlinf_workers.agents.templates.jinja import JinjaTemplate
 from rlinf_workers.agents.templates.plain import PlainTemplate
 from rlinf_workers.agents.templates.tokens import TokenText
+from rlinf_workers.models.picture_texts import PICTURE_TEXTS
 
 
 def template_of_folder(
@@ -42,8 +44,16 @@ def template_of_folder(
     if source is None:
         if options:
             raise TemplateRefused(f"{folder} has no chat template that could have the options {', '.join(options)}")
-        return PlainTemplate(text, ends=ends)
-    return JinjaTemplate(text, source, options=options, ends=ends)
+        return PlainTemplate(text, ends=ends, picture=_picture_text(folder, text))
+    return JinjaTemplate(text, source, options=options, ends=ends, picture=_picture_text(folder, text))
+
+
+def _picture_text(folder: Path, text: TokenText) -> PictureText | None:
+    """None for a model that reads text alone."""
+    config = _read_json(folder / "config.json")
+    around, token = PICTURE_TEXTS.get(config.get("model_type", "")), config.get("image_token_id")
+    placeholder = next((one for one, index in text.added.items() if index == token), None)
+    return None if around is None or placeholder is None else PictureText(placeholder, token, around)
 
 
 def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:

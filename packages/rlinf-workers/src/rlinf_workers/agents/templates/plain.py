@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlinf_workers.agents.messages import Message, RequestRefused
+from rlinf_workers.agents.pictures import MARK, PictureText
 from rlinf_workers.agents.records import Author
 from rlinf_workers.agents.templates.base import AuthoredTokens, Tools, TurnText, numbered_calls
 from rlinf_workers.agents.templates.tokens import TokenText
@@ -20,10 +21,11 @@ class PlainTemplate:
 
     Args:
         ends: tokens that end a turn, beside the tokenizer's own.
+        picture: how the model's text shows a picture; None: it reads text alone.
     """
 
-    def __init__(self, text: TokenText, *, ends: Sequence[int] = ()) -> None:
-        self.text = text
+    def __init__(self, text: TokenText, *, ends: Sequence[int] = (), picture: PictureText | None = None) -> None:
+        self.text, self._picture = text, picture
         self.ends: frozenset[int] = frozenset([*ends, *([] if text.end_id is None else [text.end_id])])
         self.declared: Mapping[str, str] = {}
         self._format = Plain()
@@ -54,7 +56,9 @@ class PlainTemplate:
         text = "{" + message.content + "}" if message.role == "tool" else message.content
         if message.calls:
             text += "".join(f"[{call.name}:{_only_value(call.values)}]" for call in message.calls)
-        return AuthoredTokens(author, tuple(self.text.encode(text)))
+        marked = text if self._picture is None else self._picture.written(text, MARK)
+        _, token_ids, _ = self.text.encode_with_pictures(marked, self._picture)
+        return AuthoredTokens(author, tuple(token_ids))
 
 
 def _only_value(values: object) -> str:

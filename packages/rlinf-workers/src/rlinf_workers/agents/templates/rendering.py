@@ -55,16 +55,20 @@ class Renderer:
         *,
         opens_turn: bool,
         arguments_as_text: bool = False,
+        as_lists: bool = False,
     ) -> str:
         """The text of a conversation.
 
         Args:
             opens_turn: it ends with what begins a turn of the assistant.
+            arguments_as_text, as_lists: as in `Message.for_template`.
 
         Raises: RequestRefused with what the template says.
         """
         as_dicts = [
-            one.for_template(arguments_as_text=arguments_as_text) if isinstance(one, Message) else one
+            one.for_template(arguments_as_text=arguments_as_text, as_lists=as_lists)
+            if isinstance(one, Message)
+            else one
             for one in messages
         ]
         try:

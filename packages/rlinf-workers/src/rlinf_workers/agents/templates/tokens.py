@@ -8,6 +8,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from rlinf_workers.agents.pictures import MARK, PictureText
+
+PICTURE = -1
+"""Stands for a picture among tokens until a session puts its run there."""
+
 
 class TokenText:
     """Encodes and decodes with a private copy of a tokenizer, so that padding of another user cannot change it.
@@ -49,6 +54,23 @@ class TokenText:
         """Tokens of a text, and the character at which each begins."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return encoding.ids, [begin for begin, _ in encoding.offsets]
+
+    def encode_with_pictures(self, marked: str, picture: PictureText | None) -> tuple[str, list[int], list[int]]:
+        """A text with placeholders for its marks of pictures, its tokens, and the character at which each begins. The
+        tokens of these placeholders, but of no others in the text, are `PICTURE`."""
+        if MARK not in marked or picture is None:
+            return marked, *self.encode_with_starts(marked)
+        text, *others = marked.split(MARK)
+        places: set[int] = set()
+        for other in others:
+            places.add(len(text))
+            text += picture.placeholder + other
+        token_ids, starts = self.encode_with_starts(text)
+        pairs = zip(token_ids, starts, strict=True)
+        is_picture = [token == picture.placeholder_id and start in places for token, start in pairs]
+        assert sum(is_picture) == len(places), "a placeholder is a special token"
+        tokens = [PICTURE if is_one else token for token, is_one in zip(token_ids, is_picture, strict=True)]
+        return text, tokens, starts
 
     def decode(
         self, token_ids: Sequence[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False

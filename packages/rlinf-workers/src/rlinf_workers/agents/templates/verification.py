@@ -170,7 +170,7 @@ def rules_between(template: JinjaTemplate, text: str, rendered: str) -> list[str
 def turn_text(template: JinjaTemplate, messages: Sequence[Message], tools: Tools) -> str:
     """What the template shows of the last message, a turn, when nothing follows it."""
     opened = _render(template, messages[:-1], tools)
-    rendered = template.renderer.render(messages, tools, opens_turn=False, arguments_as_text=template.arguments_as_text)
+    rendered = template.rendered(messages, tools, opens_turn=False)
     thoughts = ""
     begin, close = template.thought_marks or ("", "")
     if begin and not rendered.startswith(opened) and opened.rstrip().endswith(begin):
@@ -211,7 +211,7 @@ def _read_back(
 
 
 def _render(template: JinjaTemplate, messages: Sequence[Message], tools: Tools) -> str:
-    return template.renderer.render(messages, tools, opens_turn=True, arguments_as_text=template.arguments_as_text)
+    return template.rendered(messages, tools)
 
 
 # -- probes ----------------------------------------------------------------------------------------------------------

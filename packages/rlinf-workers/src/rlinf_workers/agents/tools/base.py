@@ -61,6 +61,8 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """For people and counters: what happened, with the traceback if a tool raised an unexpected exception."""
     wall_s: float = 0.0
     """Seconds from the call to its result; waiting for a free place is part of it."""
+    pictures: tuple[bytes, ...] = ()
+    """Files of pictures that the policy sees after the text, such as PNG."""
 
 
 class ToolSession(Protocol):

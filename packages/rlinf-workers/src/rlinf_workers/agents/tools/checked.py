@@ -153,6 +153,7 @@ class CheckedSession:
             failure=result.failure,
             detail=cut(unicode_text(result.detail), MAX_DETAIL_CHARACTERS),
             wall_s=time.monotonic() - start,
+            pictures=result.pictures,
         )
 
 
@@ -199,6 +200,8 @@ def _problem(result: Any) -> str:
         return f"a {type(result).__name__}, not a ToolResult"
     if not (isinstance(result.text, str) and isinstance(result.detail, str) and result.failure in FAILURES):
         return f"an invalid ToolResult: {result!r}"
+    if not (isinstance(result.pictures, tuple) and all(isinstance(one, bytes) for one in result.pictures)):
+        return "pictures that are no tuple of bytes"
     return ""
 
 

@@ -12,8 +12,9 @@
 
 The policy sees the function's name, the docstring without its sections, and a JSON schema of the parameters (msgspec:
 numbers, texts, Literal, lists, mappings, dataclasses, optional values). A text that is returned is the result, None is
-the empty text, another value is written as JSON. A function that is not async runs in a thread of its own; one that
-does not return in time is left running there, and after `MAX_LEFT_CALLS` of them the tool is unavailable.
+the empty text, another value is written as JSON. `ToolResult(text="The map:", pictures=(content,))` shows a picture,
+whose file has this content. A function that is not async runs in a thread of its own; one that does not return in time
+is left running there, and after `MAX_LEFT_CALLS` of them the tool is unavailable.
 """
 
 from __future__ import annotations

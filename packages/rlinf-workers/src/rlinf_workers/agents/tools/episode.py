@@ -15,9 +15,13 @@ import msgspec
 
 from rlinf_algos import did_you_mean
 from rlinf_workers.agents.messages import ToolCall
+from rlinf_workers.agents.pictures import part_of
 from rlinf_workers.agents.records import EpisodeEnded
 from rlinf_workers.agents.tools.base import ToolResult, ToolUnavailable
 from rlinf_workers.agents.tools.checked import CheckedSession, CheckedTool
+
+LEFT_OUT = "[image left out]"
+"""What a policy that reads text alone reads in place of a picture."""
 
 
 @dataclasses.dataclass
@@ -46,6 +50,7 @@ class EpisodeTools:
             with the state after the last call that succeeded; if that cannot be recreated, there is no further attempt.
         counts: counts the calls (`calls`), and those that failed by the policy's doing (`failed_calls`).
         calling: returns a context for calls, from what is called.
+        sees: whether the policy sees pictures; otherwise it reads a note in place of each.
     """
 
     def __init__(
@@ -56,8 +61,9 @@ class EpisodeTools:
         num_attempts: int = 2,
         counts: Counter[str] | None = None,
         calling: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext,
+        sees: bool = False,
     ) -> None:
-        self._calling, self._branches = calling, list[EpisodeTools]()
+        self._calling, self._branches, self._sees = calling, list[EpisodeTools](), sees
         self._places = [_Place(tool) for tool in tools]
         self._owners = {spec.name: place for place in self._places for spec in place.tool.specs}
         self._episode, self._num_attempts = episode, num_attempts
@@ -74,19 +80,25 @@ class EpisodeTools:
         Raises: EpisodeEnded if a tool failed by itself.
         """
         with self._calling(f"tool {', '.join(dict.fromkeys(call.name for call in calls))}"):
-            texts = await asyncio.gather(*(self._answer(call) for call in calls))
+            contents = await asyncio.gather(*(self._answer(call) for call in calls))
         return [
-            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
-            for call, text in zip(calls, texts, strict=True)
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
+            for call, content in zip(calls, contents, strict=True)
         ]
 
-    async def _answer(self, call: ToolCall) -> str:
+    async def _answer(self, call: ToolCall) -> str | list[dict[str, Any]]:
+        """A text, or parts where there are pictures."""
         if call.malformed:
             return f"The call could not be read: {call.malformed}"
         result = await self.call(call.name, json.loads(call.arguments))
         if result.failure == "service":
             raise EpisodeEnded("tool_service", f"{call.name}: {result.detail or result.text}")
-        return result.text
+        if not self._sees:
+            return "\n".join(filter(None, [result.text, *[LEFT_OUT] * len(result.pictures)]))
+        if not result.pictures:
+            return result.text
+        text = [{"type": "text", "text": result.text}] if result.text else []
+        return [*text, *map(part_of, result.pictures)]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Calls a function. Raises nothing but asyncio.CancelledError."""
@@ -119,7 +131,12 @@ class EpisodeTools:
         """
         tools = [place.tool for place in self._places]
         branch = EpisodeTools(
-            tools, episode, num_attempts=self._num_attempts, counts=self._counts, calling=self._calling
+            tools,
+            episode,
+            num_attempts=self._num_attempts,
+            counts=self._counts,
+            calling=self._calling,
+            sees=self._sees,
         )
         for own, other in zip(self._places, branch._places, strict=True):
             if own.lost:

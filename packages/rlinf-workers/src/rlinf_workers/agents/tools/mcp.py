@@ -22,6 +22,7 @@ import msgspec
 from rlinf_algos import did_you_mean
 from rlinf_workers.agents.tools.base import ToolFailed, ToolResult, ToolSpec, ToolUnavailable
 from rlinf_workers.agents.tools.limits import check_limits
+from rlinf_workers.models.picture_files import picture_from_base64
 from rlinf_workers.plugins import OptionError, Spec
 
 INVALID_PARAMETERS, CONNECTION_CLOSED = -32602, -32000
@@ -187,11 +188,11 @@ class McpSession:
         await connection.close()
 
     def _result(self, function: str, result: Any) -> ToolResult:
-        text = "\n".join(map(_content, result.content))
+        text = "\n".join(_content(block) for block in result.content if not _is_picture(block))
         if not result.content and result.structured_content is not None:
             text = msgspec.json.encode(result.structured_content).decode()
         if not result.is_error:
-            return ToolResult(text=text)
+            return ToolResult(text=text, pictures=tuple(map(_picture, filter(_is_picture, result.content))))
         if self._options.errors_of == "service" or text == f"Error executing tool {function}":
             raise ToolUnavailable(f"{function} of {_server(self._options)}: {text}")
         return ToolResult(text=text, failure="policy", detail=text)
@@ -282,8 +283,17 @@ def _server(options: McpOptions) -> str:
     return f"the MCP server {options.url or ' '.join(options.command)}"
 
 
+def _is_picture(block: Any) -> bool:
+    return block.type == "image"
+
+
+def _picture(block: Any) -> bytes:
+    """The file of a block of type image."""
+    return picture_from_base64(block.data)
+
+
 def _content(block: Any) -> str:
-    """The text of a block; for others a note, since the policy reads text."""
+    """The text of a block; for others a note, since the policy reads text and pictures."""
     if block.type == "text":
         return block.text
     if block.type == "resource" and isinstance(getattr(block.resource, "text", None), str):

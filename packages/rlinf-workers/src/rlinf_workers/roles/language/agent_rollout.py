@@ -18,12 +18,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
-from rlinf_workers.agents.link import AgentTask, Answer, Ask, Begin, EpisodeReport
+from rlinf_workers.agents.link import AgentTask, Answer, Ask, Begin, EpisodeReport, FromEpisode, NewPicture
 from rlinf_workers.agents.noise import noise_of_episode
+from rlinf_workers.agents.pictures import HistoryPicture, RecentPictures, reference_of
 from rlinf_workers.agents.process import AgentLink, AgentProcess, RouterLink
 from rlinf_workers.agents.records import turns
 from rlinf_workers.agents.replay import RecordedAgents, SaidAgain, ask_decision, report_decision
@@ -34,11 +35,14 @@ from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import load_tokenizer, stop_token_ids
 from rlinf_workers.roles.language.episodes import group_of
+from rlinf_workers.roles.language.history_pictures import picture_of
 from rlinf_workers.roles.language.late_groups import LateGroup
 from rlinf_workers.roles.language.open_episodes import OpenEpisode, OpenEpisodes, PendingTurn, WholeGroup
 from rlinf_workers.roles.language.rollout import Rollout, RolloutSettings
 from rlinf_workers.roles.language.turn_queue import EndedTurn, TurnQueue
+from rlinf_workers.roles.picture_pool import PicturePool
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.records.pictures import ProcessedPicture
 from rlinf_workers.serving import ServedPolicy
 from rlinf_workers.weight_sync.base import WeightTarget
 
@@ -46,6 +50,9 @@ ROUTER = "router"
 """Name of the worker group of routers in a flow (`SessionRouter`)."""
 NO_PROMPT = torch.zeros(1, dtype=torch.int64)
 """Prompt of a policy none of whose agents had a turn: a token that every vocabulary has."""
+PICTURES_BYTES = 64 << 30
+"""Size of the address range for pictures that tools and requests add; memory is used only as far as those of the
+groups under way reach."""
 MAX_SHOWN = 3
 """Failures of a step that an error shows."""
 
@@ -77,6 +84,8 @@ class AgentRollout(Rollout):
         self._router: RouterLink | None = None
         """None: this rank runs its own episodes."""
         self._agents: AgentLink
+        if settings.agent.routed and settings.agent.pictures is not None:
+            raise SettingsRefused("a router passes no pictures on; give EpisodeSettings.routed=False")
         if settings.agent.routed:
             address = partial(self.ask_driver, ROUTER)
             self._agents = self._router = RouterLink(self.name, address, self._interrupt)
@@ -86,8 +95,11 @@ class AgentRollout(Rollout):
         """Of this stage that are in the agent process, by number."""
         self._late_in_process: dict[EpisodeKey, tuple[int, dict[int, int]]] = {}
         """Episodes that outlived their stage -> their number, and the requests of the turns that they wait for."""
-        self._held: list[Ask | EpisodeReport] = []
+        self._held: list[FromEpisode] = []
         """What they said in an evaluation."""
+        self._pictures: dict[int, dict[int, ProcessedPicture]] = {}
+        """Number of an episode in the agent process -> pictures that its task does not have, by reference."""
+        self._recent_pictures = RecentPictures[ProcessedPicture]()
         self._num_episodes = 0
         self._recorded_agents: RecordedAgents | None = None
         """In a replay, in place of the agent process."""
@@ -257,6 +269,7 @@ class AgentRollout(Rollout):
                 begins.append(self._begin(prompt, episode, number))
             if number:
                 episode.number = number
+                episode.pictures.update(self._pictures.get(number, {}))
                 self._episodes[number] = episode
         if begins:
             self._agents.begin(begins)
@@ -286,6 +299,9 @@ class AgentRollout(Rollout):
                 messages = self._agents.take(waits=True)
         whole: list[WholeGroup] = []
         for message in [*held, *messages]:
+            if isinstance(message, NewPicture):
+                self._take_picture(message)
+                continue
             if isinstance(message, Ask) and not message.episode:
                 self._sample_routed(message)
                 continue
@@ -297,6 +313,22 @@ class AgentRollout(Rollout):
             else:
                 whole += self._ended(groups, episode, message)
         return whole
+
+    def _take_picture(self, message: NewPicture) -> None:
+        """Keeps a picture that an episode has seen, in memory that the trainer reads by reference."""
+        reference = reference_of(message.digest)
+        if message.arguments:
+            picture = self._pool.place(picture_of(message))
+        else:
+            picture = self._recent_pictures[message.digest]
+        self._recent_pictures.use(message.digest, picture.num_bytes, picture)
+        self._pictures.setdefault(message.episode, {})[reference] = picture
+        if (episode := self._episodes.get(message.episode)) is not None:
+            episode.pictures[reference] = picture
+
+    @cached_property
+    def _pool(self) -> PicturePool:
+        return PicturePool(self.note, capacity_bytes=PICTURES_BYTES)
 
     def _hear_again(self, groups: OpenEpisodes) -> list[WholeGroup]:
         """As `_hear_agents`, from the record."""
@@ -338,6 +370,7 @@ class AgentRollout(Rollout):
         if self.records:
             self.decide(report_decision(episode.key, report, self._num_steps))
         self._episodes.pop(episode.number, None)
+        self._pictures.pop(episode.number, None)
         return groups.end(episode.key, report)
 
     def _sample_routed(self, ask: Ask) -> None:
@@ -491,8 +524,10 @@ class AgentRollout(Rollout):
         """Ends the episodes that outlived their stage; they begin again."""
         if self._late_in_process:
             self._agents.abandon()
+            self._recent_pictures.clear()
         self._late_in_process.clear()
         self._held.clear()
+        self._pictures.clear()
 
     def _awaited(self) -> Sequence[int]:
         return [self._agents.pid] if self._agents.pid else []
@@ -524,6 +559,8 @@ class AgentRollout(Rollout):
         self._policy.clear()
         self._late_in_process.clear()
         self._held.clear()
+        self._pictures.clear()
+        self._recent_pictures.clear()
         self._episodes.clear()
         self._causes.clear()
         self._failures.clear()
@@ -568,6 +605,10 @@ def _task(prompt: Prompt, episode: EpisodeKey, phase: str) -> AgentTask:
         text=text,
         answer=prompt.reference_answer,
         row=json.loads(prompt.row_json) if prompt.row_json else {},
+        pictures=[
+            HistoryPicture(digest=one.digest, token_ids=one.token_ids.tolist())
+            for one in (() if prompt.pictures is None else prompt.pictures.pictures)
+        ],
     )
 
 

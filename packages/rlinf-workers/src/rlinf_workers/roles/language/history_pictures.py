@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_workers.agents.link import NewPicture, PictureTensor
 from rlinf_workers.agents.pictures import FIRST_REFERENCE, reference_of
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.roles.records.language import Prompt
@@ -56,3 +57,17 @@ def read_history(token_ids: Sequence[int], pictures: PicturesByReference) -> tup
     for begin, picture in there:
         ids[begin] = picture.token_ids[0]
     return ids, pictures_of(there)
+
+
+def picture_of(message: NewPicture) -> ProcessedPicture:
+    """The picture of a message that has its pixels."""
+    return ProcessedPicture(
+        token_ids=torch.tensor(message.token_ids),
+        arguments={name: _tensor(one) for name, one in message.arguments.items()},
+        position_ids=None if message.position_ids is None else _tensor(message.position_ids),
+        digest=message.digest,
+    )
+
+
+def _tensor(tensor: PictureTensor) -> Tensor:
+    return torch.from_numpy(np.frombuffer(bytearray(tensor.content), tensor.dtype).reshape(tensor.shape))

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlinf.config.agents import AgentConfig
 from rlinf.config.devices import device_kind, make_cluster
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.rewards import BySourceRewardConfig
 from rlinf.errors import UserError
-from rlinf.jobs.agents import check_agent
+from rlinf.jobs.agents import check_agent, refuse_other_models
 from rlinf.jobs.algorithms import idle_notes, try_algorithm
 from rlinf.jobs.generation import check_engine, check_installed
 from rlinf.jobs.models import (
@@ -34,6 +35,7 @@ from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
 from rlinf_workers.models import VISION_LANGUAGE, has_balanced_routers, has_routers
 
 if TYPE_CHECKING:
+    from rlinf.config.reasoning import ReasoningConfig
     from rlinf.jobs.reasoning.job import ReasoningJob
 
 
@@ -140,6 +142,20 @@ def pictures(job: ReasoningJob) -> None:
         reason, hint = option, "leave it out: ranks share packed rows of text alone"
     if reason is not None:
         raise UserError(f"{reason}: does not support pictures, and {kind} reads them", hint=hint)
+    if config.rollout.agent is not None:
+        job.config = _with_agent_that_sees(config, config.rollout.agent, str(kind))
+
+
+def _with_agent_that_sees(config: ReasoningConfig, agent: AgentConfig, kind: str) -> ReasoningConfig:
+    """The config without a router, which passes no pictures on. Raises: UserError."""
+    refuse_other_models(agent, kind, "rollout.")
+    if config.run.record:
+        raise UserError(
+            f"run.record=true: a record has no pictures that tools and requests add, and {kind} reads them",
+            hint="leave it out, or train without rollout.agent",
+        )
+    unrouted = agent.model_copy(update={"router": False})
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"agent": unrouted})})
 
 
 def further_policies(job: ReasoningJob) -> None:

@@ -16,8 +16,8 @@ from rlinf.jobs.rewards import reward_spec
 from rlinf.jobs.training import optimizer_settings, with_base
 from rlinf.run_folder.checkpoints import policy_folder
 from rlinf_sched.derive import JobShape, ModelShape
-from rlinf_workers.agents import EpisodeSettings
-from rlinf_workers.models import LoraSettings, ModelSettings
+from rlinf_workers.agents import EpisodeSettings, PictureSettings
+from rlinf_workers.models import LoraSettings, ModelSettings, reads_pictures
 from rlinf_workers.roles import ActorSettings, RewardSettings, RolloutSettings
 from rlinf_workers.trainers import BackendSettings, OptimizerSettings
 
@@ -113,6 +113,21 @@ class WorkerSettings:
             max_new_tokens=self.config.rollout.max_new_tokens,
             tokenizer_folder=model.folder,
             chat_options=self.config.chat_options,
+            pictures=self._pictures_of_agents(model),
+        )
+
+    def _pictures_of_agents(self, model: ModelSettings) -> PictureSettings | None:
+        """None for a model that reads text alone."""
+        task, path, architecture = self.config.task, self.config.model.path, self.config.model.architecture
+        if not (reads_pictures(path) if path else architecture is not None and architecture.vision_tower is not None):
+            return None
+        if not isinstance(task, FilesTask):
+            return PictureSettings(folder=model.folder)
+        return PictureSettings(
+            folder=model.folder,
+            min_pixels=task.min_pixels,
+            max_pixels=task.max_pixels,
+            fetches=task.fetch_pictures,
         )
 
     def _reward(self, model: ModelSettings) -> RewardSettings:

@@ -1,0 +1,12 @@
+"""How the text of a model shows a picture, by its family. Imports no torch."""
+
+from __future__ import annotations
+
+PICTURE_TEXTS = {
+    "qwen2_5_vl": "<|vision_start|>{}<|vision_end|>",
+    "qwen3_vl": "<|vision_start|>{}<|vision_end|>",
+    "qwen3_vl_moe": "<|vision_start|>{}<|vision_end|>",
+    "smolvlm": "{}",
+}
+"""`model_type` of the models whose pictures are read -> what stands for a picture in a plain prompt, with {} for the
+placeholder."""

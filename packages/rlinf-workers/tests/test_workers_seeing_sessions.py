@@ -1,0 +1,136 @@
+"""Sessions that see: a real engine, a real agent process and the model's own image processor."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from workers_harnesses import drawing
+from workers_rollouts import rollout_of_agents
+from workers_vision_folders import tiny_folder
+
+from rlinf_comm import Channel
+from rlinf_workers.agents.link import NewPicture
+from rlinf_workers.agents.pictures import PICTURE_URL, part_of_url
+from rlinf_workers.agents.settings import PictureSettings
+from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.models.language_model import ModelSettings, load_model, load_tokenizer
+from rlinf_workers.models.picture_files import PictureFile
+from rlinf_workers.models.picture_processor import PictureProcessor
+from rlinf_workers.models.pictures import joined_arguments
+from rlinf_workers.roles.language.agent_rollout import AgentRollout
+from rlinf_workers.roles.picture_pool import PicturePool
+from rlinf_workers.roles.records.language import Prompt, SampleGroup
+from rlinf_workers.worker import StepContext
+
+SAMPLING = SamplingSettings(group_size=2, max_new_tokens=3)
+BOUND = 1e-5
+"""Nats; rounding in float32."""
+
+
+@pytest.fixture(scope="module")
+def seeing_model(tmp_path_factory) -> ModelSettings:
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    folder = tiny_folder(tmp_path_factory.mktemp("seeing"), "qwen2_5_vl")
+    torch.manual_seed(0)
+    AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    return ModelSettings(folder=folder, has_weights=True)
+
+
+@pytest.fixture
+def settings(seeing_model, monkeypatch):
+    here = str(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", here)
+    monkeypatch.setattr(sys, "path", [here, *sys.path])
+    return rollout_of_agents(
+        seeing_model,
+        SAMPLING,
+        run="workers_harnesses:look_twice",
+        max_context_tokens=80,
+        pictures=PictureSettings(folder=seeing_model.folder),
+    )
+
+
+def prompts_of(folder: str, pool: PicturePool) -> list[Prompt]:
+    """Two prompts with a picture, as a driver makes them."""
+    processor = PictureProcessor(folder, load_tokenizer(folder))
+    prompts = []
+    for index in range(2):
+        token_ids, pictures = processor.encode(f"{processor.picture_text}1=", [PictureFile(drawing(10 * index + 5))])
+        assert pictures is not None
+        (picture,) = pictures.pictures
+        content = [part_of_url(PICTURE_URL + picture.digest), {"type": "text", "text": "1="}]
+        prompts.append(
+            Prompt(
+                index=index,
+                token_ids=torch.tensor(token_ids),
+                reference_answer="",
+                messages_json=json.dumps([{"role": "user", "content": content}]),
+                pictures=pool.place_all(pictures),
+            )
+        )
+    return prompts
+
+
+def plain_logprobs(model: Any, group: SampleGroup, row: int) -> torch.Tensor | None:
+    """Of the tokens of a row with a loss, by one call of transformers; None: the policy has sampled a placeholder,
+    which transformers would take for a picture."""
+    length, prompt = int(group.row_lengths[row]), group.prompt
+    ids = torch.cat([prompt.token_ids, group.completion_ids[row, :length]])
+    later = group.pictures_of_row(row)
+    assert prompt.pictures is not None and later is not None
+    pictures = [*prompt.pictures.pictures, *later.pictures]
+    kinds = (ids == model.config.image_token_id).int()
+    if int(kinds.sum()) != sum(one.num_tokens for one in pictures):
+        return None
+    with torch.no_grad():
+        logits = model(ids[None], mm_token_type_ids=kinds[None], **joined_arguments(pictures)).logits[0]
+    begin = len(prompt.token_ids)
+    logprobs = logits.log_softmax(-1)[begin - 1 : -1].gather(-1, ids[begin:, None])[:, 0]
+    return logprobs[group.loss_mask[row, :length] != 0]
+
+
+def test_turns_follow_the_pictures_of_the_task_and_of_messages(make_worker, settings, seeing_model):
+    """What was sampled against one forward pass of transformers over each whole row, and the bytes of pictures that
+    move: into the pool, from the agent process, and through the channels of prompts and of samples."""
+    pool = PicturePool(pytest.fail, capacity_bytes=1 << 24)
+    prompts = prompts_of(seeing_model.folder, pool)
+    of_task = [one for prompt in prompts if prompt.pictures for one in prompt.pictures.pictures]
+    worker = make_worker(AgentRollout, settings)
+    worker._host.step = StepContext(step=3, phase="train", seed=11, num_items=2)
+    worker.weights_received(7)
+    sent: list[NewPicture] = []
+    take = worker._agents.take
+
+    def counted(*, waits: bool) -> Any:
+        messages = take(waits=waits)
+        sent.extend(one for one in messages if isinstance(one, NewPicture))
+        return messages
+
+    worker._agents.take = counted
+    groups = [group for whole in worker.sample(prompts) for group in whole]
+    worker.close()
+    moved = sum(one.num_bytes for one in of_task)
+    moved += sum(len(tensor.content) for one in sent for tensor in one.arguments.values())
+    model, num_compared = load_model(seeing_model).model, 0
+    pictures = {one.digest: one.num_bytes for one in of_task}
+    channel = Channel.create("samples", capacity_items=2, capacity_bytes=1 << 24)
+    for group in groups:
+        assert set(group.causes) == {""} and len(group.loss_mask) == SAMPLING.group_size
+        assert len(group.pictures) == 2
+        pictures |= {digest: one.num_bytes for digest, one in group.pictures.items()}
+        channel.put(group)
+        received = channel.take()[0].value
+        for row in range(SAMPLING.group_size):
+            authors = [one.author for one in received.segments[row] if one.author != "template"]
+            assert authors == ["policy", "user", "policy", "user", "policy"]
+            plain = plain_logprobs(model, received, row)
+            if plain is not None:
+                num_compared += 1
+                assert (plain - received.rollout_logprobs[row][received.loss_mask[row] != 0]).abs().max() < BOUND
+    assert num_compared and len(pictures) == 6
+    moved += channel.stats().num_bytes
+    assert moved <= 1.05 * sum(pictures.values())
