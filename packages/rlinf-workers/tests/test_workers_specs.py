@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_sched.derive import JobShape, Lengths, ModelShape, find_gpu, find_model
+from rlinf_sched.derive import JobShape, Lengths, ModelShape, find_gpu, find_model, forward_s
+from rlinf_sched.derive.steps import LAYER_CALL_S
 from rlinf_workers.plugins import ENGINES, TRAINERS
 
 QWEN_HALF_B = {
@@ -68,6 +69,32 @@ def test_stages_of_recipes_take_about_what_they_took(measured: MeasuredStage) ->
     }
     instance = profile_of[measured.role](measured.model, gpu, job).instances[0]
     assert instance.seconds(measured.num_groups) + instance.step_s == pytest.approx(measured.seconds, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_reference", "of_actor"),
+    [
+        ({}, 5, 5),
+        ({"on_gpu": False}, 64, 5),
+        ({"max_tokens_per_micro_batch": None}, 2 * 64, 2 * 64),  # prompts, and completions
+        ({"max_tokens_per_micro_batch": None, "micro_batch_groups": 8}, 2 * 64, 2 * 8),
+        ({"num_shards": 4, "num_updates": 2}, 5, 4 * 2 * 1),
+    ],
+    ids=["packed", "on CPU slots", "padded", "padded, eight groups", "shards and updates"],
+)
+def test_passes_are_launched_as_often_as_workers_compute_them(
+    changes: dict[str, Any], of_reference: int, of_actor: int
+) -> None:
+    """64 groups of 2,176 tokens with a budget of 32,768; a backward pass launches twice what its forward pass does."""
+    spec, gpu, model = TRAINERS.spec("fsdp2"), find_gpu("H100"), SMALL["model"]
+    lengths = Lengths(mean_tokens=256, limit_tokens=256, prompt_tokens=128, group_size=8, sigma=0)
+    options: dict[str, Any] = {"trainer_options": {"compute_dtype": "bfloat16"}, "max_tokens_per_micro_batch": 32768}
+    job = JobShape(lengths=lengths, num_groups=64, **options | changes)
+    pass_s = 64 * forward_s(model, gpu, spec.computed(job))
+    reference = spec.forward_profile(model, gpu, job).instances[0]
+    assert reference.seconds(64) - pass_s == pytest.approx(of_reference * 24 * LAYER_CALL_S)
+    actor = spec.train_profile(model, gpu, job).instances[0]
+    assert actor.seconds(64) - 3 * pass_s == pytest.approx(3 * of_actor * 24 * LAYER_CALL_S)
 
 
 @pytest.mark.parametrize(

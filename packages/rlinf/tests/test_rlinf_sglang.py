@@ -364,7 +364,8 @@ def test_training_is_timed_in_the_numbers_that_it_computes_in():
     flags = ["--task.train_files=[a]", "--task.eval_files=[b]", "--model.path=Qwen2.5-1.5B", "--actor.num_shards=8"]
     config = load_config("gsm8k-grpo-fsdp2", parse_overrides([*flags, PACKED]))
     assert isinstance(config, ReasoningConfig)
-    launched_s = 32 * 3 * launch_s(find_model("Qwen2.5-1.5B"), job_shape(config))  # forward, and backward twice that
+    # eight ranks with a pass of four groups each, and backward twice that
+    launched_s = 8 * 3 * launch_s(find_model("Qwen2.5-1.5B"), job_shape(config))
     times = [problem.profiles.stages["actor"].instances[0].seconds(32) - launched_s for problem in problems]
     assert times[0] / times[1] == pytest.approx(DENSE_UTILISATION / (FLOAT32_UTILISATION * FLOAT32_RATE))
 

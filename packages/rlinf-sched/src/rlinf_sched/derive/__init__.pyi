@@ -65,6 +65,7 @@ from .steps import (
     describe_numbers as describe_numbers,
     forward_s as forward_s,
     launch_s as launch_s,
+    num_passes as num_passes,
     proportional as proportional,
     read_profile as read_profile,
 )

@@ -6,6 +6,7 @@ with steps on a GPU).
 """
 
 import math
+from dataclasses import replace
 
 from rlinf_sched.derive.datasheets import Gpu
 from rlinf_sched.derive.generation import (
@@ -23,23 +24,38 @@ from rlinf_sched.profile import InstanceProfile, StageProfile, TimePoint
 
 LAYER_CALL_S = 1e-3
 """Seconds that a trainer or a reference takes to launch one layer's forward pass, beside its arithmetic: 0.8 to 1.35 ms
-in Qwen2.5-0.5B and -1.5B on an H100, FSDP2's hooks included; up to 2.2 ms in packed micro-batches
-(benchmarks/sched/gpu_steps.py). A backward pass launches twice as much."""
+in padded passes of Qwen2.5-0.5B and -1.5B on an H100, FSDP2's hooks included (benchmarks/sched/gpu_steps.py). A
+backward pass launches twice as much. Compiled layers launch fewer kernels and are counted alike: no GPU has timed them,
+and the host's own share is no less, on a CPU 1.09 ms in place of 0.86 ms of a tiny layer (docs/calibration.md)."""
 
 
 def read_profile(
-    model: ModelShape, gpu: Gpu, job: JobShape, *, expert_parallel: int = 1, num_stages: int = 1
+    model: ModelShape,
+    gpu: Gpu,
+    job: JobShape,
+    *,
+    expert_parallel: int = 1,
+    num_stages: int = 1,
 ) -> StageProfile:
-    """The profile of ranks that compute log-probabilities, each with a whole model.
+    """The profile of ranks that compute log-probabilities, each with a whole model: on GPUs in as few packed passes as
+    the budget of tokens allows, on CPUs and where passes are padded one group at a time.
 
     Args:
         job: in the numbers that they compute in (`dtype_bytes`).
         expert_parallel, num_stages: as `forward_s` and `launch_s`.
     """
     memory = forward_memory(model, job)
-    item_s = forward_s(model, gpu, job, expert_parallel) + launch_s(model, job, num_stages, most_groups=1)
+    item_s = forward_s(model, gpu, job, expert_parallel)
+    one_launch_s = launch_s(model, job, num_stages)
+    shares = job.on_gpu and job.max_tokens_per_micro_batch is not None
+    alone = replace(job, micro_batch_groups=1)
+
+    def seconds(num_items: int) -> float:
+        passes = num_passes(job, num_items) if shares else num_items * num_passes(alone, 1)
+        return num_items * item_s + passes * one_launch_s
+
     instance = InstanceProfile(
-        points=proportional(item_s, job.num_groups),
+        points=tuple(TimePoint(num_items=n, seconds=seconds(n)) for n in powers_up_to(job.num_groups)),
         state_bytes=memory.state,
         work_bytes=memory.work(),
     )
@@ -99,15 +115,19 @@ def forward_s(model: ModelShape, gpu: Gpu, job: JobShape, expert_parallel: int =
     return flops / flops_per_s(model, gpu, job.dtype_bytes) + exchanged_s
 
 
-def launch_s(model: ModelShape, job: JobShape, num_stages: int = 1, most_groups: float = math.inf) -> float:
-    """Seconds of a rank to launch its layers' forward passes over one group of a micro-batch, which has `most_groups`
-    at most: once where tokens are packed, else once for the prompts and once for the completions. The layers are cut
-    into `num_stages`."""
-    num_calls, num_groups = 2.0, float(job.micro_batch_groups)
-    if job.max_tokens_per_micro_batch is not None:
-        num_calls, num_groups = 1.0, job.max_tokens_per_micro_batch / job.lengths.packed_group_tokens
-    num_layers = model.num_layers / num_stages
-    return num_calls / min(num_groups, most_groups) * num_layers * LAYER_CALL_S
+def num_passes(job: JobShape, num_groups: float) -> int:
+    """Passes in which so many groups are computed together: as many as the budget of tokens asks for, or of
+    `micro_batch_groups` groups where they are padded."""
+    if job.max_tokens_per_micro_batch is None:
+        return max(1, math.ceil(num_groups / job.micro_batch_groups))
+    return max(1, math.ceil(num_groups * job.lengths.packed_group_tokens / job.max_tokens_per_micro_batch))
+
+
+def launch_s(model: ModelShape, job: JobShape, num_stages: int = 1) -> float:
+    """Seconds of a rank to launch the forward pass of one micro-batch, whose layers are cut into `num_stages`: once
+    where tokens are packed, else once for the prompts and once for the completions."""
+    num_calls = 2 if job.max_tokens_per_micro_batch is None else 1
+    return num_calls * model.num_layers / num_stages * LAYER_CALL_S
 
 
 def proportional(item_s: float, most: int) -> tuple[TimePoint, ...]:

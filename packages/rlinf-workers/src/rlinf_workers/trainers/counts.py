@@ -16,6 +16,7 @@ from rlinf_sched.derive import (
     describe_numbers,
     forward_s,
     launch_s,
+    num_passes,
     proportional,
     ring_bytes_per_s,
     sft_warm_up_bytes,
@@ -45,10 +46,14 @@ def train_profile(spec: TrainerSpec, model: ModelShape, gpu: Gpu, job: JobShape)
     sharing = spec.sequence_ranks(job.trainer_options)
     expert_parallel, num_stages = spec.cut(job)
     copy = job.dtype_bytes * model.num_parameters
-    pass_s = forward_s(model, gpu, computed, expert_parallel) / span + launch_s(model, job, num_stages)
+    pass_s = forward_s(model, gpu, computed, expert_parallel) / span
+    launched_s = launch_s(model, job, num_stages)
     if job.max_tokens_per_micro_batch is not None:
         pass_s += exchange_s(model, gpu, computed, sharing) / (span // sharing)  # of a rank's heads and layers
-    item_s = spec.num_passes(job) * job.num_models * pass_s
+    forwards = spec.num_passes(job) * job.num_models
+    groups_of_shard = job.num_groups / (job.num_shards * job.num_updates)
+    launched_s *= num_passes(job, groups_of_shard) / groups_of_shard
+    item_s = forwards * (pass_s + launched_s)
     layout = InstanceLayout(width=span // num_stages, num_stages=num_stages, num_chunks=spec.num_chunks(job))
     idle_s = bubble_s(layout, _groups_per_micro_batch(job) * item_s)
     instances = []

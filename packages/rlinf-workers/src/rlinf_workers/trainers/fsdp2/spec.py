@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -57,10 +56,9 @@ class FSDP2Spec(TrainerSpec):
 
     def copies_sent(self, job: JobShape, num_ranks: int) -> int:
         """Gathered twice and reduced in each pass; `num_ranks` are replicas where ranks share micro-batches."""
-        groups = -(-job.num_groups // (num_ranks * job.num_updates))
-        if job.max_tokens_per_micro_batch is None:
-            return 3 * max(1, -(-groups // job.micro_batch_groups))
-        return 3 * max(1, math.ceil(groups * job.lengths.packed_group_tokens / job.max_tokens_per_micro_batch))
+        from rlinf_sched.derive import num_passes
+
+        return 3 * num_passes(job, -(-job.num_groups // (num_ranks * job.num_updates)))
 
 
 SPEC = FSDP2Spec(
