@@ -1,7 +1,8 @@
 """GPU: 15.2 GB of weights from a trainer to a server in another process on the same GPU, beside a flat copy of as many
-bytes in the same rounds: `python benchmarks/comm/gpu_sync.py`, as `tools/gpu_check.sh` runs it. Prints a line of JSON.
+bytes in the same rounds: `python benchmarks/comm/gpu_sync.py`, as `benchmarks.gpu_check` runs it. Prints one JSON line.
 
-A trainer holds Qwen2.5-7B's tensors in bfloat16, and a server holds them merged as SGLang and vLLM do. Ways:
+A trainer holds Qwen2.5-7B's tensors in bfloat16, or with `--trained float32` in float32, which the copy casts; a server
+holds them in bfloat16, merged as SGLang and vLLM do. Ways:
 
 packed   processes that do not wait for each other: publishing copies a version into an arena, from where the server
          copies it, so that the trainer's tensors may change at once
@@ -118,11 +119,16 @@ def serve(orders: Connection, plan: bytes, shape: str, addresses: Mapping[str, A
 
 
 class Trainer:
-    """The trainer's process, with a store for each way."""
+    """The trainer's process, with a store for each way.
 
-    def __init__(self, shape: str, *, fake: bool) -> None:
-        self.side = Side(Layout.replicated(SHAPES[shape].specs(), 1), fake=fake)
-        self.plan = reshard_plan(Layout.replicated(SHAPES[shape].specs(), 1), merged_layout(SHAPES[shape], tp=1))
+    Args:
+        dtype: of its tensors.
+    """
+
+    def __init__(self, shape: str, *, dtype: str, fake: bool) -> None:
+        own = Layout.replicated(SHAPES[shape].specs(), 1, dtype)
+        self.side = Side(own, fake=fake)
+        self.plan = reshard_plan(own, merged_layout(SHAPES[shape], tp=1))
         stores = {way: create_device_store(self.plan, name=way) for way in TARGETS}
         self.ends = {way: DeviceWeightSender(store, self.plan, 0, self.side.device) for way, store in stores.items()}
         spawn = get_context("spawn")
@@ -162,8 +168,8 @@ class Trainer:
         self._process.join(30)
 
 
-def measure(shape: str, num_rounds: int, *, fake: bool) -> dict[str, Any]:
-    trainer = Trainer(shape, fake=fake)
+def measure(shape: str, num_rounds: int, *, dtype: str, fake: bool) -> dict[str, Any]:
+    trainer = Trainer(shape, dtype=dtype, fake=fake)
     flat: list[float] = []
     samples: dict[str, list[dict[str, float]]] = {way: [] for way in TARGETS}
     for number in range(WARMUP + num_rounds):
@@ -193,12 +199,14 @@ def measure(shape: str, num_rounds: int, *, fake: bool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--trained", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--fake", action="store_true")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     device = "host memory" if chosen.fake else torch.cuda.get_device_name()
     shape = "tiny" if chosen.fake else "Qwen2.5-7B"
-    print(json.dumps({"device": device, "unit": "s, median", **measure(shape, chosen.rounds, fake=chosen.fake)}))
+    measured = measure(shape, chosen.rounds, dtype=chosen.trained, fake=chosen.fake)
+    print(json.dumps({"device": device, "unit": "s, median", "trained": chosen.trained, **measured}))
 
 
 if __name__ == "__main__":

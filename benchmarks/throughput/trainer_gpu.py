@@ -1,6 +1,6 @@
 """The trainer's share of a GPU's peak, the reference's time, and how often the host waits: results/trainer-gpu.json.
 
-    python -m benchmarks.throughput.trainer_gpu [--models 0.5B 1.5B] [--rounds 5] [--gpu H100]
+    python -m benchmarks.throughput.trainer_gpu [--models 0.5B 1.5B] [--rounds 5] [--compiled-alone] [--gpu H100]
 
 An actor in this process learns from groups of 8 answers of 1,024 to 2,048 tokens, with the backend and its options of
 `gsm8k-grpo-fsdp2` (weights in float32, passes in bfloat16), once with compiled layers and once without; a reference
@@ -42,7 +42,8 @@ from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.trainers import BackendSettings, OptimizerSettings
 from rlinf_workers.worker import StepContext
 
-RECIPE, GROUP_SIZE, NUM_WARMUP = "gsm8k-grpo-fsdp2", 8, 2
+RECIPE, GROUP_SIZE = "gsm8k-grpo-fsdp2", 8
+SIDES = {"actor, compiled": True, "actor, plain": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +145,22 @@ def host_waits() -> Iterator[list[str]]:
     places += [f"{Path(one.filename).name}:{one.lineno}" for one in caught if "synchronizing CUDA" in str(one.message)]
 
 
-def measure(folder: Path, size: Size, device: str, num_rounds: int, peak: float) -> dict[str, Any]:
-    """Seconds of updates and of the reference's pass, with what they come to."""
+def measure(
+    folder: Path,
+    size: Size,
+    device: str,
+    *,
+    sides: Mapping[str, bool],
+    num_warmup: int,
+    num_rounds: int,
+    peak: float,
+) -> dict[str, Any]:
+    """Seconds of updates and of the reference's pass, with what they come to.
+
+    Args:
+        sides: name -> whether layers are compiled.
+        peak: operations a second.
+    """
     shape = resolve_model(folder)
     groups = scored_groups(size, shape.vocab_size)
     files = [f"--model.path={folder}", "--task.train_files=[questions.jsonl]"]
@@ -158,7 +173,7 @@ def measure(folder: Path, size: Size, device: str, num_rounds: int, peak: float)
         options = {**recipe.actor.backend_options, "compile": compile_layers and device != "cpu:0"}
         return BackendSettings(name=recipe.actor.backend, options=options, num_shards=1)
 
-    for side, compiles in (("actor, compiled", True), ("actor, plain", False)):
+    for side, compiles in sides.items():
         settings = ActorSettings(
             model=model,
             algorithm=preset("grpo"),
@@ -171,7 +186,7 @@ def measure(folder: Path, size: Size, device: str, num_rounds: int, peak: float)
             temperature=1.0,
         )
         actor = make_worker(Actor, settings, device=device, num_items=size.num_groups)
-        for _ in range(NUM_WARMUP):
+        for _ in range(num_warmup):
             update(actor, groups)
         samples_s[side] = [seconds(lambda actor=actor: update(actor, groups)) for _ in range(num_rounds)]
         with host_waits() as places:
@@ -183,7 +198,7 @@ def measure(folder: Path, size: Size, device: str, num_rounds: int, peak: float)
     reference = make_worker(Reference, model, 1.0, backend(True), size.budget, device=device, num_items=size.num_groups)
     samples = [group.samples for group in groups]
     score: Callable[[], Any] = lambda: reference._with_logprobs(samples)  # noqa: E731
-    for _ in range(NUM_WARMUP):
+    for _ in range(num_warmup):
         score()
     samples_s["reference"] = [seconds(score) for _ in range(num_rounds)]
     shares = {side: (1 if side == "reference" else 3) * flops / min(times) / peak for side, times in samples_s.items()}
@@ -209,36 +224,49 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", nargs="*", default=["0.5B", "1.5B"], choices=["0.5B", "1.5B"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=2, help="rounds that do not count")
+    parser.add_argument("--compiled-alone", action="store_true", help="no actor with layers as they are")
     parser.add_argument("--gpu", default="H100", help="a product that the planner has a datasheet of")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script on a CPU")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     size, device = (SMALL if options.tiny else FULL), "cuda:0" if on_gpu else "cpu:0"
+    sides = {name: compiles for name, compiles in SIDES.items() if compiles or not options.compiled_alone}
     rows: dict[str, Any] = {}
     samples_s: dict[str, Sequence[float]] = {}
     for name in ["tiny"] if options.tiny else options.models:
         with tempfile.TemporaryDirectory(prefix="rlinf-trainer-gpu-") as scratch:
             write_model(Path(scratch), SHAPES[name], device.partition(":")[0])
-            row = measure(Path(scratch), size, device, options.rounds, find_gpu(options.gpu).flops_per_s)
+            row = measure(
+                Path(scratch),
+                size,
+                device,
+                sides=sides,
+                num_warmup=options.warmup,
+                num_rounds=options.rounds,
+                peak=find_gpu(options.gpu).flops_per_s,
+            )
         samples_s |= {f"{name}: {side}": times for side, times in row.pop("samples_s").items()}
         rows[name] = row
         print(f"{name}: {described(row)}", flush=True)
-    report(
-        "trainer-gpu",
-        settings={
-            "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-            "peak": options.gpu,
-            "groups": size.num_groups,
-            "answers": GROUP_SIZE,
-            "tokens_of_an_answer": [size.least_tokens, size.most_tokens],
-            "max_tokens_per_micro_batch": size.budget,
-        },
-        samples_s=samples_s,
-        comparisons=[compare(samples_s, f"{name}: actor, plain", f"{name}: actor, compiled") for name in rows],
-        findings=rows,
-        output=options.output,
-    )
+        report(
+            "trainer-gpu",
+            settings={
+                "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+                "peak": options.gpu,
+                "groups": size.num_groups,
+                "answers": GROUP_SIZE,
+                "tokens_of_an_answer": [size.least_tokens, size.most_tokens],
+                "max_tokens_per_micro_batch": size.budget,
+            },
+            samples_s=samples_s,
+            comparisons=[
+                compare(samples_s, *(f"{name}: {side}" for side in reversed(sides))) for name in rows if len(sides) > 1
+            ],
+            findings=rows,
+            output=options.output,
+        )
 
 
 if __name__ == "__main__":
