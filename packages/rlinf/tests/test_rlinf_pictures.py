@@ -275,7 +275,7 @@ def drawn(kind: str, *flags: str) -> PromptSource:
     return PromptSource(cast(ReasoningConfig, load_config("count-shapes-grpo", parse_overrides(overrides))))
 
 
-DRAWN = {"count-shapes": "33560c62a850fc33", "gui-click": "1392aae9016dccb7", "chart-read": "41f00c0364dae935"}
+DRAWN = {"count-shapes": "33560c62a850fc33", "gui-click": "91fc14e3b51cffdf", "chart-read": "41f00c0364dae935"}
 """Kind -> beginning of the digest of its first problems."""
 
 
@@ -316,7 +316,7 @@ def test_examples_of_the_warm_up_have_the_pictures_of_their_prompts() -> None:
 
 
 def test_a_new_models_folder_is_one_that_transformers_reads(tmp_path: Path) -> None:
-    architecture = ArchitectureConfig(family="qwen2_5_vl", max_positions=128)
+    architecture = ArchitectureConfig(family="qwen2_5_vl", max_positions=128, initializer_range=0.1)
     write_model_folder(tmp_path, architecture, "0123=", "float32")
     processor = PictureProcessor(str(tmp_path), load_checkpoint_tokenizer(tmp_path))
     whole = picture_of(np.zeros((48, 64, 3), np.uint8))
@@ -327,6 +327,8 @@ def test_a_new_models_folder_is_one_that_transformers_reads(tmp_path: Path) -> N
     kinds = (ids == processor.placeholder_id).int()
     logits = model(ids, mm_token_type_ids=kinds, **pictures.pictures[0].arguments).logits
     assert logits.shape == (1, len(token_ids), 3 + 5 + 4)
+    matrices = {name: one.std().item() for name, one in model.named_parameters() if one.dim() > 1}
+    assert all(0.09 < std < 0.11 for std in matrices.values()), f"drawn with the config's initializer_range: {matrices}"
 
 
 def test_a_model_of_text_alone_is_refused_for_tasks_with_pictures() -> None:
@@ -334,3 +336,8 @@ def test_a_model_of_text_alone_is_refused_for_tasks_with_pictures() -> None:
         drawn("count-shapes", "--model.architecture.family=qwen2", "--model.architecture.vision=null")
     with pytest.raises(UserError, match=r"rollout.max_prompt_tokens=8 is too short.*has 17 tokens"):
         drawn("count-shapes", "--rollout.max_prompt_tokens=8")
+
+
+def test_more_buttons_than_cells_are_refused() -> None:
+    with pytest.raises(UserError, match=r"task.num_buttons=5 is more than the 4 cells of task.num_cells=2"):
+        drawn("gui-click", "--task.num_cells=2", "--task.num_buttons=5")

@@ -108,6 +108,13 @@ class ArchitectureConfig(Section):
     max_positions: int = Field(
         default=64, ge=2, description="Longest sequence in tokens, prompt and completion together."
     )
+    initializer_range: float = Field(
+        default=0.02,
+        gt=0,
+        le=1,
+        description="Standard deviation of the initial weights. The default is for widths of thousands; near a width "
+        "of 100 attention then begins almost uniform, and 0.1, or 1 / sqrt(width), learns from pictures much sooner.",
+    )
     vision: VisionTowerConfig | None = Field(
         default=None, description="The vision tower of family qwen2_5_vl; null: one of the default sizes."
     )

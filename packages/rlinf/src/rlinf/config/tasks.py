@@ -38,6 +38,11 @@ class _GeneratedTask(_Task):
     """Whether its episodes have several turns."""
 
     @property
+    def sizes(self) -> dict[str, int]:
+        """Key -> value of what makes its problems larger."""
+        return {self.SIZE: getattr(self, self.SIZE)} if self.SIZE else {}
+
+    @property
     def num_tokens(self) -> tuple[int, int]:
         """Tokens of a prompt, and of the longest turn that answers it; without its end token."""
         raise NotImplementedError
@@ -117,12 +122,17 @@ class CountShapesTask(_DrawnTask):
 
 
 class GuiClickTask(_DrawnTask):
-    """Click the button with a letter on a screen: a picture and `tap H=` -> `click(2,0)`, its column and row."""
+    """Click the button with a letter in a window: a picture and `tap H=` -> `click(2,0)`, its column and row."""
 
     SIZE = "num_cells"
 
     kind: Literal["gui-click"]
     num_cells: int = Field(default=3, ge=2, le=10, description="Cells of 16 pixels in a row and in a column.")
+    num_buttons: int = Field(default=3, ge=1, le=6, description="Buttons in the window, each with another letter.")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"num_cells": self.num_cells, "num_buttons": self.num_buttons}
 
     @property
     def num_tokens(self) -> tuple[int, int]:
@@ -131,6 +141,14 @@ class GuiClickTask(_DrawnTask):
     @property
     def picture_size(self) -> tuple[int, int]:
         return CELL * self.num_cells, CELL * self.num_cells
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.num_buttons > self.num_cells**2:
+            yield Conflict(
+                keys=("task.num_buttons", "task.num_cells"),
+                text=f"={self.num_buttons} is more than the {self.num_cells**2} cells of "
+                f"task.num_cells={self.num_cells}",
+            )
 
 
 class ChartReadTask(_DrawnTask):

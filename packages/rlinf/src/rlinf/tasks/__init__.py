@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from rlinf.config.tasks import DrawnTaskConfig, FilesTask, GeneratedTaskConfig, TeamTask
 from rlinf.tasks.arithmetic import GeneratedTask, add_digits, sort_digits
@@ -41,9 +40,8 @@ def make_task(config: GeneratedTaskConfig | FilesTask, seed: int, *, needs_answe
     if isinstance(config, FilesTask):
         return FileProblems(config, seed, needs_answer=needs_answer)
     draw, alphabet = DRAWS[config.kind]
-    size: dict[str, Any] = {config.SIZE: getattr(config, config.SIZE)} if config.SIZE else {}
     return GeneratedTask(
-        partial(draw, **size),
+        partial(draw, **config.sizes),
         "".join(dict.fromkeys(alphabet)),
         config.num_held_out,
         seed,

@@ -27,6 +27,8 @@ GROUNDS = ((112, 112, 112), (120, 120, 120), (128, 128, 128))
 COLORS = {"blue": (60, 90, 240), "lime": (60, 210, 80), "ruby": (230, 40, 60)}
 BUTTON_COLORS = (*COLORS.values(), (230, 190, 40), (40, 200, 210), (170, 60, 200))
 """One for each label of a button, which looks the same on every screen."""
+FRAME = 2
+"""Pixels of a window's frame, which buttons leave free."""
 SHAPES = ("circle", "square", "cross")
 MOST_OF_A_COLOR = 4
 LETTERS = {
@@ -56,15 +58,17 @@ def count_shapes(generator: random.Random, num_cells: int) -> TaskProblem:
     return _problem(f"{counted}?=", str(count), picture)
 
 
-def click_button(generator: random.Random, num_cells: int) -> TaskProblem:
-    """Returns a problem such as `<image>tap H=` -> `click(2,0)`: the column and row of a button on a screen, from the
+def click_button(generator: random.Random, num_cells: int, num_buttons: int) -> TaskProblem:
+    """Returns a problem such as `<image>tap H=` -> `click(2,0)`: the column and row of a button in a window, from the
     top left."""
     picture = _ground(generator, num_cells, num_cells)
+    # A tower sees only distances between patches: without edges nothing in it says where in the picture a button is.
+    picture[:FRAME] = picture[-FRAME:] = picture[:, :FRAME] = picture[:, -FRAME:] = 255
     cells = [(row, column) for row in range(num_cells) for column in range(num_cells)]
     generator.shuffle(cells)
     labels = list(LETTERS)
     generator.shuffle(labels)
-    buttons = list(zip(labels, cells, strict=False))
+    buttons = list(zip(labels[:num_buttons], cells[:num_buttons], strict=True))
     for label, (row, column) in buttons:
         _draw_button(_cell(picture, row, column), label)
     label, (row, column) = generator.choice(buttons)
@@ -127,6 +131,6 @@ def _draw_button(cell: Drawing, label: str) -> None:
     import numpy as np
 
     color = BUTTON_COLORS[list(LETTERS).index(label)]
-    cell[1:-1, 1:-1] = color
+    cell[FRAME:-FRAME, FRAME:-FRAME] = color
     rows = np.array([[line >> bit & 1 for bit in range(4, -1, -1)] for line in LETTERS[label]], bool)
     cell[4:11, 5:10][rows] = (255, 255, 255) if sum(color) < 360 else (0, 0, 0)

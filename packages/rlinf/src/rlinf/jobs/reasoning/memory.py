@@ -76,7 +76,7 @@ def shape_of(config: ReasoningConfig, num_words: int) -> ModelShape | None:
     """
     architecture = config.model.architecture
     if architecture is not None:
-        sizes = architecture.model_dump(exclude={"family", "max_positions", "vision"})
+        sizes = architecture.model_dump(exclude={"family", "max_positions", "initializer_range", "vision"})
         width = architecture.hidden_size // architecture.num_heads
         return ModelShape(name=architecture.family, head_dim=width, vocab_size=num_words, qkv_bias=True, **sizes)
     assert config.model.path is not None, "a config has a path or an architecture"
