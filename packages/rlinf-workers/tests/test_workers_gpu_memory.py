@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlinf_workers import gpu_memory
-from rlinf_workers.gpu_memory import GpuMemory, GpuUse, free_gpu_bytes, held_gpu_bytes
+from rlinf_workers.gpu_memory import CONTEXT_BYTES, GpuMemory, GpuUse, free_gpu_bytes, held_gpu_bytes
 
 
 def nvml(processes, *, free=7 << 30):
@@ -69,10 +69,20 @@ def test_a_workers_peak_has_its_engines_processes_and_what_torch_freed_again(mon
         monkeypatch.setattr(gpu_memory, "gpu_memory", lambda index, gpu=gpu: gpu)
         monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda reserved=reserved: reserved[0])
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda reserved=reserved: reserved[1])
-        use.look([7], range(1))
+        use.look([7], range(1), lambda: None)
     assert use.engine_bytes == 70, "between turns an engine may hold less"
     assert use.held_bytes == 60 + (80 - 40) + 70
-    monkeypatch.setattr(gpu_memory, "gpu_memory", lambda index: None)
-    nothing = GpuUse()
-    nothing.look([7], range(1))
-    assert nothing.held_bytes is None and nothing.engine_bytes == 0
+
+
+def test_where_the_driver_lists_other_ids_processes_tell_what_torch_reserved(monkeypatch):
+    gpu = GpuMemory("GPU-1", nvml([(4000001, 100)]))
+    monkeypatch.setattr(gpu_memory, "gpu_memory", lambda index: gpu)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 80)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 40)
+    use = GpuUse()
+    assert use.held_bytes is None
+    use.look([7], range(1), lambda: 500)
+    assert use.engine_bytes == 500 + CONTEXT_BYTES and use.held_bytes == 80 + 500 + 2 * CONTEXT_BYTES
+    alone = GpuUse()
+    alone.look([], range(1), lambda: None)
+    assert alone.engine_bytes == 0 and alone.held_bytes == 80 + CONTEXT_BYTES

@@ -15,7 +15,7 @@ from rlinf_comm import LayoutError, WeightMismatchError
 from rlinf_comm.weights import Layout, execute, reshard_plan, specs_of
 from rlinf_comm.weights.fp8 import BlockQuantizer, quantize
 from rlinf_comm.weights.layouts import TransformerShape, merged_layout, quantized_layout, quantized_names
-from rlinf_workers.engines import processes as engine_processes
+from rlinf_workers.engines import inside as engine_inside
 from rlinf_workers.engines.inside import HeldWeights
 from rlinf_workers.engines.serving_layout import serving_layout
 from rlinf_workers.errors import WorkersError
@@ -249,7 +249,7 @@ def test_a_process_that_died_is_named(model, started):
 
 def test_a_larger_model_has_longer_to_answer(model, started, monkeypatch):
     """A check reads all of its weights."""
-    monkeypatch.setattr(engine_processes, "CHECK_BYTES_PER_S", 1e3)
+    monkeypatch.setattr(engine_inside, "READ_BYTES_PER_S", 1e3)
     engine = started(model).engine
     largest = max(sum(tensor.nbytes for tensor in parameters.values()) for parameters in engine.parameters)
     assert engine.own_processes._answer_s == 60.0 + largest / 1e3

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_workers.engines import serving
 from rlinf_workers.engines.base import UnfinishedCompletion, not_begun
 from rlinf_workers.engines.capacity import Capacity
 from rlinf_workers.engines.completions import ServerAnswer, completions_of, joined
+from rlinf_workers.engines.inside import BASE_S, answer_s
 from rlinf_workers.engines.sampling import NoiseKey, SamplingSettings
 from rlinf_workers.engines.server_loop import with_hint
 from rlinf_workers.engines.server_processes import last_error
@@ -110,6 +112,21 @@ def test_experts_of_completions_of_different_lengths_are_padded():
     assert part.experts.shape == (2, 2, 2, 2)
     assert part.experts[0].eq(3).all() and not part.experts[1].any()
     assert completions_of([answer(output([1], "stop", 1))])[0].experts is None
+
+
+@pytest.mark.parametrize("spec", [sglang.SPEC, vllm.SPEC], ids=["sglang", "vllm"])
+def test_a_version_without_a_name_that_is_imported_is_refused_with_those_that_have_it(spec, monkeypatch):
+    monkeypatch.setattr(serving, "_version_of", lambda package: "9.9")
+    text = rf"{spec.arguments.title} 9\.9 cannot be used: ImportError.*Missing.*Known to work: {spec.known_versions[0]}"
+    with pytest.raises(SettingsRefused, match=text), serving.api_of(spec):
+        from asyncio import Missing  # noqa: F401  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_process_with_more_weights_has_more_time_to_answer(tmp_path):
+    assert answer_s(0) == BASE_S and answer_s(15_000_000_000) == BASE_S + 150
+    for name, size in (("model-1.safetensors", 300), ("model-2.safetensors", 41), ("config.json", 7)):
+        (tmp_path / name).write_bytes(bytes(size))
+    assert serving.num_stored_bytes(tmp_path) == 341
 
 
 @pytest.mark.parametrize(

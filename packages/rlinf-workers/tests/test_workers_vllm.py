@@ -21,7 +21,7 @@ from rlinf_workers.engines.vllm.arguments import FIXED, ON_CPU, ON_GPU, engine_a
 from rlinf_workers.engines.vllm.engine import VLLMEngine, check_architecture
 from rlinf_workers.engines.vllm.options import ARGUMENTS, OWNED, VLLMOptions
 from rlinf_workers.engines.vllm.requests import answer_of, request_parameters
-from rlinf_workers.errors import SettingsRefused
+from rlinf_workers.errors import SettingsRefused, WorkersError
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.testing.engines import prompts_of
 
@@ -173,6 +173,21 @@ def test_weights_are_compared_after_a_wake_and_before_requests_go_on(engine):
         ("wake", None),
         "resume",
     ]
+
+
+def test_no_copy_of_the_weights_is_made_where_a_sync_fills_them(engine):
+    """Unless completions in flight go on with them."""
+    asleep, awake = ("sleep", 2, "keep"), [("wake", ["weights"]), ("wake", None), "resume"]
+    engine.discard()
+    engine.onload()
+    assert engine._server.calls == [asleep, *awake]
+    with pytest.raises(WorkersError, match="none have been received"):
+        engine.submit(prompts_of([4]), SAMPLING, seed=1, step=0)
+    engine.weights_received(5)
+    engine._capacity.begin(prompts_of([4])[0], SAMPLING)
+    engine._server.calls.clear()
+    engine.discard()
+    assert engine._server.calls == ["remember", ("sleep", 1, "keep")]
 
 
 def test_each_of_1000_bits_that_flip_while_an_engine_sleeps_is_named():

@@ -60,6 +60,7 @@ def without_cuda(monkeypatch) -> None:
     """GPUs with less memory than CUDA itself takes."""
     monkeypatch.setattr(memory_of_plans, "CONTEXT_BYTES", 0)
     monkeypatch.setattr(memory_of_plans, "DEVICE_BYTES", 0)
+    monkeypatch.setattr(memory_of_plans, "COMMUNICATOR_BYTES", 0)
 
 
 def config_of(*overrides: str) -> ReasoningConfig:
@@ -704,6 +705,31 @@ def test_a_pool_is_allocated_in_one_piece() -> None:
     assert pool.gpu_bytes == (10 << 30) + memory_of_plans.CONTEXT_BYTES
     engine = replace(pool, num_contexts=2)
     assert engine.gpu_bytes - pool.gpu_bytes == memory_of_plans.CONTEXT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_ranks", "communicators"),
+    [
+        ([], 1, 0),
+        ([], 4, 1),
+        (["--actor.backend=fsdp2", "--actor.backend_options={sequence_parallel: 2}"], 4, 2),
+        (["--actor.backend=megatron", "--actor.backend_options={tensor_parallel: 2, pipeline_parallel: 2}"], 8, 4),
+    ],
+    ids=["alone", "all ranks", "and those that share rows", "matrices, stages and replicas"],
+)
+def test_nccls_buffers_count_for_each_group_of_ranks(overrides: list[str], num_ranks: int, communicators: int) -> None:
+    config = config_of("--sft_warm_up=null", "--mode=collocated", "--actor.max_tokens_per_micro_batch=4096", *overrides)
+    shape = ModelShape(name="wide", num_layers=8, head_dim=64, **WIDE)
+    span = config.actor.trainer_spec.ranks_per_replica(config.actor.backend_options) or 1
+    devices = tuple(range(num_ranks))
+    stages = (
+        StagePlan(stage="rollout", devices=devices[:1], num_ranks=1, granularity=0, offload=True, turn=0),
+        StagePlan(stage="actor", devices=devices, num_ranks=num_ranks // span, granularity=0, offload=True, turn=1),
+    )
+    plan = Plan(flow="grpo", mode="collocated", stages=stages, reason="")
+    loads = {load.group: load for load in loads_of(config, shape, plan)}
+    needed = memory_of_plans.CONTEXT_BYTES + communicators * memory_of_plans.COMMUNICATOR_BYTES
+    assert loads["actor"].context_bytes == needed and loads["rollout"].num_communicators == 0
 
 
 def test_state_stays_on_a_gpu_that_has_room_for_all() -> None:

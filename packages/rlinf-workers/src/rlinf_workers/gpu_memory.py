@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
+CONTEXT_BYTES = 1126 << 20
+"""CUDA's own memory in each process: its context, kernels and workspaces. With the other constants of
+`rlinf.planning.memory` it gives 23.6 and 53.7 GiB for the two jobs whose processes held 23.5 and 51.7 GiB of an H100
+(docs/memory.md)."""
 _TOO_SMALL = 7
 """NVML_ERROR_INSUFFICIENT_SIZE: the array has fewer places than there are processes."""
 
@@ -79,19 +83,28 @@ class GpuUse:
         self.engine_bytes = 0
         """Of an engine's own processes, on the fullest of the GPUs."""
         self.held_bytes: int | None = None
-        """Of all processes, CUDA contexts and graphs included; None: never known."""
+        """Of all processes, CUDA contexts and graphs included; None: never looked at."""
 
-    def look(self, engine_processes: Collection[int], indices: Sequence[int]) -> None:
-        """Reads the present values; torch itself knows how much more this process held at its peak."""
+    def look(
+        self, engine_processes: Collection[int], indices: Sequence[int], engine_reserved: Callable[[], int | None]
+    ) -> None:
+        """Reads the present values; torch itself knows how much more this process held at its peak. Where the driver
+        lists other process ids, as in a container, torch's own figures count, with `CONTEXT_BYTES` for each process.
+
+        Args:
+            engine_reserved: returns what torch has reserved at most in one of the engine's processes, if they tell.
+        """
         import torch
 
-        engine = held_gpu_bytes(engine_processes, indices) or 0
+        engine = held_gpu_bytes(engine_processes, indices)
+        if engine is None and engine_processes:
+            reserved = engine_reserved()
+            engine = None if reserved is None else reserved + CONTEXT_BYTES
         own = held_gpu_bytes([os.getpid()], indices[:1])
-        self.engine_bytes = max(self.engine_bytes, engine)
-        if own is None and not engine:
-            return
-        freed = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved() if own is not None else 0
-        self.held_bytes = max(self.held_bytes or 0, (own or 0) + freed + engine)
+        most = torch.cuda.max_memory_reserved()
+        own = (most and most + CONTEXT_BYTES) if own is None else own + most - torch.cuda.memory_reserved()
+        self.engine_bytes = max(self.engine_bytes, engine or 0)
+        self.held_bytes = max(self.held_bytes or 0, own + (engine or 0))
 
 
 @cache

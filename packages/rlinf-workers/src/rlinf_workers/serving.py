@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlinf_comm.weights import Layout
 from rlinf_comm.weights.layouts import is_adapter_tensor
-from rlinf_workers.engines.base import GenerationEngine, RemoteWeights, SupportsDiscard
+from rlinf_workers.engines.base import GenerationEngine, RemoteWeights, SupportsDiscard, SupportsMemoryReport
 from rlinf_workers.models.placement import HOST, HostPlaces, MovedModel, tensors_of
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.weight_sync.base import WeightPort, WeightReceiver
@@ -104,6 +104,9 @@ class ServingWorker(Worker):
 
     def serving_processes(self) -> Sequence[int]:
         return self._served.process_ids() if isinstance(self._served, RemoteWeights) else ()
+
+    def serving_reserved_bytes(self) -> int | None:
+        return self._served.reserved_bytes() if isinstance(self._served, SupportsMemoryReport) else None
 
     def weights_received(self, policy_version: int) -> None:
         self._version = policy_version

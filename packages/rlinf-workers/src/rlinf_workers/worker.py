@@ -279,6 +279,10 @@ class Worker:
         """Ids of the processes that serve in place of this one, if any; can be called from any thread."""
         return ()
 
+    def serving_reserved_bytes(self) -> int | None:
+        """GPU memory that torch has reserved at most in one of them; None: they do not tell."""
+        return None
+
     def weights_received(self, policy_version: int) -> None:
         """Called when `weights()` hold that version, verified; a serving worker labels its outputs with it."""
 

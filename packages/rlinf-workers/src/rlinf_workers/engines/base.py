@@ -179,6 +179,15 @@ class SupportsDiscard(Protocol):
 
 
 @runtime_checkable
+class SupportsMemoryReport(Protocol):
+    """Optional: for an engine with its own processes, in containers, where the driver lists other process ids."""
+
+    def reserved_bytes(self) -> int:
+        """GPU memory that torch has reserved at most in one of its processes, CUDA's own not counted."""
+        ...
+
+
+@runtime_checkable
 class SupportsAbort(Protocol):
     """Optional: cancels requests in flight. Without it, the worker's process is replaced if a run is abandoned
     meanwhile."""

@@ -33,8 +33,16 @@ from rlinf_workers.weight_sync.base import Check, WeightPort, WeightReceiver
 
 SERVICE = "engine"
 """The worker's name in its handshake."""
-COMMAND_S = 60.0
-"""A command is sent before the engine calls `enter`, so it arrives at once."""
+BASE_S = 60.0
+"""Time limit for what arrives at once on an idle machine: when `enter` returns, all processes have run the command, and
+a command is sent before the engine calls `enter`. The death of a process is noticed at once."""
+READ_BYTES_PER_S = 100e6
+"""A check reads all served weights; a busy core has been seen to read them ten times as fast."""
+
+
+def answer_s(num_bytes: int) -> float:
+    """Seconds after which a process with as many bytes of weights does not answer any more."""
+    return BASE_S + num_bytes / READ_BYTES_PER_S
 
 
 @record
@@ -56,7 +64,7 @@ class Command:
     """Counts a worker's commands from 1; the reply has the same number."""
     method: str
     """A method of `Inside`: describe, open, fill, check, save_weights, restore_weights, remember,
-    check_remembered."""
+    check_remembered, reserved_bytes."""
     arguments: tuple[Any, ...]
     waits: bool
     """Whether it runs only while the engine is in `enter`."""
@@ -126,6 +134,8 @@ class Inside:
     connection: Connection
     model: Model
     sizes: dict[str, int]
+    command_s: float = BASE_S
+    """Time within which a command arrives for which the engine has called `enter`."""
     _waiting: queue.SimpleQueue[Command] = field(default_factory=queue.SimpleQueue)
     _sending: threading.Lock = field(default_factory=threading.Lock)
     _entered: int = 0
@@ -139,11 +149,12 @@ class Inside:
     @classmethod
     def connect(cls, address: str, model: Model, *, rank: int, sizes: Mapping[str, int]) -> Inside:
         """Registers with the worker, then listens to it."""
-        deadline = Deadline(COMMAND_S)
+        num_bytes = sum(parameter.nbytes for _, parameter in model.named_parameters())
+        deadline = Deadline(answer_s(num_bytes))
         connection = Connection.open_local(address, "the engine's worker", deadline)
         registration = pack(Registration(rank=rank, pid=os.getpid()))
         send_hello(connection, Hello(service=SERVICE, details=registration), deadline)
-        inside = cls(connection, model, dict(sizes))
+        inside = cls(connection, model, dict(sizes), answer_s(num_bytes))
         threading.Thread(target=inside._listen, name="rlinf-weights", daemon=True).start()
         return inside
 
@@ -153,7 +164,7 @@ class Inside:
             return
         self._entered = number
         while True:
-            command = self._waiting.get(timeout=COMMAND_S)
+            command = self._waiting.get(timeout=self.command_s)
             if command.number == number:
                 break  # the worker abandoned an earlier command
         self._do(command)
@@ -260,6 +271,10 @@ class Inside:
                 f"{f' and {len(names) - 8} more' if len(names) > 8 else ''} differ",
                 tensors=names,
             )
+
+    def reserved_bytes(self) -> int:
+        """GPU memory that torch has had of the driver at most in this process, beside CUDA's own."""
+        return torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0
 
     def _parameters(self) -> dict[str, Tensor]:
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}

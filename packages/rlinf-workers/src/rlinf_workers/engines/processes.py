@@ -15,18 +15,20 @@ import rlinf_comm
 from rlinf_comm import PeerLost, PeerTimeout, WeightMismatchError, pack, unpack
 from rlinf_comm.weights import Layout
 from rlinf_comm.wire import Connection, Deadline, Hello, accept_handshake, send_hello
-from rlinf_workers.engines.inside import SERVICE, Attested, Command, CommandReply, HeldWeights, Registration
+from rlinf_workers.engines.inside import (
+    SERVICE,
+    Attested,
+    Command,
+    CommandReply,
+    HeldWeights,
+    Registration,
+    answer_s,
+)
 from rlinf_workers.engines.serving_layout import serving_layout
 from rlinf_workers.errors import WeightSyncRefused, WorkersError
 from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.weight_sync.base import Check, WeightPort
-
-ANSWER_S = 60.0
-"""Time limit for a reply, besides reading weights: when `enter` returns, all processes have run the command, so replies
-are on their way. The death of a process is noticed at once."""
-CHECK_BYTES_PER_S = 100e6
-"""A check reads all served weights; a busy core has been seen to read them ten times as fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,10 @@ class EngineProcesses:
         enter: makes each process of the engine call `inside.enter(ticket, ...)` while no request is in flight, drops
             what was computed with the old weights (KV and prefix caches), and returns when all have done so. Raises if
             one cannot.
+        num_bytes: of the model's weights, as far as they are known before the processes have described theirs.
     """
 
-    def __init__(self, num_processes: int, enter: Callable[[str], object]) -> None:
+    def __init__(self, num_processes: int, enter: Callable[[str], object], num_bytes: int = 0) -> None:
         self._num_processes, self._enter = num_processes, enter
         self._folder = SweptFolder("rlinf-engine-")
         self._address = str(self._folder.path / "socket")
@@ -56,7 +59,7 @@ class EngineProcesses:
         self._listener.listen(num_processes)
         self._numbers = itertools.count(1)
         self._calling = threading.Lock()
-        self._answer_s = ANSWER_S
+        self._answer_s = answer_s(num_bytes)
         self._processes = self._connect()
 
     def layout(self, model: ModelSettings) -> Layout:
@@ -65,7 +68,7 @@ class EngineProcesses:
         Raises: LayoutError naming parameters that do not fit the model.
         """
         held: list[HeldWeights] = self.call("describe")
-        self._answer_s = ANSWER_S + max(one.num_bytes for one in held) / CHECK_BYTES_PER_S
+        self._answer_s = answer_s(max(one.num_bytes for one in held))
         return serving_layout(model, held)
 
     def open_receiver(self, ports: Sequence[WeightPort]) -> EngineReceiver:
@@ -78,6 +81,10 @@ class EngineProcesses:
     def process_ids(self) -> list[int]:
         """Process ids, by rank; can be called from any thread."""
         return [process.pid for process in self._processes]
+
+    def reserved_bytes(self) -> int:
+        """The most GPU memory that torch has reserved in one of the processes, each of which has a GPU of its own."""
+        return max(self.call("reserved_bytes"))
 
     def call(self, method: str, *arguments: Any, each: Sequence[Any] | None = None, waits: bool = False) -> list[Any]:
         """The replies of all processes, by rank.
@@ -109,7 +116,7 @@ class EngineProcesses:
     def _connect(self) -> tuple[_Process, ...]:
         self._enter(f"0 {self._address}")
         processes: dict[int, _Process] = {}
-        deadline, own = Deadline(ANSWER_S), Hello(service=SERVICE)
+        deadline, own = Deadline(self._answer_s), Hello(service=SERVICE)
         while len(processes) < self._num_processes:
             try:
                 connection = Connection.accept_local(self._listener, "a process of the engine", deadline)

@@ -9,7 +9,7 @@ import os
 import queue
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -64,6 +64,9 @@ class ServingEngine:
     PAUSES_ASLEEP: ClassVar[bool] = False
     """Whether it computes nothing after `_resume` until `_continue`, also if no request is in flight."""
 
+    DROPS_WEIGHTS: ClassVar[bool] = False
+    """Whether `_release` can leave out the copy of the weights that the server keeps by itself."""
+
     _server: Any
     """A `ServerLoop`; subclasses also use what is their own."""
     _backs_weights_up = True
@@ -115,7 +118,7 @@ class ServingEngine:
             raise SettingsRefused(f"{error}{suspects(str(error), self._options)}") from error
         self._server = server
         self._capacity = Capacity(server.num_tokens, max_sequences)
-        self._processes = EngineProcesses(self._num_devices, self.enter)
+        self._processes = EngineProcesses(self._num_devices, self.enter, num_stored_bytes(Path(self._model.folder)))
         if device.type == "cuda":
             self.offload()  # a worker's state is loaded onto its GPUs only in its turn
 
@@ -168,6 +171,9 @@ class ServingEngine:
 
     def process_ids(self) -> Sequence[int]:
         return self._processes.process_ids()
+
+    def reserved_bytes(self) -> int:
+        return self._processes.reserved_bytes()
 
     def enter(self, ticket: str) -> None:
         """Calls `inside.enter` in each process of the server, once, while none computes: after `pause`, or with no
@@ -272,16 +278,17 @@ class ServingEngine:
         if not self._is_away:
             self._waits = not self._capacity.is_empty
             if self._gives_memory_back:
-                if not self._backs_weights_up and self._has_weights:
-                    if is_renewed and not self._waits:
-                        self._has_weights = False
-                    else:
-                        self._processes.call("save_weights")
-                        self._is_saved = True
+                is_unread = not self._has_weights or (is_renewed and not self._waits)
+                drops = is_unread and (self.DROPS_WEIGHTS or not self._backs_weights_up)
+                if drops:
+                    self._has_weights = False
+                elif not self._backs_weights_up:
+                    self._processes.call("save_weights")
+                    self._is_saved = True
                 if self.CHECKS_WAKES and self._has_weights:
                     self._processes.call("remember")
                     self._is_remembered = True
-                self._server.run(self._release(pauses=self._waits))
+                self._server.run(self._release(pauses=self._waits, drops=drops))
             elif self._waits:
                 self._server.run(self._pause())
             self._is_away = True
@@ -448,8 +455,12 @@ class ServingEngine:
         """Goes on with them."""
         raise NotImplementedError
 
-    async def _release(self, *, pauses: bool) -> None:
-        """Frees the memory of weights and KV cache, after a pause if requests are in flight."""
+    async def _release(self, *, pauses: bool, drops: bool = False) -> None:
+        """Frees the memory of weights and KV cache, after a pause if requests are in flight.
+
+        Args:
+            drops: the weights need not be there after `_resume`, since a sync fills them before they are read.
+        """
         raise NotImplementedError
 
     async def _resume(self) -> None:
@@ -484,6 +495,25 @@ def check_version(spec: ServedSpec, *, any_version: bool) -> None:
             f"{title} {actual} is installed; known to work: {', '.join(spec.known_versions)}. `rlinf venv create "
             f"{spec.name}` installs that one; engine_options.any_version=true accepts the installed one"
         )
+
+
+@contextlib.contextmanager
+def api_of(spec: ServedSpec) -> Iterator[None]:
+    """For imports from an engine's package. Raises: SettingsRefused with the version that is installed, and those that
+    are known to work, if a name is missing."""
+    try:
+        yield
+    except (ImportError, AttributeError) as error:
+        title, actual = spec.arguments.title, next(filter(None, map(_version_of, spec.packages)), None)
+        raise SettingsRefused(
+            f"{title} {actual} cannot be used: {type(error).__name__}: {error}. Known to work: "
+            f"{', '.join(spec.known_versions)}; `rlinf venv create {spec.name}` installs that one"
+        ) from error
+
+
+def num_stored_bytes(folder: Path) -> int:
+    """Bytes of a model's files of weights; 0 for a folder with only a config."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def _version_of(package: str) -> str | None:

@@ -437,7 +437,8 @@ class WorkerHost:
 
     def _look_at_gpu(self) -> None:
         if self.worker.device.type == "cuda" and self.is_loaded:
-            self._gpu_use.look(self.worker.serving_processes(), range(max(1, len(self.identity.devices))))
+            indices = range(max(1, len(self.identity.devices)))
+            self._gpu_use.look(self.worker.serving_processes(), indices, self.worker.serving_reserved_bytes)
 
     def _device_bytes(self) -> int:
         if self.worker.device.type == "cuda":

@@ -98,6 +98,11 @@ class TrainerSpec(Spec):
         if "compute_dtype" in names and not computes_less and model_dtype == "float32":
             yield "compute_dtype", ["bfloat16"]
 
+    def num_communicators(self, options: Mapping[str, Any], num_ranks: int) -> int:
+        """Groups of several ranks with which each of `num_ranks` ranks of the actor communicates: all of them, and
+        those that share micro-batches."""
+        return int(num_ranks > 1) + int(self.sequence_ranks(options) > 1)
+
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def memory(self, model: ModelShape, job: JobShape, num_ranks: int) -> RankMemory:

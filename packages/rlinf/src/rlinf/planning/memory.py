@@ -11,6 +11,7 @@ from rlinf.config.common import ClusterConfig
 from rlinf.plugin_checks import spec_of
 from rlinf_sched import Plan
 from rlinf_sched.derive import MEMORY_KINDS, RankMemory
+from rlinf_workers.gpu_memory import CONTEXT_BYTES
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.weight_sync import EdgeEnds, WeightSyncSpec, suitable_weight_syncs
 
@@ -23,9 +24,10 @@ moments, which are allocated in between; chosen so that no worker in the same me
 ALLOCATED_SHARE = 1.25
 """GPU memory that torch's allocator reserves relative to what is in use, unless it has to free its cache; up to 1.21
 was measured (docs/memory.md)."""
-CONTEXT_BYTES = 1126 << 20
-"""CUDA's own memory in each process: its context, kernels and workspaces. With `DEVICE_BYTES` and `ALLOCATED_SHARE` it
-gives 23.6 and 53.7 GiB for the two jobs whose processes held 23.5 and 51.7 GiB of an H100 (docs/memory.md)."""
+COMMUNICATOR_BYTES = 384 << 20
+"""Buffers of NCCL for each group of ranks that a process communicates in. An assumption, since no run has used several
+GPUs: 32 channels with a receive buffer of 4 MiB for large messages (NCCL_BUFFSIZE), one of 4.7 MiB for those of LL128
+and a small one, 288 MiB in a ring, and a third for trees and the communicator itself."""
 DEVICE_BYTES = 512 << 20
 """GPU memory that the driver keeps for itself."""
 
@@ -69,6 +71,8 @@ class Load:
     """Host bytes of the processes that the rank's own process starts, beside the model."""
     num_contexts: int = 1
     """Its processes on each of its GPUs: its own, and that of an engine that starts others."""
+    num_communicators: int = 0
+    """Groups of several ranks with which each of its processes communicates through NCCL."""
     versions: KeptWeights = KeptWeights()
     held_bytes: int | None = None
     """What the driver counted on one of its GPUs in an earlier run; None: not measured."""
@@ -79,8 +83,8 @@ class Load:
 
     @property
     def context_bytes(self) -> int:
-        """CUDA's own memory in its processes, which offloading does not free."""
-        return self.num_contexts * CONTEXT_BYTES
+        """Memory of CUDA and NCCL in its processes, which offloading does not free."""
+        return self.num_contexts * CONTEXT_BYTES + self.num_communicators * COMMUNICATOR_BYTES
 
     @property
     def gpu_bytes(self) -> int:
@@ -89,9 +93,10 @@ class Load:
 
     @property
     def predicted_gpu_bytes(self) -> int:
-        """As much if nothing makes torch free its cache. An engine allocates its KV pool in one piece."""
-        pool = self.memory.kv_pool
-        return round(ALLOCATED_SHARE * (self.peak - pool)) + pool + self.context_bytes
+        """As much if nothing makes torch free its cache, published weights included. An engine allocates its KV pool in
+        one piece."""
+        pool, versions = self.memory.kv_pool, self.versions.gpu_bytes
+        return round(ALLOCATED_SHARE * (self.peak - pool)) + pool + versions + self.context_bytes
 
     @property
     def process(self) -> int:
@@ -154,7 +159,7 @@ def host_place(has_bytes: int, loads: Sequence[Load], shared: int = 0) -> Memory
 
 def at_once_place(name: str, has_bytes: int, loads: Sequence[Load]) -> MemoryPool:
     """A GPU that holds the peaks of all its ranks at once."""
-    needed = DEVICE_BYTES + sum(load.gpu_bytes + load.versions.gpu_bytes for load in loads)
+    needed = DEVICE_BYTES + sum(load.gpu_bytes for load in loads)
     return MemoryPool(name=name, has_bytes=has_bytes, needed_bytes=needed, loads=tuple(loads))
 
 

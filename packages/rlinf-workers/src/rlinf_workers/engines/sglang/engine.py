@@ -19,7 +19,7 @@ from torch import Tensor
 from rlinf_workers.engines.base import UnfinishedCompletion
 from rlinf_workers.engines.completions import Completion, ServerAnswer
 from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.engines.serving import STOP_INTERVAL, ServingEngine, bound_cores, check_version
+from rlinf_workers.engines.serving import STOP_INTERVAL, ServingEngine, api_of, bound_cores, check_version
 from rlinf_workers.engines.sglang.arguments import Argument, fraction_of, server_arguments
 from rlinf_workers.engines.sglang.experts import ExpertRows
 from rlinf_workers.engines.sglang.loader import LOADER
@@ -193,7 +193,7 @@ class SGLangEngine(ServingEngine):
         if not answer.success:
             raise WorkersError(f"SGLang did not drop its caches of earlier weights: {answer.message}")
 
-    async def _release(self, *, pauses: bool) -> None:
+    async def _release(self, *, pauses: bool, drops: bool = False) -> None:
         from rlinf_workers.engines.sglang import srt
 
         if pauses:
@@ -232,9 +232,10 @@ def known_arguments(device: torch.device, devices: Sequence[str], *, any_version
         if len(devices) > 1:
             cores = sorted(os.sched_getaffinity(0))
             os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", bound_cores(devices, cores))
-    from rlinf_workers.engines.sglang import srt
+    with api_of(SPEC):
+        from rlinf_workers.engines.sglang import srt
 
-    return list(srt.ServerArgs.__struct_fields__)
+        return list(srt.ServerArgs.__struct_fields__)
 
 
 def check_architecture(folder: Path) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from rlinf_workers.engines.base import UnfinishedCompletion
 from rlinf_workers.engines.completions import ServerAnswer
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.engines.server_processes import last_error
-from rlinf_workers.engines.serving import STOP_INTERVAL, ServingEngine, bound_cores, check_version
+from rlinf_workers.engines.serving import STOP_INTERVAL, ServingEngine, api_of, bound_cores, check_version
 from rlinf_workers.engines.vllm.arguments import Argument, engine_arguments, env_vars
 from rlinf_workers.engines.vllm.requests import answer_of, request_parameters
 from rlinf_workers.engines.vllm.server import VLLMServer
@@ -49,7 +49,7 @@ class VLLMEngine(ServingEngine):
     """
 
     SPEC = SPEC
-    CHECKS_WAKES = PAUSES_ASLEEP = True
+    CHECKS_WAKES = PAUSES_ASLEEP = DROPS_WEIGHTS = True
     CACHE_OPTIONS = "engine_options.gpu_memory_utilization, or kv_cache_memory_bytes on CPU slots"
 
     def __init__(
@@ -141,9 +141,10 @@ class VLLMEngine(ServingEngine):
             await self._server.engine.wake_up()
         await self._server.engine.resume_generation()
 
-    async def _release(self, *, pauses: bool) -> None:
-        """vLLM keeps a copy of the weights in host memory, and pauses requests in flight by itself."""
-        await self._server.engine.sleep(level=1, mode="keep")
+    async def _release(self, *, pauses: bool, drops: bool = False) -> None:
+        """vLLM keeps a copy of the weights in host memory, or of the module's buffers alone, and pauses requests in
+        flight by itself."""
+        await self._server.engine.sleep(level=2 if drops else 1, mode="keep")
 
     async def _resume(self) -> None:
         """Only the weights: vLLM computes no request before `_continue` has brought back the rest, too."""
@@ -158,9 +159,11 @@ def known_arguments(device: torch.device, devices: Sequence[str], *, any_version
     check_version(SPEC, any_version=any_version)
     cores = bound_cores(devices, sorted(os.sched_getaffinity(0)))
     os.environ.update(env_vars(device, cores))
-    from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+    with api_of(SPEC):
+        from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+        from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401  # pyright: ignore[reportMissingImports]
 
-    return [field.name for field in fields(AsyncEngineArgs)]
+        return [field.name for field in fields(AsyncEngineArgs)]
 
 
 def check_architecture(folder: Path, device: torch.device) -> None:

@@ -30,6 +30,12 @@ class MegatronSpec(TrainerSpec):
     def sequence_ranks(self, options: Mapping[str, Any]) -> int:
         return self.read(options).num_row_slices
 
+    def num_communicators(self, options: Mapping[str, Any], num_ranks: int) -> int:
+        own = self.read(options)
+        sizes = (own.tensor_parallel, own.pipeline_parallel, own.context_parallel, own.expert_parallel)
+        replicas = num_ranks // own.ranks_per_replica
+        return int(num_ranks > 1) + int(replicas > 1) + sum(size > 1 for size in sizes)
+
     def compute_dtype(self, options: Mapping[str, Any], model_dtype: str) -> str:
         return self.read(options).compute_dtype
 

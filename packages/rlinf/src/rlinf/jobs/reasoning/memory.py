@@ -30,7 +30,6 @@ from rlinf.jobs.trainer_memory import (
 from rlinf.planning.fitting import KeyChange, fitting_changes
 from rlinf.planning.memory import (
     ALLOCATED_SHARE,
-    CONTEXT_BYTES,
     KeptWeights,
     Load,
     MemoryPool,
@@ -207,10 +206,18 @@ def loads_of(
                 devices=stage.devices_of(rank)[:num_devices],  # where a rank has more, it computes on the first
                 engine_process_bytes=num_devices * engine.process_bytes if stage.stage == "rollout" else 0,
                 num_contexts=2 if stage.stage == "rollout" and engine.process_bytes else 1,
+                num_communicators=_num_communicators(config, stage.stage, job, ranks.get(stage.stage, 1)),
                 versions=versions.get(stage.stage, KeptWeights()),
             )
             loads.append(load)
     return loads
+
+
+def _num_communicators(config: ReasoningConfig, group: str, job: JobShape, num_ranks: int) -> int:
+    """Groups of ranks in which a process of the worker group communicates, or of an engine over several GPUs."""
+    if group in config.trainers:
+        return config.actor.trainer_spec.num_communicators(job.trainer_options, num_ranks)
+    return int(group == "rollout" and job.tensor_parallel > 1)
 
 
 def _most_at_once(config: ReasoningConfig, job: JobShape, stage: StagePlan) -> int:
@@ -500,7 +507,7 @@ def _trainer_fits(
 def _fits_alone(load: Load, device_bytes: int) -> bool:
     """Whether a rank fits on a GPU with what the allocator reserves for passes, and CUDA's own memory."""
     passes = ALLOCATED_SHARE * load.memory.work(load.num_items)
-    return load.memory.state + passes + CONTEXT_BYTES + load.versions.gpu_bytes <= device_bytes
+    return load.memory.state + passes + load.context_bytes + load.versions.gpu_bytes <= device_bytes
 
 
 def with_actor(config: ReasoningConfig, **values: Any) -> ReasoningConfig:
@@ -531,7 +538,14 @@ def loads_alone(
         if own is not None
     }
     return [
-        Load(group=group, memory=memory, num_items=num_items, offload=True, versions=versions.get(group, KeptWeights()))
+        Load(
+            group=group,
+            memory=memory,
+            num_items=num_items,
+            offload=True,
+            num_communicators=_num_communicators(config, group, job, ranks.get(group, 1)),
+            versions=versions.get(group, KeptWeights()),
+        )
         for group, memory in rank_memory(config, shape, job, ranks).items()
     ]
 
