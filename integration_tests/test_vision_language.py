@@ -4,11 +4,15 @@ import base64
 import json
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from command_line import flags, last_checkpoint, rlinf, rows, train_here
+from rlinf.config.reasoning import ArchitectureConfig
 from rlinf.config.tasks import CountShapesTask
 from rlinf.tasks import make_task
 from rlinf.tasks.base import TaskProblem
+from rlinf.tasks.language import write_model_folder
 
 TINY = {
     "task.num_held_out": 20,
@@ -64,6 +68,55 @@ def test_an_agent_trains_with_pictures_that_messages_bring_and_is_evaluated(tmp_
     assert done.returncode == 0
     samples = [json.loads(line) for line in (tmp_path / "eval" / "samples.jsonl").read_text().splitlines()]
     assert [sample["num_prompt_tokens"] for sample in samples] == [17] * 4
+
+
+SUPERVISED = {
+    "task.num_held_out": 4,
+    "task.max_tokens": 32,
+    "actor.batch_size": 4,
+    "actor.learning_rate": 1e-2,
+    "actor.max_tokens_per_micro_batch": 64,
+    "actor.num_shards": 2,
+    "cluster.num_devices": 1,
+    "run.num_steps": 4,
+    "run.evaluate_every": 4,
+    "run.checkpoint_every": 4,
+}
+
+
+@pytest.fixture
+def new_model(tmp_path):
+    """A tiny Qwen2.5-VL with random weights."""
+    task = make_task(CountShapesTask(kind="count-shapes"), 0)
+    architecture = ArchitectureConfig(family="qwen2_5_vl", max_positions=64)
+    write_model_folder(tmp_path / "new", architecture, task.alphabet or "", "float32")
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(tmp_path / "new"))
+    model.save_pretrained(tmp_path / "new")
+    return tmp_path / "new"
+
+
+def test_demonstrations_and_pairs_are_learned_with_their_pictures(new_model, tmp_path):
+    """Both learn; with the pictures of other rows the losses are others."""
+    task = make_task(CountShapesTask(kind="count-shapes"), 0)
+    problems = [task.train_problem(index) for index in range(12)]
+    for job, answers in (
+        ("sft", lambda one: {"completion": one.answer}),
+        ("dpo", lambda one: {"chosen": one.answer, "rejected": "?"}),
+    ):
+        losses = []
+        for shift in (0, 1):
+            data = [
+                {"prompt": one.prompt, **answers(one), "image": row(other)["image"]}
+                for one, other in zip(problems, [*problems[shift:], *problems[:shift]], strict=True)
+            ]
+            file = tmp_path / f"{job}-{shift}.jsonl"
+            file.write_text("".join(f"{json.dumps(one)}\n" for one in data))
+            settings = SUPERVISED | {"model.path": new_model, "task.train_files": file}
+            run = train_here(job, tmp_path / f"{job}-{shift}", settings)
+            losses.append([one["loss"] for one in rows(run, "evaluations.jsonl")])
+        assert losses[0][-1] < losses[0][0], "it learns"
+        assert losses[0][-1] != losses[1][-1], "it sees"
 
 
 @pytest.mark.slow

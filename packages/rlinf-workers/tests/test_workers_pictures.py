@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from rlinf_comm import Channel
 from rlinf_sched.derive import ModelShape
@@ -20,8 +19,9 @@ from rlinf_workers.models.packed import pack_without_padding, packed_logits
 from rlinf_workers.models.pictures import VISION_LANGUAGE, joined_arguments
 from rlinf_workers.models.sequences import completion_logits, pack_groups
 from rlinf_workers.models.trainable import TokenModel
+from rlinf_workers.roles.language.objectives import Imitation
 from rlinf_workers.roles.picture_pool import PicturePool
-from rlinf_workers.roles.records.language import ExampleBatch, Prompt, SampleGroup
+from rlinf_workers.roles.records.language import Example, Prompt, SampleGroup
 from rlinf_workers.roles.records.pictures import ProcessedPicture, pictures_of
 from rlinf_workers.testing.backends import check_ranks
 from rlinf_workers.testing.pictures import IMAGE, SeeingSubject, prompt_with_pictures, tiny_vision_language
@@ -176,22 +176,22 @@ def test_the_trainer_sees_what_the_engine_saw(model: Any, answers: Any):
         assert (one - other).norm() <= 1e-4 * other.norm() + 1e-6, name
 
 
+@pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
 @torch.no_grad()
-def test_examples_are_learned_with_their_pictures(model: Any):
+def test_examples_are_learned_with_their_pictures(model: Any, packs: bool):
     prompts, generator = prompts_of(model), torch.Generator().manual_seed(3)
     answers = [torch.randint(2, 13, (4,), generator=generator) for _ in prompts]
     rows = [torch.cat([prompt.token_ids, answer]) for prompt, answer in zip(prompts, answers, strict=True)]
     is_answer = [torch.arange(len(row)) >= len(row) - 4 for row in rows]
-    batch = ExampleBatch(
-        shard=0,
-        token_ids=pad_sequence(rows, batch_first=True),
-        loss_mask=pad_sequence([mask.float() for mask in is_answer], batch_first=True),
-        pictures=tuple(prompt.pictures for prompt in prompts),
-    )
-    logprobs = (
-        TokenModel(ModelSettings(folder="", has_weights=False), 1.0).answers(model, batch, entropies=False).logprobs
-    )
-    own = logprobs[batch.loss_mask[:, 1:] != 0].view(-1, 4)
+    examples = [
+        Example(index=prompt.index, token_ids=row, loss_mask=mask.float(), pictures=prompt.pictures)
+        for prompt, row, mask in zip(prompts, rows, is_answer, strict=True)
+    ]
+    objective = Imitation(packs=packs, tells_likeliest=False)
+    batch = objective.batch(examples, 0)
+    adapter = TokenModel(ModelSettings(folder="", has_weights=False), 1.0)
+    logprobs = adapter.answers(model, batch, entropies=False).logprobs
+    own = logprobs[(batch.loss_mask if packs else batch.loss_mask[:, 1:]) != 0].view(-1, 4)
     for row, prompt, answer in zip(own, prompts, answers, strict=True):
         assert (row - logprobs_of(plain_logits(model, prompt, answer), answer)).abs().max() < BOUND
 

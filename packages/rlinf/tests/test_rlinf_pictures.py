@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_workers_picture_processor import tiny_folder
 from transformers import AutoConfig, AutoModelForImageTextToText
+from workers_vision_folders import tiny_folder
 
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides

@@ -29,14 +29,14 @@ class PictureReader:
         self._processing = asyncio.Lock()
         self._sent = RecentPictures[None]()
 
-    def start(self) -> None:
-        """Creates the image processor, which takes seconds. Raises: ImportError, ValueError."""
+    def _made_processor(self) -> Any:
+        """The image processor, which takes seconds to create."""
         from rlinf_workers.models.language_model import load_tokenizer
         from rlinf_workers.models.picture_processor import PictureProcessor
 
         settings = self._settings
         limits = {"min_pixels": settings.min_pixels, "max_pixels": settings.max_pixels}
-        self._processor = PictureProcessor(settings.folder, load_tokenizer(settings.folder), **limits)
+        return PictureProcessor(settings.folder, load_tokenizer(settings.folder), **limits)
 
     async def read(self, episode: int, picture: MessagePicture) -> HistoryPicture:
         """A picture as the histories of an episode have it; the rank has it for the episode from now on.
@@ -63,7 +63,7 @@ class PictureReader:
 
     def _process(self, content: bytes) -> Any:
         if self._processor is None:
-            self.start()
+            self._processor = self._made_processor()
         try:
             return self._processor.process(PictureFile(content))
         except PictureError:

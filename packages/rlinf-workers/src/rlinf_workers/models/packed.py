@@ -292,14 +292,25 @@ def pack_examples(examples: Sequence[Example]) -> PackedBatch:
     starts = lengths.cumsum(0) - lengths
     learned = [example.loss_mask[1:] != 0 for example in examples]
     ids = [example.token_ids[1:][mask] for example, mask in zip(examples, learned, strict=True)]
+    position_ids = torch.arange(int(lengths.sum())) - starts.repeat_interleave(lengths)
+    pictures: tuple[Pictures | None, ...] = ()
+    places_of_pictures = None
+    if any(example.pictures for example in examples):
+        pictures = tuple(example.pictures for example in examples)
+        pairs = list(zip(pictures, lengths.tolist(), strict=True))
+        places_of_pictures = torch.cat([picture_places(one, length) for one, length in pairs])
+        if has_rope_positions(pictures):
+            position_ids = torch.cat([rope_positions(one, length) for one, length in pairs], 1)
     return PackedBatch(
         token_ids=torch.cat([example.token_ids[:-1] for example in examples]),
-        position_ids=torch.arange(int(lengths.sum())) - starts.repeat_interleave(lengths),
+        position_ids=position_ids,
         attention=attention_of_sequences(lengths, starts),
         answers_at=torch.cat(learned).nonzero()[:, 0],
         ids=torch.cat(ids),
         completion_ids=pad_sequence(ids, batch_first=True),
         loss_mask=pad_sequence([torch.ones(int(mask.sum())) for mask in learned], batch_first=True),
+        pictures=pictures,
+        picture_places=places_of_pictures,
     )
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from rlinf.config.base import Conflict, ModelPath, Section, either
 from rlinf.config.common import JobConfig, Mode, RunConfig, ShardedTrainerConfig
 from rlinf.config.lora import LoraConfig
-from rlinf.config.tasks import Files, chat_conflicts, template_conflicts
+from rlinf.config.tasks import Files, PictureColumnConfig, PictureConfig, chat_conflicts, template_conflicts
 from rlinf_workers.plugins import TRAINERS
 
 
@@ -25,7 +25,7 @@ class SupervisedModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Type of weights and computation.")
 
 
-class PromptColumnConfig(Section):
+class PromptColumnConfig(PictureColumnConfig):
     """Names of columns; `outer.inner` for one inside another. null: the usual names, the first that a row has."""
 
     prompt: str | None = Field(
@@ -64,7 +64,7 @@ class PreferenceColumnsConfig(PromptColumnConfig):
     )
 
 
-class ExamplesConfig(Section):
+class ExamplesConfig(PictureConfig):
     """Where the examples come from, and how they become tokens."""
 
     HUB_USE = "rows"

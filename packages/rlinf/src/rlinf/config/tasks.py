@@ -168,7 +168,39 @@ class ChartReadTask(_DrawnTask):
         return CELL * self.num_bars, CELL * 3
 
 
-class ColumnsConfig(Section):
+class PictureColumnConfig(Section):
+    """Where rows have pictures."""
+
+    images: Annotated[str, Field(min_length=1)] | Literal[False] | None = Field(
+        default=None,
+        description="Column of the pictures, one or a list of them: paths, bytes or data URLs "
+        "(docs/vision-language.md). null: images or image, the first that a row has; false: columns of "
+        "pictures are ignored.",
+    )
+
+
+class PictureConfig(Section):
+    """How pictures of rows are read (docs/vision-language.md)."""
+
+    min_pixels: int | None = Field(
+        default=None,
+        ge=1,
+        description="Pictures with fewer pixels are enlarged; null: as the model's preprocessor_config.json says.",
+    )
+    max_pixels: int | None = Field(
+        default=None,
+        ge=1,
+        description="Pictures with more pixels are reduced, so that a prompt has fewer tokens; null: as the model's "
+        "preprocessor_config.json says.",
+    )
+    fetch_pictures: bool = Field(
+        default=False,
+        description="Whether pictures with http(s) URLs are fetched, once and before anything starts. false: such a "
+        "row is a bad row.",
+    )
+
+
+class ColumnsConfig(PictureColumnConfig):
     """Names of columns; `outer.inner` for one inside another."""
 
     prompt: str | None = Field(
@@ -182,12 +214,6 @@ class ColumnsConfig(Section):
         min_length=1,
         description="Column of the reference answer. null: answer, ground_truth, reward_model.ground_truth or another "
         "usual name, else the assistant's last turn; rewards that compare with nothing need none.",
-    )
-    images: Annotated[str, Field(min_length=1)] | Literal[False] | None = Field(
-        default=None,
-        description="Column of the pictures, one or a list of them: paths, bytes or data URLs "
-        "(docs/vision-language.md). null: images or image, the first that a row has; false: columns of "
-        "pictures are ignored.",
     )
 
 
@@ -217,7 +243,7 @@ class RowSettings:
         return self.columns.prompt or "question"
 
 
-class FilesTask(_Task):
+class FilesTask(_Task, PictureConfig):
     """Problems from data files or from data sets on the Hugging Face Hub; GSM8K for example."""
 
     HUB_USE = "rows"
@@ -262,22 +288,6 @@ class FilesTask(_Task):
     system_prompt: str | None = Field(default=None, description="System message before the prompt, in a chat.")
     chat_options: dict[str, bool | int | float | str] = Field(
         default={}, description="Arguments of the chat template, for example {enable_thinking: false}."
-    )
-    min_pixels: int | None = Field(
-        default=None,
-        ge=1,
-        description="Pictures with fewer pixels are enlarged; null: as the model's preprocessor_config.json says.",
-    )
-    max_pixels: int | None = Field(
-        default=None,
-        ge=1,
-        description="Pictures with more pixels are reduced, so that a prompt has fewer tokens; null: as the model's "
-        "preprocessor_config.json says.",
-    )
-    fetch_pictures: bool = Field(
-        default=False,
-        description="Whether pictures with http(s) URLs are fetched, once and before anything starts. false: such a "
-        "row is a bad row.",
     )
     answer_format: Literal["gsm8k", "exact"] = Field(
         default="exact",

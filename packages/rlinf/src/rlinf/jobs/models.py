@@ -54,6 +54,23 @@ def engine_ways(engine: EngineConfig, *, on_gpu: bool) -> tuple[str, ...]:
     return engine.engine_spec.probe_ways(engine.engine_options, on_gpu=on_gpu)
 
 
+def refuse_blind_trainer(actor: TrainerConfig, kind: str) -> None:
+    """Raises: UserError for a trainer that does not support pictures.
+
+    Args:
+        kind: of the model, which reads them.
+    """
+    trainer = actor.trainer_spec
+    if not trainer.computes_transformers:
+        reason, hint = f"actor.backend={trainer.name}", "use --actor.backend fsdp2 or replicated"
+    elif trainer.sequence_ranks(actor.backend_options) > 1:
+        reason = f"actor.backend_options.{trainer.sequence_option}"
+        hint = "leave it out: ranks share packed rows of text alone"
+    else:
+        return
+    raise UserError(f"{reason}: does not support pictures, and {kind} reads them", hint=hint)
+
+
 def trainer_ways(actor: TrainerConfig, *, packs: bool) -> tuple[str, ...]:
     """The same of what trains."""
     if not actor.trainer_spec.computes_transformers:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from rlinf.errors import UserError
 from rlinf.tasks.base import Turns
 from rlinf.tasks.examples import ASSISTANT, ExampleRow
+from rlinf.tasks.pictures import ProblemPicture
 from rlinf.tasks.prompts import PromptEncoder, first_tokens
 from rlinf.tasks.spooled import SpooledRows
 
@@ -51,10 +53,20 @@ class TokenizedExample:
     has_loss: Tensor
     """[L] bool; False for the first token, which nothing predicts."""
     place: str
+    pictures: tuple[ProblemPicture, ...] = ()
+    """What the placeholders among the tokens stand for."""
+    num_picture_tokens: int = 0
+    """Tokens that they add."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its pictures."""
+        return sum(picture.num_bytes for picture in self.pictures)
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        """Those of its pictures included."""
+        return len(self.token_ids) + self.num_picture_tokens
 
     @property
     def num_learned(self) -> int:
@@ -69,7 +81,14 @@ class TokenizedExample:
         return [("loss" if self.has_loss[begin] else "", self.token_ids[begin:end]) for begin, end in runs]
 
     def first(self, num_tokens: int) -> TokenizedExample:
-        """The example without the tokens behind the first `num_tokens`."""
+        """The example without the tokens behind the first `num_tokens`. Raises: UserError for one with pictures."""
+        if self.pictures:
+            raise UserError(
+                f"{self.place}: the example has {self.num_tokens} tokens with its pictures, which "
+                "task.long_examples=cut would cut",
+                hint="allow more with --task.max_tokens, reduce the pictures with --task.max_pixels, or use "
+                "--task.long_examples drop",
+            )
         ids, has_loss = self.token_ids[:num_tokens].clone(), self.has_loss[:num_tokens].clone()
         return TokenizedExample(token_ids=ids, has_loss=has_loss, place=self.place)
 
@@ -114,13 +133,16 @@ class ExampleEncoder:
             if not turns:
                 prompt = self._to_prompt(row.prompt or "")
                 turns, num_given = (("user", prompt), (ASSISTANT, row.completion)), 1
-            token_ids, has_loss = self._chat(turns, num_given)
+            token_ids, has_loss = self._chat(turns, num_given, has_pictures=bool(row.pictures))
         else:
             token_ids, has_loss = self._text(row)
         loss = torch.tensor([self._on_all] * len(token_ids) if self._on_all else has_loss)
         loss[:1] = False
         ids = torch.tensor(token_ids, dtype=torch.int32)
-        return TokenizedExample(token_ids=ids, has_loss=loss, place=row.place)
+        num_more = self._encoder.num_picture_tokens(row.pictures, token_ids, row.place)
+        return TokenizedExample(
+            token_ids=ids, has_loss=loss, place=row.place, pictures=row.pictures, num_picture_tokens=num_more
+        )
 
     def _text(self, row: ExampleRow) -> tuple[list[int], list[bool]]:
         """The prompt and the completion one after the other, tokenized apart as they are in sampling; an end token."""
@@ -128,17 +150,18 @@ class ExampleEncoder:
         if prompt is None:
             completion = [*first_tokens(self._tokenizer), *completion]
         else:
-            prompt_ids = self._encoder.encode(self._to_prompt(prompt))
+            text = self._encoder.with_placeholders(self._to_prompt(prompt), has_pictures=bool(row.pictures))
+            prompt_ids = self._encoder.encode(text)
         if self._adds_end and completion[-1:] != [self._tokenizer.eos_token_id]:
             completion = [*completion, self._tokenizer.eos_token_id]
         return [*prompt_ids, *completion], [False] * len(prompt_ids) + [True] * len(completion)
 
     # -- chats -----------------------------------------------------------------------------------------------------
 
-    def _chat(self, turns: Turns, num_given: int) -> tuple[list[int], list[bool]]:
+    def _chat(self, turns: Turns, num_given: int, *, has_pictures: bool) -> tuple[list[int], list[bool]]:
         if self._marks_turns:
-            return self._marked(turns, num_given)
-        pieces = list(self._pieces(turns, num_given))
+            return self._marked(turns, num_given, has_pictures=has_pictures)
+        pieces = list(self._pieces(turns, num_given, has_pictures=has_pictures))
         texts = [text for text, _ in pieces]
         begun = [self._ids("".join(texts[: number + 1])) for number in range(len(texts))]
         whole = begun[-1]
@@ -153,14 +176,15 @@ class ExampleEncoder:
             has_loss += [is_answer] * (len(ids) - len(has_loss))
         return whole, has_loss
 
-    def _pieces(self, turns: Turns, num_given: int) -> Iterable[tuple[str, bool]]:
+    def _pieces(self, turns: Turns, num_given: int, *, has_pictures: bool) -> Iterable[tuple[str, bool]]:
         """Yields the parts of the chat's text, and whether each is the assistant's."""
-        whole, done = self._encoder.render(turns, add_generation_prompt=False), 0
+        render = partial(self._encoder.render, has_pictures=has_pictures)
+        whole, done = render(turns, add_generation_prompt=False), 0
         for number, (role, _) in enumerate(turns):
             if role != ASSISTANT or number < num_given:
                 continue
-            before = self._encoder.render(turns[:number], add_generation_prompt=True)
-            through = self._encoder.render(turns[: number + 1], add_generation_prompt=False)
+            before = render(turns[:number], add_generation_prompt=True)
+            through = render(turns[: number + 1], add_generation_prompt=False)
             if not (through.startswith(before) and whole.startswith(through)):
                 raise self._refusal(number, len(turns))
             yield whole[done : len(before)], False
@@ -177,10 +201,10 @@ class ExampleEncoder:
             "behind it; or train on chats with one answer, if the template keeps those",
         )
 
-    def _marked(self, turns: Turns, num_given: int) -> tuple[list[int], list[bool]]:
+    def _marked(self, turns: Turns, num_given: int, *, has_pictures: bool) -> tuple[list[int], list[bool]]:
         """By the marks of the template."""
         encoded = self._tokenizer.apply_chat_template(
-            self._encoder.messages(turns),
+            self._encoder.messages_for_template(turns, has_pictures=has_pictures),
             tokenize=True,
             return_dict=True,
             return_assistant_tokens_mask=True,
@@ -188,7 +212,8 @@ class ExampleEncoder:
         )
         token_ids, marks = list(encoded["input_ids"]), [bool(mark) for mark in encoded["assistant_masks"]]
         if num_given:
-            num_before = len(self._ids(self._encoder.render(turns[:num_given], add_generation_prompt=True)))
+            before = self._encoder.render(turns[:num_given], add_generation_prompt=True, has_pictures=has_pictures)
+            num_before = len(self._ids(before))
             marks[:num_before] = [False] * num_before
         return token_ids, marks
 

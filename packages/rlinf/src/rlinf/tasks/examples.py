@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf.config.supervised import ExampleColumnsConfig
 from rlinf.tasks.base import Turns
+from rlinf.tasks.pictures import MARKER, ProblemPicture
 from rlinf.tasks.questions import (
     MAX_CHARACTERS,
     ColumnError,
@@ -16,9 +17,13 @@ from rlinf.tasks.questions import (
     all_turns_of,
     column_of,
     is_list,
+    of_parts_or_column,
+    pictures_in_column,
     prompt_of,
+    read_pictures,
     text_of,
     value_at,
+    with_markers,
 )
 from rlinf.tasks.rows import Row, listed
 
@@ -42,8 +47,15 @@ class ExampleRow:
     """The text before the completion; None: there is none."""
     completion: str = ""
     """Without turns: the completion, or the whole text."""
+    pictures: tuple[ProblemPicture, ...] = ()
+    """What the markers `<image>` of the prompt, or of turns that are not imitated, stand for, in their order."""
     place: str = ""
     """`file.jsonl:12`"""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its pictures."""
+        return sum(picture.num_bytes for picture in self.pictures)
 
     @property
     def num_characters(self) -> int:
@@ -63,6 +75,7 @@ class ExampleRow:
     def fingerprint(self) -> bytes:
         """Digest of all that is trained on."""
         parts = (self.turns, self.num_given, self.prompt, self.completion)
+        parts += tuple(picture.digest for picture in self.pictures)
         return hashlib.sha256(repr(parts).encode()).digest()
 
 
@@ -71,10 +84,15 @@ class ExampleColumns:
     """Reads an example from a row. A column that the settings do not name is the first with a usual name."""
 
     columns: ExampleColumnsConfig
+    fetches_pictures: bool = False
+    """Whether pictures with http(s) URLs are fetched."""
 
     def __call__(self, row: Row) -> ExampleRow:
         """Raises: RowError."""
-        example = self._read(row)
+        parts: list[Any] | None = None if self.columns.images is False else []
+        example = self._read(row, parts)
+        column = pictures_in_column(row.values, self.columns.images)
+        example = with_pictures(example, of_parts_or_column(parts or [], column), row, fetches=self.fetches_pictures)
         if (size := example.num_characters) > MAX_CHARACTERS:
             raise RowError(f"the example has {size:,} characters; at most {MAX_CHARACTERS:,} are read")
         if example.turns and all(role != ASSISTANT for role, _ in example.turns[example.num_given :]):
@@ -100,13 +118,13 @@ class ExampleColumns:
             return {"text": text}
         return {} if prompt is None else {"prompt": prompt}
 
-    def _read(self, row: Row) -> ExampleRow:
+    def _read(self, row: Row, parts: list[Any] | None) -> ExampleRow:
         values = row.values
         match self.columns_of(values):
             case {"chat": chat}:
-                return ExampleRow(turns=turns_at(values, chat), place=row.place)
+                return ExampleRow(turns=turns_at(values, chat, parts), place=row.place)
             case {"prompt": prompt, "completion": completion}:
-                return self._pair(row, prompt, completion)
+                return self._pair(row, prompt, completion, parts)
             case {"text": text}:
                 return ExampleRow(completion=text_of(values, text), place=row.place)
             case {"prompt": prompt}:
@@ -120,7 +138,7 @@ class ExampleColumns:
         return column_of(values, name, usual, is_needed=name is not None)
 
     @staticmethod
-    def _pair(row: Row, prompt: str, completion: str) -> ExampleRow:
+    def _pair(row: Row, prompt: str, completion: str, parts: list[Any] | None) -> ExampleRow:
         values = row.values
         question, answer = value_at(values, prompt), value_at(values, completion)
         if not is_list(question) and not is_list(answer):
@@ -128,11 +146,37 @@ class ExampleColumns:
             if prompt.casefold() == "instruction" and str(values.get("input") or "").strip():  # rows of Alpaca
                 text = f"{text}\n\n{text_of(values, 'input')}"
             return ExampleRow(prompt=text, completion=text_of(values, completion), place=row.place)
-        turns, more = prompt_turns(values, prompt), turns_or_text(values, completion, ASSISTANT)
+        turns, more = prompt_turns(values, prompt, parts), turns_or_text(values, completion, ASSISTANT)
         return ExampleRow(turns=(*turns, *more), num_given=len(turns), place=row.place)
 
 
-def turns_at(values: Mapping[str, Any], name: str) -> Turns:
+def with_pictures(example: ExampleRow, values: Sequence[Any], row: Row, *, fetches: bool) -> ExampleRow:
+    """The example with the pictures of its row; where its prompt has no marker, they come first.
+
+    Args:
+        values: as the row has them.
+        fetches: whether pictures with http(s) URLs are fetched.
+    Raises: RowError.
+    """
+    if not values:
+        return example
+    pictures, prompt, turns = read_pictures(values, row, fetches=fetches), example.prompt, example.turns
+    if not turns and prompt is None:
+        raise RowError("a text without a prompt has no place for the pictures of its row")
+    read = [text for role, text in turns if role != ASSISTANT] if turns else [prompt or ""]
+    num_markers = sum(text.count(MARKER) for text in read)
+    if not num_markers:
+        turns = with_markers(turns, len(pictures)) if turns else ()
+        prompt = None if prompt is None else MARKER * len(pictures) + prompt
+    elif num_markers != len(pictures):
+        raise RowError(f"the prompt has the marker {MARKER} {num_markers} times, and the row {len(pictures)} pictures")
+    if any(role == ASSISTANT and MARKER in text for role, text in turns):
+        raise RowError(f"a turn of the assistant has the marker {MARKER}; pictures are in what it reads")
+    return replace(example, prompt=prompt, turns=turns, pictures=pictures)
+
+
+def turns_at(values: Mapping[str, Any], name: str, pictures: list[Any] | None = None) -> Turns:
+    """Returns the turns of a chat; `pictures` as in `all_turns_of`. Raises: RowError."""
     value = value_at(values, name)
     if not is_list(value):
         if isinstance(value, str):
@@ -140,14 +184,14 @@ def turns_at(values: Mapping[str, Any], name: str) -> Turns:
         raise RowError(f"field {name!r} must be a list of turns, is a {type(value).__name__}")
     if not value:
         raise RowError(f"field {name!r}: the chat has no turn")
-    return all_turns_of(value, name)
+    return all_turns_of(value, name, pictures)
 
 
-def prompt_turns(values: Mapping[str, Any], name: str) -> Turns:
-    """Returns the turns of a prompt, to which an answer follows. Raises: RowError."""
+def prompt_turns(values: Mapping[str, Any], name: str, pictures: list[Any] | None = None) -> Turns:
+    """Returns the turns of a prompt, to which an answer follows; `pictures` as in `all_turns_of`. Raises: RowError."""
     if not is_list(value_at(values, name)):
         return (("user", prompt_of(values, name)),)
-    turns = turns_at(values, name)
+    turns = turns_at(values, name, pictures)
     if turns and turns[-1][0] == ASSISTANT:
         raise RowError(f"field {name!r} ends with a turn of the assistant, and the answer is one too; remove it there")
     return turns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,8 +13,27 @@ from torch import Tensor
 from rlinf.config.supervised import PreferenceColumnsConfig
 from rlinf.tasks.base import Turns
 from rlinf.tasks.example_tokens import ExampleEncoder, TokenizedExample, fit_rows
-from rlinf.tasks.examples import ASSISTANT, PROMPT_COLUMNS, ExampleRow, prompt_turns, turns_at, turns_or_text
-from rlinf.tasks.questions import MAX_CHARACTERS, RowError, column_of, is_list, prompt_of, text_of, value_at
+from rlinf.tasks.examples import (
+    ASSISTANT,
+    PROMPT_COLUMNS,
+    ExampleRow,
+    prompt_turns,
+    turns_at,
+    turns_or_text,
+    with_pictures,
+)
+from rlinf.tasks.pictures import ProblemPicture
+from rlinf.tasks.questions import (
+    MAX_CHARACTERS,
+    RowError,
+    column_of,
+    is_list,
+    of_parts_or_column,
+    pictures_in_column,
+    prompt_of,
+    text_of,
+    value_at,
+)
 from rlinf.tasks.rows import Row
 from rlinf.tasks.spooled import SpooledRows
 
@@ -31,6 +50,11 @@ class PreferenceRow:
     def place(self) -> str:
         """`file.jsonl:12`"""
         return self.chosen.place
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its pictures."""
+        return self.chosen.num_bytes
 
     @property
     def num_characters(self) -> int:
@@ -55,16 +79,19 @@ class PreferenceColumns:
     that begin with it."""
 
     columns: PreferenceColumnsConfig
+    fetches_pictures: bool = False
+    """Whether pictures with http(s) URLs are fetched."""
 
     def __call__(self, row: Row) -> PreferenceRow:
         """Raises: RowError."""
         values, columns = row.values, self.columns_of(row.values)
+        parts: list[Any] | None = None if self.columns.images is False else []
         prompt, chosen, rejected = columns.get("prompt"), columns["chosen"], columns["rejected"]
         answers = [value_at(values, chosen), value_at(values, rejected)]
         if prompt is None:
             pair = self._whole_chats(row, chosen, rejected)
         elif is_list(value_at(values, prompt)) or any(map(is_list, answers)):
-            turns = prompt_turns(values, prompt)
+            turns = prompt_turns(values, prompt, parts)
             pair = [self._chat(row, turns, turns_or_text(values, name, ASSISTANT)) for name in (chosen, rejected)]
         else:
             text = prompt_of(values, prompt)
@@ -72,6 +99,8 @@ class PreferenceColumns:
                 ExampleRow(prompt=text, completion=text_of(values, name), place=row.place)
                 for name in (chosen, rejected)
             ]
+        pictures = of_parts_or_column(parts or [], pictures_in_column(values, self.columns.images))
+        pair = [with_pictures(one, pictures, row, fetches=self.fetches_pictures) for one in pair]
         if pair[0].fingerprint == pair[1].fingerprint:
             raise RowError(f"{chosen!r} and {rejected!r} are equal, so neither is preferred")
         preference = PreferenceRow(chosen=pair[0], rejected=pair[1])
@@ -121,11 +150,25 @@ class TokenizedPreference:
     chosen_ids: Tensor
     rejected_ids: Tensor
     place: str
+    pictures: tuple[ProblemPicture, ...] = ()
+    """What the placeholders of the prompt stand for."""
+    num_picture_tokens: int = 0
+    """Tokens that the pictures add to the prompt."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its pictures."""
+        return sum(picture.num_bytes for picture in self.pictures)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Those of its pictures included."""
+        return len(self.prompt_ids) + self.num_picture_tokens
 
     @property
     def num_tokens(self) -> int:
         """Of the prompt with the longer answer."""
-        return len(self.prompt_ids) + max(len(self.chosen_ids), len(self.rejected_ids))
+        return self.num_prompt_tokens + max(len(self.chosen_ids), len(self.rejected_ids))
 
     @property
     def num_learned(self) -> int:
@@ -139,13 +182,9 @@ class TokenizedPreference:
 
     def cut(self, max_tokens: int) -> TokenizedPreference:
         """The pair without the ends of its answers."""
-        room = max(0, max_tokens - len(self.prompt_ids))
-        return TokenizedPreference(
-            prompt_ids=self.prompt_ids,
-            chosen_ids=self.chosen_ids[:room].clone(),
-            rejected_ids=self.rejected_ids[:room].clone(),
-            place=self.place,
-        )
+        room = max(0, max_tokens - self.num_prompt_tokens)
+        chosen_ids, rejected_ids = self.chosen_ids[:room].clone(), self.rejected_ids[:room].clone()
+        return replace(self, chosen_ids=chosen_ids, rejected_ids=rejected_ids)
 
 
 def tokenized_preference(encoder: ExampleEncoder, row: PreferenceRow, *, is_whole: bool = False) -> TokenizedPreference:
@@ -164,6 +203,8 @@ def tokenized_preference(encoder: ExampleEncoder, row: PreferenceRow, *, is_whol
         chosen_ids=chosen.token_ids[first : None if is_whole else end].clone(),
         rejected_ids=rejected.token_ids[first : None if is_whole else other_end].clone(),
         place=chosen.place,
+        pictures=chosen.pictures,
+        num_picture_tokens=chosen.num_picture_tokens,
     )
 
 

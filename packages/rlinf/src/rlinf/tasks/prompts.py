@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +14,7 @@ from rlinf.config.supervised import ExamplesConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.tasks.base import SYSTEM_ROLES, Sifted, TaskProblem, Turns
-from rlinf.tasks.pictures import MARKER
+from rlinf.tasks.pictures import MARKER, ProblemPicture
 from rlinf.tasks.spooled import SpooledRows
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ MAX_OPENING = 64
 """Characters at the end of a prompt that are searched for an open `<think>`."""
 _THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 
+PICTURES_BYTES = 64 << 30
+"""Size of the address range for the pictures of prompts; memory is used only as far as those of a step, or of an
+evaluation, reach."""
 PIXEL_LIMITS = ("min_pixels", "max_pixels")
 """Settings of pictures."""
 BATCH = 512
@@ -130,9 +133,13 @@ class PromptEncoder:
                 "the data hold the turns of chats, and prompts are plain",
                 hint=f"use a model whose tokenizer has a chat template, with --{self._key} chat",
             )
-        if has_pictures and self._pictures is not None:
-            return prompt.replace(MARKER, self._pictures.picture_text)
-        return prompt
+        return self.with_placeholders(prompt, has_pictures=has_pictures)
+
+    def with_placeholders(self, text: str, *, has_pictures: bool) -> str:
+        """Returns a plain text with what the model reads in place of the markers of pictures."""
+        if not has_pictures or self._pictures is None:
+            return text
+        return text.replace(MARKER, self._pictures.picture_text)
 
     def messages(self, prompt: str | Turns) -> list[dict[str, str]]:
         """Returns the messages of a chat, with the system prompt."""
@@ -145,6 +152,15 @@ class PromptEncoder:
         """Further arguments of the chat template."""
         return self._options
 
+    def messages_for_template(self, prompt: str | Turns, *, has_pictures: bool) -> list[dict[str, Any]]:
+        """Returns the messages of a chat as the template of the model reads them. The arguments are those of
+        `render`."""
+        messages: list[dict[str, Any]] = list(self.messages(prompt))
+        if self._pictures is None:
+            return messages
+        # templates of models that read pictures may drop content that is no list of parts
+        return [{**one, "content": _parts(one["content"], has_pictures)} for one in messages]
+
     def render(self, prompt: str | Turns, *, add_generation_prompt: bool, has_pictures: bool = False) -> str:
         """Returns the text of a chat, with or without the beginning of the assistant's next turn.
 
@@ -152,10 +168,8 @@ class PromptEncoder:
             has_pictures: whether the markers of pictures stand for some; otherwise they are text.
         Raises: UserError where the template refuses it.
         """
-        messages: list[dict[str, Any]] = list(self.messages(prompt))
-        begins_with_system = bool(self._system) and messages[0] == self._system[0]
-        if self._pictures is not None:  # such templates may drop content that is no list of parts
-            messages = [{**one, "content": _parts(one["content"], has_pictures)} for one in messages]
+        messages = self.messages_for_template(prompt, has_pictures=has_pictures)
+        begins_with_system = bool(self._system) and self.messages(prompt)[0] == self._system[0]
         try:
             return self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self._options
@@ -199,7 +213,7 @@ class PromptEncoder:
         """
         if not problem.pictures:
             return self.encode(problem.content, max_tokens), None
-        processor = self._processor_for(problem)
+        processor = self._processor_for(problem.place)
         try:
             token_ids, pictures = processor.insert(next(self._encode_all([problem])), problem.pictures)
         except ValueError as error:
@@ -212,15 +226,34 @@ class PromptEncoder:
             )
         return token_ids, pictures
 
-    def _processor_for(self, problem: TaskProblem) -> PictureProcessor:
+    def _processor_for(self, place: str) -> PictureProcessor:
         """Raises: UserError for a model without one."""
         if self._pictures is None:
             raise UserError(
-                f"{problem.place or 'a problem'} has pictures, and the model reads text alone",
+                f"{place or 'a problem'} has pictures, and the model reads text alone",
                 hint="use a vision-language model (docs/vision-language.md), or ignore the pictures with "
                 "--task.columns.images false",
             )
         return self._pictures
+
+    def insert(
+        self, token_ids: list[int], has_loss: Sequence[bool], pictures: Sequence[ProblemPicture]
+    ) -> tuple[list[int], list[bool], Pictures | None]:
+        """Returns the tokens of an example with those of its pictures, which have no loss, and the pictures.
+
+        Args:
+            token_ids: with a placeholder for each picture.
+        """
+        if not pictures:
+            return token_ids, list(has_loss), None
+        processor = self._processor_for("")
+        whole, seen = processor.insert(token_ids, pictures)
+        assert seen is not None, "there are some"
+        lengths = iter(one.num_tokens for one in seen.pictures)
+        loss: list[bool] = []
+        for token, has_one in zip(token_ids, has_loss, strict=True):
+            loss += [False] * next(lengths) if token == processor.placeholder_id else [has_one]
+        return whole, loss, seen
 
     def prompt(
         self,
@@ -276,28 +309,29 @@ class PromptEncoder:
         """
         counted, encoded = tee(problems)
         return [
-            len(token_ids) + self._num_picture_tokens(problem, token_ids)
+            len(token_ids) + self.num_picture_tokens(problem.pictures, token_ids, problem.place)
             for problem, token_ids in zip(counted, self._encode_all(encoded), strict=True)
         ]
 
-    def _num_picture_tokens(self, problem: TaskProblem, token_ids: list[int]) -> int:
-        """Tokens that a problem's pictures add to those of its text with placeholders."""
-        if self._pictures is None and not problem.pictures:
+    def num_picture_tokens(self, pictures: Sequence[ProblemPicture], token_ids: Sequence[int], place: str) -> int:
+        """Returns the number of tokens that pictures add to those of a text with placeholders.
+
+        Raises: UserError for another number of placeholders, and for pictures that the model cannot read.
+        """
+        if self._pictures is None and not pictures:
             return 0
-        processor = self._processor_for(problem)
-        if (count := token_ids.count(processor.placeholder_id)) != len(problem.pictures):
+        processor = self._processor_for(place)
+        if (count := list(token_ids).count(processor.placeholder_id)) != len(pictures):
             raise UserError(
-                f"{problem.place or 'a problem'}: as text for the model it has the placeholder of pictures "
-                f"{processor.placeholder!r} {count} times, and there are {len(problem.pictures)} pictures",
+                f"{place or 'a problem'}: as text for the model it has the placeholder of pictures "
+                f"{processor.placeholder!r} {count} times, and there are {len(pictures)} pictures",
                 hint="the problem's own text must not hold the placeholder, and a chat template has to write one for "
                 "each picture",
             )
         try:
-            return sum(processor.num_tokens(one.width, one.height) - 1 for one in problem.pictures)
+            return sum(processor.num_tokens(one.width, one.height) - 1 for one in pictures)
         except ValueError as error:  # more than 200 times as long as wide
-            raise UserError(
-                f"{problem.place or 'a problem'}: the model's processor refuses a picture: {error}"
-            ) from error
+            raise UserError(f"{place or 'a problem'}: the model's processor refuses a picture: {error}") from error
 
     def num_with_unknown(self, problems: Iterable[TaskProblem]) -> int:
         """Counts the prompts with text that the tokenizer has no token for."""
@@ -329,7 +363,7 @@ def make_encoder(
             f"{prefix}{key} is set, but the tokenizer of {model} has no chat template",
             hint="leave it out, or put a chat_template into the tokenizer's files",
         )
-    limits = {} if isinstance(settings, ExamplesConfig) else {key: getattr(settings, key) for key in PIXEL_LIMITS}
+    limits = {key: getattr(settings, key) for key in PIXEL_LIMITS}
     return PromptEncoder(
         tokenizer,
         chat=chat,

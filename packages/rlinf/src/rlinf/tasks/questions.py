@@ -93,7 +93,7 @@ class Columns:
         question = column_of(values, self.question, PROMPT_COLUMNS)
         answer = column_of(values, self.answer, ANSWER_COLUMNS, is_needed=self.answer is not None)
         assert question is not None, "it is needed"
-        value, column = value_at(values, question), self._pictures_of(values)
+        value, column = value_at(values, question), pictures_in_column(values, self.images)
         if not is_list(value):
             text = prompt_of(values, question)
             return Question(text=text, answer=self._answer_of(values, question, answer, None), pictures=column)
@@ -108,16 +108,8 @@ class Columns:
             text=dialogue_of(turns),
             answer=self._answer_of(values, question, answer, last),
             turns=turns,
-            pictures=_of_parts_or_column(parts, column),
+            pictures=of_parts_or_column(parts, column),
         )
-
-    def _pictures_of(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The pictures of a column; none where the row has no such column, or null in it."""
-        if self.images is False:
-            return ()
-        name = column_of(values, self.images, COLUMNS, is_needed=self.images is not None)
-        value = None if name is None else value_at(values, name)
-        return () if value is None else tuple(value) if is_list(value) else (value,)
 
     def _answer_of(self, values: Mapping[str, Any], question: str, answer: str | None, last: str | None) -> str:
         """The answer in a column, or the last turn of the assistant; empty where there is none and none is needed."""
@@ -417,7 +409,20 @@ def dialogue_of(turns: Turns) -> str:
     return turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {content}" for role, content in turns)
 
 
-def _of_parts_or_column(parts: Sequence[Mapping[str, Any]], column: tuple[Any, ...]) -> tuple[Any, ...]:
+def pictures_in_column(values: Mapping[str, Any], images: str | Literal[False] | None) -> tuple[Any, ...]:
+    """The pictures of a column; none where the row has no such column, or null in it.
+
+    Args:
+        images: as in `Columns`.
+    """
+    if images is False:
+        return ()
+    name = column_of(values, images, COLUMNS, is_needed=images is not None)
+    value = None if name is None else value_at(values, name)
+    return () if value is None else tuple(value) if is_list(value) else (value,)
+
+
+def of_parts_or_column(parts: Sequence[Mapping[str, Any]], column: tuple[Any, ...]) -> tuple[Any, ...]:
     """The pictures of a chat: in its parts, or in a column, if the parts say where they go alone. Raises: RowError."""
     own = [part for part in parts if any(part.get(name) is not None for name in HOLDERS)]
     if not own and (column or not parts):
@@ -427,7 +432,7 @@ def _of_parts_or_column(parts: Sequence[Mapping[str, Any]], column: tuple[Any, .
     return tuple(own)
 
 
-def _with_markers(turns: Turns, num_pictures: int) -> Turns:
+def with_markers(turns: Turns, num_pictures: int) -> Turns:
     """Adds the markers of pictures to the first turn of the user, in front of its text."""
     place = next((number for number, (role, _) in enumerate(turns) if role == "user"), len(turns) - 1)
     role, text = turns[place]
@@ -464,18 +469,30 @@ def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str], *,
 
 def _with_pictures(problem: TaskProblem, values: Sequence[Any], row: Row, *, fetches: bool) -> TaskProblem:
     """The problem with the pictures of its row; where its text has no marker, they come first. Raises: RowError."""
+    pictures = read_pictures(values, row, fetches=fetches)
+    texts = [text for _, text in problem.turns] or [problem.prompt]
+    num_markers, prompt, turns = sum(text.count(MARKER) for text in texts), problem.prompt, problem.turns
+    if not num_markers:
+        turns = with_markers(turns, len(pictures)) if turns else ()
+        prompt = dialogue_of(turns) if turns else MARKER * len(pictures) + prompt
+    elif num_markers != len(pictures):
+        raise RowError(f"the problem has the marker {MARKER} {num_markers} times, and the row {len(pictures)} pictures")
+    columns = without_pictures(problem.row)
+    return replace(problem, prompt=prompt, turns=turns, pictures=pictures, row=columns)
+
+
+def read_pictures(values: Sequence[Any], row: Row, *, fetches: bool) -> tuple[ProblemPicture, ...]:
+    """Reads the pictures of a row.
+
+    Args:
+        values: as the row has them.
+        fetches: whether pictures with http(s) URLs are fetched.
+    Raises: RowError.
+    """
     pictures: list[ProblemPicture] = []
     for number, value in enumerate(values, start=1):
         try:
             pictures.append(read_picture(value, row.folder, row.place, fetches=fetches))
         except PictureError as error:
             raise RowError(f"picture {number}: {error}") from error
-    texts = [text for _, text in problem.turns] or [problem.prompt]
-    num_markers, prompt, turns = sum(text.count(MARKER) for text in texts), problem.prompt, problem.turns
-    if not num_markers:
-        turns = _with_markers(turns, len(pictures)) if turns else ()
-        prompt = dialogue_of(turns) if turns else MARKER * len(pictures) + prompt
-    elif num_markers != len(pictures):
-        raise RowError(f"the problem has the marker {MARKER} {num_markers} times, and the row {len(pictures)} pictures")
-    columns = without_pictures(problem.row)
-    return replace(problem, prompt=prompt, turns=turns, pictures=tuple(pictures), row=columns)
+    return tuple(pictures)

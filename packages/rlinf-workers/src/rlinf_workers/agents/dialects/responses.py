@@ -112,9 +112,11 @@ def _add_item(messages: list[Any], item: Mapping[str, Any], where: str) -> None:
         output = item.get("output")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     elif kind in ("message", "function_call", "reasoning"):
-        if not messages or isinstance(messages[-1], Message) or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": "", "tool_calls": []})
-        _add_to_turn(messages[-1], kind, item, where)
+        last = messages[-1] if messages else None
+        if not isinstance(last, dict) or last["role"] != "assistant":
+            last = {"role": "assistant", "content": "", "tool_calls": []}
+            messages.append(last)
+        _add_to_turn(last, kind, item, where)
     else:
         raise RequestRefused(f"{where} is of type {kind!r}, which is not served")
 

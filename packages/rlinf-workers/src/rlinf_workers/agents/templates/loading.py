@@ -53,7 +53,9 @@ def _picture_text(folder: Path, text: TokenText) -> PictureText | None:
     config = _read_json(folder / "config.json")
     around, token = PICTURE_TEXTS.get(config.get("model_type", "")), config.get("image_token_id")
     placeholder = next((one for one, index in text.added.items() if index == token), None)
-    return None if around is None or placeholder is None else PictureText(placeholder, token, around)
+    if around is None or token is None or placeholder is None:
+        return None
+    return PictureText(placeholder, token, around)
 
 
 def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:

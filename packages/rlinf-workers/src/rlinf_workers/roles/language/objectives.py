@@ -70,6 +70,7 @@ class Imitation:
             shard=shard,
             token_ids=pad_sequence([item.token_ids for item in items], batch_first=True),
             loss_mask=pad_sequence([item.loss_mask for item in items], batch_first=True),
+            pictures=tuple(item.pictures for item in items) if any(item.pictures for item in items) else (),
         )
 
     def loss(

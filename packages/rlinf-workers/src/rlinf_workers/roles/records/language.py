@@ -358,6 +358,8 @@ class Example:
     loss_mask: Tensor
     """[L] float32; 1 on the tokens to learn, which need not be neighbours. The first token has none, since nothing
     predicts it."""
+    pictures: Pictures | None = None
+    """What a vision-language model sees; None: the text is all."""
 
 
 @record
@@ -367,6 +369,8 @@ class Preference:
 
     index: int
     """Place among the pairs of its step or evaluation, from 0; its key on every channel."""
+    pictures: Pictures | None = None
+    """Those of the prompt, for a vision-language model; None: it is text alone."""
     prompt_ids: Tensor
     """[L] int64, no padding."""
     completion_ids: Tensor
@@ -379,7 +383,7 @@ class Preference:
     def group(self) -> SampleGroup:
         """The pair as a group of two completions, which are batched in the same way."""
         return SampleGroup(
-            prompt=Prompt(index=self.index, token_ids=self.prompt_ids, reference_answer=""),
+            prompt=Prompt(index=self.index, token_ids=self.prompt_ids, reference_answer="", pictures=self.pictures),
             completion_ids=self.completion_ids,
             loss_mask=self.loss_mask,
             rollout_logprobs=torch.zeros_like(self.loss_mask),

@@ -23,6 +23,7 @@ from rlinf.jobs.models import (
     code_notes,
     config_of,
     engine_ways,
+    refuse_blind_trainer,
     trainer_ways,
 )
 from rlinf.jobs.named_agents import check_partners
@@ -131,17 +132,13 @@ def pictures(job: ReasoningJob) -> None:
             "actor.freeze_vision_tower=true: actor.lora trains the layers that its targets name",
             hint="leave it out, and name layers of the decoder: --actor.lora.targets q_proj,k_proj,v_proj,o_proj",
         )
-    engine, trainer = config.rollout.engine_spec, config.actor.trainer_spec
-    reason = hint = None
+    engine = config.rollout.engine_spec
     if not engine.reads_pictures:
-        reason, hint = f"rollout.engine={engine.name}", "use --rollout.engine huggingface"
-    elif not trainer.computes_transformers:
-        reason, hint = f"actor.backend={trainer.name}", "use --actor.backend fsdp2 or replicated"
-    elif trainer.sequence_ranks(config.actor.backend_options) > 1:
-        option = f"actor.backend_options.{trainer.sequence_option}"
-        reason, hint = option, "leave it out: ranks share packed rows of text alone"
-    if reason is not None:
-        raise UserError(f"{reason}: does not support pictures, and {kind} reads them", hint=hint)
+        raise UserError(
+            f"rollout.engine={engine.name}: does not support pictures, and {kind} reads them",
+            hint="use --rollout.engine huggingface",
+        )
+    refuse_blind_trainer(config.actor, str(kind))
     if config.rollout.agent is not None:
         job.config = _with_agent_that_sees(config, config.rollout.agent, str(kind))
 

@@ -21,15 +21,11 @@ from rlinf.jobs.rewards import TriedReward, try_rewards
 from rlinf.tasks import Task, TaskProblem, make_task
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import character_tokenizer, load_checkpoint_tokenizer, write_model_folder
-from rlinf.tasks.prompts import PromptEncoder, make_encoder, make_picture_processor
+from rlinf.tasks.prompts import PICTURES_BYTES, PromptEncoder, make_encoder, make_picture_processor
 from rlinf_workers.models import PictureProcessor
 from rlinf_workers.roles import ExampleBatch, PicturePool, Pictures, Prompt
 
 _LOG = logging.getLogger(__name__)
-PICTURES_BYTES = 64 << 30
-"""Size of the address range for the pictures of prompts; memory is used only as far as those of a step, or of an
-evaluation, reach."""
-
 WARM_UP_OFFSET = 1 << 40
 """Where the SFT warm-up's problems begin in the training stream: farther than any run trains."""
 

@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING
 from rlinf.config.devices import device_kind
 from rlinf.config.inputs import check_model_folder
 from rlinf.errors import UserError
-from rlinf.jobs.models import check_architecture, check_end_tokens, code_notes, trainer_ways
+from rlinf.jobs.models import (
+    check_architecture,
+    check_end_tokens,
+    code_notes,
+    config_of,
+    refuse_blind_trainer,
+    trainer_ways,
+)
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks.language import max_positions
+from rlinf_workers.models import reads_pictures
 
 if TYPE_CHECKING:
     from rlinf.jobs.supervised.job import SupervisedJob
@@ -29,6 +37,13 @@ def backend(job: SupervisedJob) -> Sequence[str]:
     _ = job.backend
     on_gpu = device_kind(job.config.cluster, job.machine) == "cuda"
     return job.config.actor.trainer_spec.notes(on_gpu=on_gpu)
+
+
+def pictures(job: SupervisedJob) -> None:
+    """What trains a vision-language model supports pictures."""
+    path = job.config.model.path
+    if reads_pictures(path):
+        refuse_blind_trainer(job.config.actor, str(config_of(path).get("model_type")))
 
 
 def adapter(job: SupervisedJob) -> None:
@@ -70,6 +85,7 @@ def examples(job: SupervisedJob) -> Sequence[str]:
 CHECKS: tuple[Callable[[SupervisedJob], Sequence[str] | None], ...] = (
     model_files,
     backend,
+    pictures,
     adapter,
     positions,
     architecture,

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from rlinf.config.supervised import DpoConfig, RewardModelConfig
+from rlinf.errors import UserError
 from rlinf.jobs.base import Score
 from rlinf.jobs.supervised.job import SupervisedJob
 from rlinf.jobs.supervised.source import ItemSource
@@ -45,7 +46,8 @@ class PreferenceSource(ItemSource[PreferenceRow, TokenizedPreference]):
 
     def __init__(self, config: DpoConfig | RewardModelConfig, *, scores_whole: bool = False) -> None:
         super().__init__(config, adds_end=not scores_whole)
-        self._columns, self._scores_whole = PreferenceColumns(columns=config.task.columns), scores_whole
+        self._columns = PreferenceColumns(columns=config.task.columns, fetches_pictures=config.task.fetch_pictures)
+        self._scores_whole = scores_whole
 
     def read(self, row: Row) -> PreferenceRow:
         return self._columns(row)
@@ -54,6 +56,11 @@ class PreferenceSource(ItemSource[PreferenceRow, TokenizedPreference]):
         return self._columns.columns_of(values)
 
     def encoded(self, encoder: ExampleEncoder, row: PreferenceRow) -> TokenizedPreference:
+        if self._scores_whole and row.chosen.pictures:
+            raise UserError(
+                f"{row.place} has pictures, and reward models are trained on text alone",
+                hint="ignore the pictures with --task.columns.images false",
+            )
         return tokenized_preference(encoder, row, is_whole=self._scores_whole)
 
     def fitted(
@@ -62,18 +69,19 @@ class PreferenceSource(ItemSource[PreferenceRow, TokenizedPreference]):
         return fit_preferences(examples, self._config.task.max_tokens, self._config.task.long_examples, what)
 
     def num_tokens(self, one: TokenizedPreference) -> int:
-        return len(one.prompt_ids) + one.num_learned
+        return one.num_prompt_tokens + one.num_learned
 
     def item(self, index: int, one: TokenizedPreference, place: int, *, is_held_out: bool) -> Preference:
         return self.pair(index, one)
 
-    @staticmethod
-    def pair(index: int, one: TokenizedPreference, ref_logprobs: Tensor | None = None) -> Preference:
+    def pair(self, index: int, one: TokenizedPreference, ref_logprobs: Tensor | None = None) -> Preference:
         """The item of a pair."""
         answers = [one.chosen_ids.long(), one.rejected_ids.long()]
+        prompt_ids, _, pictures = self.inserted(one.prompt_ids, torch.zeros(len(one.prompt_ids)), one.pictures)
         return Preference(
             index=index,
-            prompt_ids=one.prompt_ids.long(),
+            prompt_ids=prompt_ids,
+            pictures=pictures,
             completion_ids=pad_sequence(answers, batch_first=True),
             loss_mask=pad_sequence([torch.ones(len(answer)) for answer in answers], batch_first=True),
             ref_logprobs=ref_logprobs,

@@ -34,7 +34,7 @@ class DemonstrationSource(ItemSource[ExampleRow, TokenizedExample]):
 
     def __init__(self, config: SftConfig) -> None:
         super().__init__(config, on_all=config.task.loss_on == "all")
-        self._columns = ExampleColumns(columns=config.task.columns)
+        self._columns = ExampleColumns(columns=config.task.columns, fetches_pictures=config.task.fetch_pictures)
 
     def read(self, row: Row) -> ExampleRow:
         return self._columns(row)
@@ -62,7 +62,10 @@ class DemonstrationSource(ItemSource[ExampleRow, TokenizedExample]):
         return one.num_tokens
 
     def item(self, index: int, one: TokenizedExample, place: int, *, is_held_out: bool) -> Example:
-        return Example(index=index, token_ids=one.token_ids.long(), loss_mask=one.has_loss.to(torch.float32))
+        if not one.pictures:
+            return Example(index=index, token_ids=one.token_ids.long(), loss_mask=one.has_loss.to(torch.float32))
+        token_ids, has_loss, pictures = self.inserted(one.token_ids, one.has_loss, one.pictures)
+        return Example(index=index, token_ids=token_ids, loss_mask=has_loss.to(torch.float32), pictures=pictures)
 
 
 class SftJob(SupervisedJob):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from abc import ABC, abstractmethod
@@ -11,15 +12,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
+from torch import Tensor
+
 from rlinf.config.supervised import SupervisedConfig
 from rlinf.errors import UserError
 from rlinf.tasks.base import EpochOrder, HasFingerprint, digest_of
 from rlinf.tasks.example_tokens import ExampleEncoder, TokenizedRow
 from rlinf.tasks.language import load_checkpoint_tokenizer
-from rlinf.tasks.prompts import PromptEncoder, make_encoder, template_of
+from rlinf.tasks.pictures import ProblemPicture
+from rlinf.tasks.prompts import PICTURES_BYTES, PromptEncoder, make_encoder, template_of
 from rlinf.tasks.questions import LoadedRows, load_rows
 from rlinf.tasks.rows import Row
 from rlinf.tasks.spooled import SpooledRows
+from rlinf_workers.roles import PicturePool, Pictures
+
+_LOG = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=HasFingerprint)
 T = TypeVar("T", bound=TokenizedRow)
@@ -185,6 +193,19 @@ class ItemSource(ABC, Generic[R, T]):
 
     def evaluation(self) -> list[Any]:
         return self.items(range(len(self.held_out)), is_held_out=True)
+
+    def inserted(
+        self, token_ids: Tensor, has_loss: Tensor, pictures: Sequence[ProblemPicture]
+    ) -> tuple[Tensor, Tensor, Pictures | None]:
+        """Tokens, int64, and which of them have a loss, with those of pictures, which are processed now."""
+        ids, flags, seen = self.encoder.insert(token_ids.tolist(), has_loss.bool().tolist(), pictures)
+        placed = None if seen is None else self._pictures.place_all(seen)
+        return torch.tensor(ids, dtype=torch.int64), torch.tensor(flags, dtype=torch.bool), placed
+
+    @cached_property
+    def _pictures(self) -> PicturePool:
+        """Where pictures are, so that no channel copies them."""
+        return PicturePool(_LOG.warning, capacity_bytes=PICTURES_BYTES)
 
     def place(self, index: int) -> int:
         """The place in the training set of example `index` of the stream."""
