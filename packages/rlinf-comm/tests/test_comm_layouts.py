@@ -216,14 +216,14 @@ def test_ready_layouts_conform(name, check):
             "the padded vocabulary=11 is not a multiple",
         ),
         (lambda: megatron_layout(SMALL, pp=3), "num_layers=2 is not a multiple of pp=3"),
-        (lambda: megatron_layout(SMALL, virtual_stages=2), "virtual_stages=2 with pp=1 .* it needs pp > 1"),
+        (lambda: megatron_layout(SMALL, virtual_stages=2), "virtual_stages=2 with pp=1; it needs pp > 1"),
         (
             lambda: megatron_layout(SMALL, pp=2, virtual_stages=2),
             r"num_layers=2 is not a multiple of pp \* virtual_stages=4",
         ),
         (
             lambda: megatron_layout(SMALL, pp=2, layers_by_stage=[1, 2]),
-            r"layers_by_stage=\[1, 2\] for pp=2 and num_layers=2",
+            r"layers_by_stage=\[1, 2\] for pp=2, virtual_stages=1 and num_layers=2",
         ),
         (lambda: megatron_layout(SMALL, tp=2, dp=1, ep=4), r"tp \* dp=2 is not a multiple of ep \* expert_tp=4"),
         (lambda: TransformerShape.from_config({"model_type": "bert"}), "model_type='bert' has no ready layouts"),
@@ -242,10 +242,10 @@ def test_stages_may_be_uneven():
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_virtual_stages_are_dealt_out_in_turn(tied):
-    """Chunk c of stage s is what stage c * pp + s of a longer pipeline would be."""
+    """Chunk c of stage s is what stage c * pp + s of a longer pipeline would be, also where these are uneven."""
     shape = dataclasses.replace(SMALL, num_layers=8, dense_layers=(1,), tied_embeddings=tied)
-    dealt = megatron_layout(shape, tp=2, pp=2, ep=2, virtual_stages=2)
-    long = megatron_layout(shape, tp=2, pp=4, ep=2)
+    dealt = megatron_layout(shape, tp=2, pp=2, ep=2, virtual_stages=2, layers_by_stage=[1, 3, 2, 2])
+    long = megatron_layout(shape, tp=2, pp=4, ep=2, layers_by_stage=[1, 3, 2, 2])
     assert dealt.num_ranks == 4
     for rank, stored in enumerate(dealt.ranks):
         chunks = [long.ranks[(2 * chunk + rank // 2) * 2 + rank % 2] for chunk in range(2)]

@@ -1,5 +1,6 @@
 """The backend `megatron` on two ranks against transformers' model, torch's AdamW and `replicated`."""
 
+import math
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -38,7 +39,7 @@ from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.testing.language_backends import LanguageSubject, ValueSubject
 from rlinf_workers.testing.launchers import launched, start
 from rlinf_workers.trainers.megatron.make import megatron
-from rlinf_workers.trainers.megatron.memory import micro_batch_pass
+from rlinf_workers.trainers.megatron.memory import micro_batch_pass, parameters_of_rank
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.trainers.megatron.spec import SPEC
 from rlinf_workers.trainers.megatron.storages import Storages
@@ -414,6 +415,28 @@ def test_chunks_shorten_the_bubble_and_keep_more_micro_batches():
     assert passes[1].peak_bytes(16) == pytest.approx((4 + 2 + 9) / 3 * passes[1].kept_bytes + inside, rel=1e-6)
 
 
+def test_layers_that_stages_do_not_divide_are_counted_by_stage():
+    """61 layers as DeepSeek-V3 has; parameters against the layout of each stage."""
+    assert MegatronOptions(pipeline_parallel=4).layers_by_chunk(61) == [15, 16, 15, 15]
+    assert MegatronOptions(pipeline_parallel=2).layers_by_chunk(61) == [31, 30]
+    dealt = MegatronOptions(pipeline_parallel=4, virtual_pipeline_parallel=4)
+    assert dealt.layers_by_chunk(61) == [3, *[4] * 13, 3, 3] and dealt.layers_by_stage(61) == [15, 16, 15, 15]
+    model, lengths = find_model("DeepSeek-V3"), Lengths(mean_tokens=500, limit_tokens=1000, group_size=8)
+    job = JobShape(lengths=lengths, num_groups=64, trainer_options={"pipeline_parallel": 4}, on_gpu=True)
+    assert SPEC.model_problem({"pipeline_parallel": 4}, model) is None
+    assert SPEC.stage_imbalance(model, job) == pytest.approx(16 / (61 / 4))
+    cut = MegatronOptions(pipeline_parallel=3)
+    shape = TransformerShape(
+        num_layers=5, hidden=64, num_heads=4, num_kv_heads=2, head_dim=16, vocab=512, intermediate=96, dtype="float32"
+    )
+    layout = layouts.megatron_layout(shape, pp=3, layers_by_stage=cut.layers_by_chunk(5), transformer_engine=False)
+    stored = [sum(math.prod(spec.shape) for spec in rank.buffers.values()) for rank in layout.ranks]
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96}
+    more = {"num_hidden_layers": 5, "vocab_size": 512, "head_dim": 16, "tie_word_embeddings": False}
+    counted = parameters_of_rank(ModelShape.from_config({"model_type": "qwen3", **sizes, **more}), cut)
+    assert sum(counted) == pytest.approx(max(stored), rel=0.01)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("critic", [False, True], ids=["policy", "critic"])
 @pytest.mark.parametrize("case", PACKED.values(), ids=PACKED)
@@ -576,12 +599,12 @@ def test_storages_go_and_come_back():
             "tensor_parallel=3 does not divide the model's 4 attention heads; use one of 1, 2, 4",
         ),
         ({"tensor_parallel": 4}, {}, "2 KV groups; use one of 1, 2"),
-        ({"pipeline_parallel": 4}, {}, "pipeline_parallel=4 does not divide the model's 2 layers; use one of 1, 2"),
+        ({"pipeline_parallel": 4}, {}, "pipeline_parallel=4: the model has 2 layers; use at most 2"),
         ({"virtual_pipeline_parallel": 2}, {}, "=2 needs pipeline_parallel of 2 or more; it has 1"),
         (
             {"pipeline_parallel": 2, "virtual_pipeline_parallel": 2},
             {},
-            "virtual_pipeline_parallel=2 does not divide the model's 1 layers of a pipeline stage; use one of 1",
+            "virtual_pipeline_parallel=2 with pipeline_parallel=2: the model has 2 layers; use at most 1",
         ),
         ({"expert_parallel": 2}, {}, "the model has no experts; leave it out"),
         ({"tensor_parallel": 2, "expert_parallel": 3}, {}, "one must be a multiple of the other"),

@@ -103,13 +103,16 @@ LITE = {
 
 
 def write_models(folder: Path) -> dict[str, ModelSettings]:
-    """Model type -> a tiny model of it, with weights that no initialisation would give and a tokenizer."""
+    """Model type -> a tiny model of it, with weights that no initialisation would give and a tokenizer.
+
+    Two stages divide the layers of all but two: `qwen2_tied`, and four chunks those of all but `qwen3_moe_deep`.
+    """
     configs = {
         "qwen2": Qwen2Config(**COMMON, tie_word_embeddings=False),
-        "qwen2_tied": Qwen2Config(**COMMON, tie_word_embeddings=True),
+        "qwen2_tied": Qwen2Config(**{**COMMON, "num_hidden_layers": 3}, tie_word_embeddings=True),
         "qwen3_deep": Qwen3Config(**{**COMMON, "num_hidden_layers": 4}, head_dim=16, tie_word_embeddings=False),
         "qwen2_tied_deep": Qwen2Config(**{**COMMON, "num_hidden_layers": 4}, tie_word_embeddings=True),
-        "qwen3_moe_deep": Qwen3MoeConfig(**{**COMMON, "num_hidden_layers": 4}, **EXPERTS, tie_word_embeddings=False),
+        "qwen3_moe_deep": Qwen3MoeConfig(**{**COMMON, "num_hidden_layers": 5}, **EXPERTS, tie_word_embeddings=False),
         "qwen3": Qwen3Config(**COMMON, head_dim=16, tie_word_embeddings=False),
         "qwen3_moe": Qwen3MoeConfig(**COMMON, **EXPERTS, tie_word_embeddings=False),
         "glm4_moe": Glm4MoeConfig(**COMMON, **GLM),

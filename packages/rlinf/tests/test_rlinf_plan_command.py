@@ -172,7 +172,7 @@ def test_replicas_of_megatron_are_planned_with_all_their_devices(plan):
     ("arguments", "says"),
     [
         (["--actor.backend_options.tensor_parallel", "8"], "tensor_parallel=8 does not divide the model's 4 KV groups"),
-        (["--actor.backend_options.pipeline_parallel", "5"], "does not divide the model's 48 layers; use one of 1, 2"),
+        (["--actor.backend_options.pipeline_parallel", "49"], "the model has 48 layers; use at most 48"),
         (
             ["--actor.backend_options.expert_parallel", "12", "--actor.backend_options.context_parallel", "3"],
             "does not divide the model's 128 experts",

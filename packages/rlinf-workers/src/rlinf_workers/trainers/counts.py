@@ -53,7 +53,7 @@ def train_profile(spec: TrainerSpec, model: ModelShape, gpu: Gpu, job: JobShape)
     forwards = spec.num_passes(job) * job.num_models
     groups_of_shard = job.num_groups / (job.num_shards * job.num_updates)
     launched_s *= num_passes(job, groups_of_shard) / groups_of_shard
-    item_s = forwards * (pass_s + launched_s)
+    item_s = forwards * (pass_s + launched_s) * spec.stage_imbalance(model, job)
     layout = InstanceLayout(width=span // num_stages, num_stages=num_stages, num_chunks=spec.num_chunks(job))
     idle_s = bubble_s(layout, _groups_per_micro_batch(job) * item_s)
     instances = []

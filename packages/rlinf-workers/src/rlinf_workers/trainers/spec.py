@@ -147,6 +147,10 @@ class TrainerSpec(Spec):
         """Chunks of layers of a pipeline stage, through which a micro-batch passes in turn."""
         return 1
 
+    def stage_imbalance(self, model: ModelShape, job: JobShape) -> float:
+        """Time of the longest pipeline stage over that of a mean one."""
+        return 1.0
+
     def train_profile(self, model: ModelShape, gpu: Gpu, job: JobShape) -> StageProfile:
         """Times and memory of a training stage: one choice per number of replicas, which determines the gradient
         buffers of a rank. An instance is a replica, whose ranks share its work."""

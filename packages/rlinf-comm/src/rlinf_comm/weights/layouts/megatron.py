@@ -54,7 +54,8 @@ def megatron_layout(
     Args:
         tp, pp, ep, expert_tp: Megatron's parallel sizes. Megatron's default for expert_tp is tp; pass it explicitly.
         dp: Number of data-parallel replicas; by default the smallest number that the experts need.
-        layers_by_stage: Number of layers of each pipeline stage; by default an even split.
+        layers_by_stage: Number of layers of each pipeline stage, with virtual stages of each model chunk in the order
+            of the forward pass; by default an even split.
         virtual_stages: Number of model chunks of each rank, which hold every pp-th part of the layers. With several,
             buffers are named as in Megatron's checkpoints: `model0.decoder...`, `model1.decoder...`.
         transformer_engine: Use the names of the Transformer Engine layer spec, in which norms belong to the next linear
@@ -109,23 +110,18 @@ def _chunks(
     shape: TransformerShape, pp: int, layers_by_stage: Sequence[int] | None, virtual_stages: int
 ) -> list[range]:
     """The layers of each model chunk, in the order of the forward pass."""
-    if virtual_stages > 1:
-        if pp == 1 or layers_by_stage is not None:
-            raise LayoutError(
-                f"virtual_stages={virtual_stages} with pp={pp} and layers_by_stage={layers_by_stage}; "
-                "it needs pp > 1 and an even split of the layers"
-            )
-        check_divides("num_layers", shape.num_layers, "pp * virtual_stages", pp * virtual_stages)
-        pp *= virtual_stages
+    if virtual_stages > 1 and pp == 1:
+        raise LayoutError(f"virtual_stages={virtual_stages} with pp=1; it needs pp > 1")
+    num_chunks = pp * virtual_stages
     if layers_by_stage is None:
-        check_divides("num_layers", shape.num_layers, "pp", pp)
-        layers_by_stage = [shape.num_layers // pp] * pp
-    if len(layers_by_stage) != pp or sum(layers_by_stage) != shape.num_layers:
+        check_divides("num_layers", shape.num_layers, "pp" if num_chunks == pp else "pp * virtual_stages", num_chunks)
+        layers_by_stage = [shape.num_layers // num_chunks] * num_chunks
+    if len(layers_by_stage) != num_chunks or sum(layers_by_stage) != shape.num_layers:
         raise LayoutError(
-            f"layers_by_stage={list(layers_by_stage)} for pp={pp} and num_layers={shape.num_layers}; "
-            "give the number of layers of each stage"
+            f"layers_by_stage={list(layers_by_stage)} for pp={pp}, virtual_stages={virtual_stages} and "
+            f"num_layers={shape.num_layers}; give the number of layers of each stage, or of each of its chunks"
         )
-    ends = [sum(layers_by_stage[: stage + 1]) for stage in range(pp)]
+    ends = [sum(layers_by_stage[: stage + 1]) for stage in range(num_chunks)]
     return [range(end - count, end) for end, count in zip(ends, layers_by_stage, strict=True)]
 
 

@@ -23,7 +23,7 @@ NUM_CHUNKS = 3
 
 
 def megatron_memory(model: ModelShape, job: JobShape, cut: MegatronOptions, num_ranks: int) -> RankMemory:
-    """Memory of a rank in the first or the last pipeline stage, whichever needs more.
+    """Memory of a rank in the pipeline stage that needs the most: of weights, and of activations.
 
     A critic is sharded like the policy. Gradients, masters and moments are float32. bfloat16 weights have masters; the
     distributed optimizer shards masters and moments over replicas.
@@ -51,13 +51,17 @@ def megatron_memory(model: ModelShape, job: JobShape, cut: MegatronOptions, num_
 
 def parameters_of_rank(model: ModelShape, cut: MegatronOptions) -> tuple[int, int]:
     """Parameters of a rank in the largest stage: dense ones, and those of experts."""
-    tables = 1 if model.tied_embeddings or cut.pipeline_parallel > 1 else 2
-    embeddings = tables * model.vocab_size * model.hidden_size
-    all_tables = (1 if model.tied_embeddings else 2) * model.vocab_size * model.hidden_size
-    in_layers = model.num_parameters - model.num_expert_parameters - all_tables
-    dense = (embeddings + in_layers // cut.pipeline_parallel) // cut.tensor_parallel
-    of_stage = model.num_expert_parameters // cut.pipeline_parallel
-    return dense, of_stage // (cut.expert_parallel * cut.expert_tensor_parallel)
+    table = model.vocab_size * model.hidden_size
+    in_layers = model.num_parameters - model.num_expert_parameters - (1 if model.tied_embeddings else 2) * table
+    stages = cut.layers_by_stage(model.num_layers)
+    sizes = []
+    for stage, num_layers in enumerate(stages):
+        has_tables = (stage == 0) + (stage == len(stages) - 1)
+        tables = min(has_tables, 1) if model.tied_embeddings else has_tables
+        dense = (tables * table + num_layers * in_layers // model.num_layers) // cut.tensor_parallel
+        experts = num_layers * model.num_expert_parameters // model.num_layers
+        sizes.append((dense, experts // (cut.expert_parallel * cut.expert_tensor_parallel)))
+    return max(sizes, key=sum)
 
 
 def micro_batch_pass(model: ModelShape, job: JobShape, cut: MegatronOptions) -> MegatronPass:
@@ -116,24 +120,27 @@ class MegatronPass:
         chunks too: a pass of a chunk for each of the p stages and each of v - 1 chunks, and two more for each stage
         before the last (arXiv:2104.04473, section 2.2).
         """
-        stages, kept_bytes, inside = self.cut.pipeline_parallel, self.kept_bytes, self._inside_of_layer()
-        chunks = self.cut.virtual_pipeline_parallel
-        if stages == 1:
-            return kept_bytes + max(inside, self._head_bytes())
-        of_last = (chunks - 1) * stages + 1
-        of_first = of_last + (2 if chunks > 1 else 1) * (stages - 1)
-        in_first, in_last = (
-            min(count, num_micro_batches * chunks) * kept_bytes // chunks for count in (of_first, of_last)
-        )
-        return max(in_first + inside, in_last + max(inside, self._head_bytes()))
+        chunks, inside = self.cut.virtual_pipeline_parallel, self._inside_of_layer()
+        stages = self.cut.layers_by_stage(self.model.num_layers)
+        of_last = (chunks - 1) * len(stages) + 1
+        peaks = []
+        for before_last, num_layers in enumerate(reversed(stages)):
+            passes = of_last + (2 if chunks > 1 else 1) * before_last
+            graph_bytes = min(passes, num_micro_batches * chunks) * num_layers * self._kept_layer_bytes // chunks
+            peaks.append(graph_bytes + (inside if before_last else max(inside, self._head_bytes())))
+        return max(peaks)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that autograd keeps for the layers of a stage."""
-        num_layers = self.model.num_layers // self.cut.pipeline_parallel
+        """Bytes that autograd keeps for the layers of the longest stage."""
+        return max(self.cut.layers_by_stage(self.model.num_layers)) * self._kept_layer_bytes
+
+    @property
+    def _kept_layer_bytes(self) -> int:
+        """Bytes that autograd keeps for a layer: with recomputation its input."""
         if not self.cut.recompute:
-            return num_layers * self._layer_bytes()
-        return num_layers * self.num_tokens * self.model.hidden_size * self._d // self._num_shared  # inputs of layers
+            return self._layer_bytes()
+        return self.num_tokens * self.model.hidden_size * self._d // self._num_shared
 
     @property
     def _d(self) -> int:

@@ -42,6 +42,7 @@ def layout_of(shape: TransformerShape, options: MegatronOptions, num_ranks: int,
         pp=options.pipeline_parallel,
         dp=options.num_row_slices,
         virtual_stages=options.virtual_pipeline_parallel,
+        layers_by_stage=options.layers_by_chunk(shape.num_layers),
         ep=options.expert_parallel,
         expert_tp=options.expert_tensor_parallel,
         transformer_engine=False,
@@ -246,6 +247,9 @@ def _transformer_config(config: Any, shape: TransformerShape, options: MegatronO
         }
     if options.recompute:
         settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    chunks = [["decoder"] * count for count in options.layers_by_chunk(shape.num_layers)]
+    if len({len(chunk) for chunk in chunks}) > 1:
+        settings["pipeline_model_parallel_layout"] = [["embedding", *chunks[0]], *chunks[1:-1], [*chunks[-1], "loss"]]
     return kind(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden,

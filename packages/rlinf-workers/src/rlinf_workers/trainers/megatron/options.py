@@ -30,7 +30,7 @@ class MegatronOptions:
     sequence_parallel: bool = False
     """The same ranks also shard the positions of a sequence between matrix products."""
     pipeline_parallel: NumRanks = 1
-    """Stages of consecutive layers with the 1F1B schedule."""
+    """Stages of consecutive layers with the 1F1B schedule; where it does not divide the layers, some have one more."""
     virtual_pipeline_parallel: NumRanks = 1
     """Chunks of layers on each rank of a pipeline, which a micro-batch passes in turn (interleaved 1F1B): the bubble is
     this many times shorter."""
@@ -70,6 +70,23 @@ class MegatronOptions:
         """Megatron-core's virtual pipeline size; None: there is a single chunk."""
         return self.virtual_pipeline_parallel if self.virtual_pipeline_parallel > 1 else None
 
+    def layers_by_chunk(self, num_layers: int) -> list[int]:
+        """Number of layers of each stage, of a virtual pipeline of each chunk, in the order of the forward pass. What
+        an even split leaves over goes to those in the middle, then to the first, which has the embedding, since the
+        last has the head.
+
+        Example: 61 layers in 4 stages -> [15, 16, 15, 15]
+        """
+        num_chunks = self.pipeline_parallel * self.virtual_pipeline_parallel
+        of_each, num_left = divmod(num_layers, num_chunks)
+        longer = [*range(1, num_chunks - 1), 0][:num_left]
+        return [of_each + (number in longer) for number in range(num_chunks)]
+
+    def layers_by_stage(self, num_layers: int) -> list[int]:
+        """Number of layers of each pipeline stage."""
+        chunks = self.layers_by_chunk(num_layers)
+        return [sum(chunks[stage :: self.pipeline_parallel]) for stage in range(self.pipeline_parallel)]
+
     @property
     def ranks_per_stage(self) -> int:
         return max(self.tensor_parallel * self.context_parallel, self.expert_parallel)
@@ -97,9 +114,14 @@ class MegatronOptions:
                 self._divides("tensor_parallel", "numbers of a query's latent vector", latent.q_rank)
             of_keys = latent.kv_rank + latent.rope_dim
             self._divides("tensor_parallel", "numbers of a key's latent vector and its position", of_keys)
-        self._divides("pipeline_parallel", "layers", model.num_layers)
-        of_stage = model.num_layers // self.pipeline_parallel
-        self._divides("virtual_pipeline_parallel", "layers of a pipeline stage", of_stage)
+        for key, most in (
+            ("pipeline_parallel", model.num_layers),
+            ("virtual_pipeline_parallel", model.num_layers // self.pipeline_parallel),
+        ):
+            if getattr(self, key) > most:
+                stages = f" with pipeline_parallel={self.pipeline_parallel}" if key != "pipeline_parallel" else ""
+                text = f"={getattr(self, key)}{stages}: the model has {model.num_layers} layers; use at most {most}"
+                raise OptionError(key, text)
         if model.num_dense_layers or not model.num_experts:
             self._divides("tensor_parallel", "columns of a feed-forward layer", model.intermediate_size)
         if not model.num_experts:

@@ -93,6 +93,10 @@ class MegatronSpec(TrainerSpec):
     def num_chunks(self, job: JobShape) -> int:
         return self.read(job.trainer_options).virtual_pipeline_parallel
 
+    def stage_imbalance(self, model: ModelShape, job: JobShape) -> float:
+        stages = self.read(job.trainer_options).layers_by_stage(model.num_layers)
+        return max(stages) * len(stages) / model.num_layers
+
 
 def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """transformers 5 has `rope_parameters`, 4 had `rope_theta` beside `rope_scaling`."""
