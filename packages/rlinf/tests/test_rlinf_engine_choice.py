@@ -14,6 +14,7 @@ from rlinf.jobs.reasoning import engine_choice
 from rlinf.jobs.reasoning.engine_choice import choose_engine
 from rlinf.jobs.reasoning.job import ReasoningJob
 from rlinf.loop import engine_probe
+from rlinf.loop.engine_probe import EngineProbe
 from rlinf.machine import InstalledGpu, Machine
 from rlinf.run_folder import RunFolder
 
@@ -37,19 +38,25 @@ def everything_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "prepare", lambda config, machine: object.__new__(ReasoningJob))
 
 
-def probe(monkeypatch: pytest.MonkeyPatch, rates: dict[str, float]) -> list[str]:
-    """Fakes the probes' tokens per second; 0: the engine dies. Returns the engines that are probed."""
+def probe(monkeypatch: pytest.MonkeyPatch, rates: dict[str, float], **others_s: float) -> list[str]:
+    """Fakes the probes' tokens per second, of 32 prompts of a step of 64; 0: the engine dies. Returns the engines that
+    are probed.
+
+    Args:
+        others_s: engine -> its seconds besides sampling.
+    """
     probed: list[str] = []
 
-    def rate(job: ReasoningJob, folder: RunFolder) -> float:
+    def measured(job: ReasoningJob, folder: RunFolder) -> EngineProbe:
         text = (folder.path / "config.yaml").read_text(encoding="utf-8")
         name = next(name for name in rates if f"engine: {name}\n" in text)
         probed.append(name)
         if not rates[name]:
             raise RunFailed("rollout/0 died\nlog ...")
-        return rates[name]
+        times = {"sampling_s": 3200 / rates[name], "other_s": others_s.get(name, 0.0)}
+        return EngineProbe(num_prompts=32, step_prompts=64, num_tokens=3200, **times)
 
-    monkeypatch.setattr(engine_probe, "probe_engine", rate)
+    monkeypatch.setattr(engine_probe, "probe_engine", measured)
     return probed
 
 
@@ -65,16 +72,31 @@ def test_with_one_engine_installed_it_is_that_one_and_nothing_is_measured(monkey
 
 @pytest.mark.usefixtures("everything_installed")
 def test_without_derived_times_the_fastest_probe_decides(monkeypatch: pytest.MonkeyPatch):
-    probed = probe(monkeypatch, {"huggingface": 2100.0, "sglang": 5200.0, "vllm": 0.0})
+    probed = probe(monkeypatch, {"huggingface": 2000.0, "sglang": 5000.0, "vllm": 0.0})
     config = choose_engine(config_of(), LAPTOP)
     assert config.rollout.engine == "sglang" and sorted(probed) == ["huggingface", "sglang", "vllm"]
     assert config.notes == (
-        "rollout.engine=auto is sglang: sglang 5,200 tokens/s, huggingface 2,100 tokens/s (measured over 8 "
-        "prompts); not possible: vllm: rollout/0 died",
+        "rollout.engine=auto is sglang: sglang 1.28 s, huggingface 3.2 s (a step's sampling, weight sync and offload, "
+        "measured over 32 of 64 prompts); not possible: vllm: rollout/0 died",
     )
     probe(monkeypatch, {"huggingface": 0.0, "sglang": 0.0, "vllm": 0.0})
     with pytest.raises(RunFailed, match="every engine failed in the probe"):
         choose_engine(config_of(), LAPTOP)
+
+
+@pytest.mark.usefixtures("everything_installed")
+def test_an_engine_that_leaves_its_devices_at_every_step_pays_for_it(monkeypatch: pytest.MonkeyPatch):
+    probe(monkeypatch, {"huggingface": 2000.0, "sglang": 5000.0, "vllm": 0.0}, sglang=2.6, huggingface=0.1)
+    config = choose_engine(config_of(), LAPTOP)
+    assert config.rollout.engine == "huggingface" and "huggingface 3.3 s, sglang 3.88 s" in config.notes[0]
+
+
+def test_the_seconds_of_a_step_are_those_of_its_tokens():
+    """An engine that happened to draw longer completions is no slower for it."""
+    one = EngineProbe(num_prompts=8, step_prompts=64, num_tokens=800, sampling_s=2.0, other_s=0.5)
+    assert one.step_s(100.0) == 0.5 + 64 * 100 / 400
+    longer = EngineProbe(num_prompts=8, step_prompts=64, num_tokens=1600, sampling_s=4.0, other_s=0.5)
+    assert longer.step_s(100.0) == one.step_s(100.0)
 
 
 @pytest.mark.usefixtures("everything_installed")
@@ -97,8 +119,8 @@ def test_derived_steps_decide_between_engines_that_are_not_close(monkeypatch: py
     config = choose_engine(config_of(), SERVER)
     assert config.rollout.engine == "vllm" and sorted(probed) == ["sglang", "vllm"]
     assert config.notes[0] == (
-        "rollout.engine=auto is vllm: vllm 20 tokens/s, sglang 10 tokens/s (measured over 8 prompts); sglang 2 s a "
-        "step, vllm 2.1 s a step, huggingface 3 s a step (derived for 2 x H100)"
+        "rollout.engine=auto is vllm: vllm 320 s, sglang 640 s (a step's sampling, weight sync and offload, measured "
+        "over 32 of 64 prompts); sglang 2 s, vllm 2.1 s, huggingface 3 s (a step, derived for 2 x H100)"
     )
     planned["vllm"].prediction.step_s = 2.5
     probed.clear()
@@ -134,8 +156,13 @@ def test_an_unknown_engine_stays_an_error(refused):
     assert "no generation engine is called 'auta'" in message
 
 
-def test_a_probe_measures_the_real_workers(tmp_path: Path):
-    job = jobs.prepare(config_of("--rollout.engine=huggingface", "--rollout.num_prompts=4", "--mode=collocated"))
+@pytest.mark.parametrize(("limit_s", "num_prompts"), [(600.0, 12), (0.0, 8)], ids=["a whole step", "no time for one"])
+def test_a_probe_measures_the_real_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_s, num_prompts):
+    monkeypatch.setattr(engine_probe, "PROBE_S", limit_s)
+    job = jobs.prepare(config_of("--rollout.engine=huggingface", "--rollout.num_prompts=12", "--mode=collocated"))
     assert isinstance(job, ReasoningJob)
     with RunFolder(tmp_path / "run", config_yaml=to_yaml(job.config), command=[], keep_checkpoints=1) as folder:
-        assert engine_probe.probe_engine(job, folder) > 0
+        probe = engine_probe.probe_engine(job, folder)
+    assert (probe.num_prompts, probe.step_prompts) == (num_prompts, 12)
+    assert probe.num_tokens >= num_prompts * job.config.algorithm.group_size
+    assert probe.sampling_s > 0 and probe.other_s > 0

@@ -7,6 +7,7 @@ with the real workers. The choice replaces `auto` in the config, so a resumed ru
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,20 +34,18 @@ alike, and predictions are less exact than this."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """One number for each candidate."""
+    """Seconds of a step for each candidate."""
 
     what: str
-    """What the numbers are, for people."""
-    unit: str
+    """What they are seconds of, and from where, for people."""
     values: Mapping[str, float]
-    """Engine -> number."""
+    """Engine -> seconds."""
     failures: Mapping[str, str]
     """Candidate without a number -> why."""
-    lower_is_better: bool
 
     @property
     def best(self) -> str:
-        return (min if self.lower_is_better else max)(self.values, key=self.values.__getitem__)
+        return min(self.values, key=self.values.__getitem__)
 
     @property
     def close(self) -> list[str]:
@@ -55,8 +54,8 @@ class Figures:
         return [name for name, value in self.values.items() if value <= limit]
 
     def __str__(self) -> str:
-        ordered = sorted(self.values, key=self.values.__getitem__, reverse=not self.lower_is_better)
-        return ", ".join(f"{name} {self.values[name]:,.4g} {self.unit}" for name in ordered) + f" ({self.what})"
+        ordered = sorted(self.values, key=self.values.__getitem__)
+        return ", ".join(f"{name} {self.values[name]:,.4g} s" for name in ordered) + f" ({self.what})"
 
 
 def choose_engine(config: ReasoningConfig, machine: Machine) -> ReasoningConfig:
@@ -206,18 +205,18 @@ def _derived(candidates: Mapping[str, ReasoningConfig], num_devices: int, gpu: s
             failures[name] = error.message
         except SchedError as error:
             failures[name] = str(error)
-    what = f"derived for {num_devices} x {gpu}"
-    return Figures(what=what, unit="s a step", values=values, failures=failures, lower_is_better=True)
+    return Figures(what=f"a step, derived for {num_devices} x {gpu}", values=values, failures=failures)
 
 
 def _measured(candidates: Mapping[str, ReasoningConfig], machine: Machine) -> Figures:
-    """Samples a few prompts with each candidate, in processes that then end."""
+    """Samples a step's prompts, or as many as time allows, with each candidate, in processes that then end. Engines
+    draw completions of other lengths, so their seconds are those of as many tokens: the mean over all."""
     from rlinf.jobs import prepare
     from rlinf.jobs.reasoning.job import ReasoningJob
-    from rlinf.loop.engine_probe import NUM_PROBED_PROMPTS, probe_engine
+    from rlinf.loop.engine_probe import EngineProbe, probe_engine
     from rlinf.run_folder import RunFolder
 
-    values: dict[str, float] = {}
+    probes: dict[str, EngineProbe] = {}
     failures: dict[str, str] = {}
     for name, config in candidates.items():
         job = prepare(config, machine)
@@ -231,11 +230,19 @@ def _measured(candidates: Mapping[str, ReasoningConfig], machine: Machine) -> Fi
                 LiveLine().doing(f"measuring the engine {name}"),
             ):
                 try:
-                    values[name] = probe_engine(job, folder)
+                    probes[name] = probe_engine(job, folder)
                 except RunFailed as error:
                     failures[name] = str(error).partition("\n")[0]
-    what = f"measured over {NUM_PROBED_PROMPTS} prompts"
-    return Figures(what=what, unit="tokens/s", values=values, failures=failures, lower_is_better=False)
+    if not probes:
+        return Figures(what="", values={}, failures=failures)
+    every = probes.values()
+    tokens_of_prompt = statistics.mean(one.num_tokens / one.num_prompts for one in every)
+    fewest, step_prompts = min(one.num_prompts for one in every), max(one.step_prompts for one in every)
+    return Figures(
+        what=f"a step's sampling, weight sync and offload, measured over {fewest} of {step_prompts} prompts",
+        values={name: one.step_s(tokens_of_prompt) for name, one in probes.items()},
+        failures=failures,
+    )
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------
