@@ -49,6 +49,7 @@ def test_a_model_trains_from_pictures_and_is_evaluated_with_them(tmp_path):
     assert sum(sample["outcome"] == "right" for sample in samples) == round(20 * accuracy)
 
 
+@pytest.mark.slow
 def test_an_agent_trains_with_pictures_that_messages_bring_and_is_evaluated(tmp_path):
     """The second turn of each episode follows the picture of the task and one that the agent adds. Trainer and engine
     give the sampled tokens the same log-probabilities."""
@@ -96,6 +97,7 @@ def new_model(tmp_path):
     return tmp_path / "new"
 
 
+@pytest.mark.slow
 def test_demonstrations_and_pairs_are_learned_with_their_pictures(new_model, tmp_path):
     """Both learn; with the pictures of other rows the losses are others."""
     task = make_task(CountShapesTask(kind="count-shapes"), 0)

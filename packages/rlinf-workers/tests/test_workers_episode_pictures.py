@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlinf_comm import pack, unpack
 from rlinf_workers.agents.pictures import HistoryPicture
 from rlinf_workers.agents.records import AgentTrajectory, Sampled, TokenNode
 from rlinf_workers.agents.turn_log import LoggedTurn, TurnLog
@@ -19,10 +20,11 @@ from rlinf_workers.models.pictures import VISION_LANGUAGE, joined_arguments, rop
 from rlinf_workers.models.sequences import completion_logits, pack_groups
 from rlinf_workers.roles.language.episodes import group_of
 from rlinf_workers.roles.language.history_pictures import by_reference, read_history
-from rlinf_workers.roles.language.open_episodes import OpenEpisode, PendingTurn
+from rlinf_workers.roles.language.late_groups import LateGroup
+from rlinf_workers.roles.language.open_episodes import OpenEpisode, OpenEpisodes, PendingTurn
 from rlinf_workers.roles.language.turn_queue import TurnQueue
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
-from rlinf_workers.roles.records.pictures import ProcessedPicture
+from rlinf_workers.roles.records.pictures import ProcessedPicture, pictures_of
 from rlinf_workers.testing.pictures import END, IMAGE, START, own_positions, random_picture, tiny_vision_language
 
 CPU = torch.device("cpu")
@@ -30,7 +32,14 @@ BOUND = 1e-5
 """Nats; rounding in float32."""
 
 
-@pytest.fixture(params=sorted(VISION_LANGUAGE), scope="module")
+FAST = ("qwen2_5_vl", "smolvlm")
+"""Architectures with M-RoPE, and with positions as for text."""
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in sorted(VISION_LANGUAGE)],
+    scope="module",
+)
 def model(request: Any, tmp_path_factory: Any) -> Any:
     return build_model(tiny_vision_language(request.param, tmp_path_factory.mktemp("model")), CPU)
 
@@ -182,3 +191,31 @@ def test_equal_tokens_with_other_pictures_are_no_common_prompt(model: Any):
     samples = group_of(prompt, episodes, policy_version=0, pictures=by_reference(pictures))
     assert samples.prompt.token_ids.tolist() == [3, START] and samples.prompt.pictures is None
     assert [row[0].digest for row in samples.placed_pictures] == [one.digest for one in pictures]
+
+
+def test_a_late_group_keeps_the_pictures_of_its_episodes(model: Any):
+    """Also through a checkpoint: what its turns follow can be computed when it goes on."""
+    of_task, of_tool, _ = pictures_for(model)
+    prompt = Prompt(
+        index=0,
+        token_ids=torch.tensor([3, *of_task.token_ids.tolist()]),
+        reference_answer="",
+        pictures=pictures_of([(1, of_task)]),
+    )
+    groups = OpenEpisodes(1, keeps_histories=True)
+    groups.open(LateGroup(prompt=prompt, step=0, submitted_index=0, finished=(), unfinished=()))
+    ((_, episode),) = list(groups.begin(4))
+    episode.pictures |= by_reference([of_tool])
+    history = [3, *run_of(of_task), 4, *run_of(of_tool)]
+    episode.log.add(7, history)
+    (late,) = unpack(pack(groups.left_over({0: (0, 0)})))
+    assert [one.digest for one in late.pictures] == [of_tool.digest], "the prompt has its own"
+    again = OpenEpisodes(1, keeps_histories=True)
+    again.open(late)
+    ((_, episode),) = list(again.begin(4))
+    assert episode.log.history(7) == history
+    token_ids, seen = read_history(history, episode.pictures)
+    assert seen is not None and seen.begins == (2, 5 + of_task.num_tokens)
+    assert token_ids.max() < 64 and torch.equal(
+        joined_arguments(seen.pictures)["pixel_values"], joined_arguments([of_task, of_tool])["pixel_values"]
+    )

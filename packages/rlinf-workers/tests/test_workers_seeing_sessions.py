@@ -2,7 +2,9 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from workers_harnesses import drawing
 from workers_rollouts import rollout_of_agents
 from workers_vision_folders import tiny_folder
 
-from rlinf_comm import Channel
+from rlinf_comm import Channel, pack, unpack
 from rlinf_workers.agents.link import NewPicture
 from rlinf_workers.agents.pictures import PICTURE_URL, part_of_url
 from rlinf_workers.agents.settings import PictureSettings
@@ -21,6 +23,7 @@ from rlinf_workers.models.picture_files import PictureFile
 from rlinf_workers.models.picture_processor import PictureProcessor
 from rlinf_workers.models.pictures import joined_arguments
 from rlinf_workers.roles.language.agent_rollout import AgentRollout
+from rlinf_workers.roles.language.late_groups import late_from_start
 from rlinf_workers.roles.picture_pool import PicturePool
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.worker import StepContext
@@ -134,3 +137,40 @@ def test_turns_follow_the_pictures_of_the_task_and_of_messages(make_worker, sett
     assert num_compared and len(pictures) == 6
     moved += channel.stats().num_bytes
     assert moved <= 1.05 * sum(pictures.values())
+
+
+def begin_again(worker: AgentRollout) -> None:
+    """Goes on from a checkpoint, without the agents."""
+    worker.go_on_with([unpack(pack(worker.late_groups()))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("between", [lambda worker: None, begin_again], ids=["going on", "begun again"])
+def test_episodes_that_outlive_a_step_keep_their_pictures(make_worker, reader, settings, seeing_model, between):
+    """A group is late in each step; its rows are what transformers computes with their pictures."""
+    sampling = replace(SAMPLING, max_new_tokens=8)
+    agent = replace(settings.agent, max_new_tokens=8, max_context_tokens=96)
+    late = replace(settings, train=sampling, max_lateness=1, agent=agent, max_prompt_tokens=agent.max_prompt_tokens)
+    pool = PicturePool(pytest.fail, capacity_bytes=1 << 24)
+    prompts = prompts_of(seeing_model.folder, pool)
+    worker = make_worker(AgentRollout, late)
+    steps = [StepContext(step=step, phase="train", seed=11, num_items=2) for step in range(5)]
+    worker.go_on_with([[late_from_start(replace(prompts[0], index=2), steps[0], 2)]])
+    model, num_compared, num_mixed = load_model(seeing_model).model, 0, 0
+    for step in steps:
+        worker._host.step = step
+        worker.weights_received(step.step)
+        groups: list[tuple[int, SampleGroup]] = []
+        writer = SimpleNamespace(put_many=groups.extend)
+        worker.generate(reader([prompts]), writer)
+        assert len(groups) == 2 and len(worker.late_groups()) == 1
+        for _, group in groups:
+            num_mixed += len(group.tokens_by_version()) > 1
+            for row in range(SAMPLING.group_size):
+                plain = plain_logprobs(model, group, row)
+                if plain is not None:
+                    num_compared += 1
+                    assert (plain - group.rollout_logprobs[row][group.loss_mask[row] != 0]).abs().max() < BOUND
+        between(worker)
+    worker.close()
+    assert num_compared and num_mixed
