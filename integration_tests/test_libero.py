@@ -40,6 +40,7 @@ SHORT = {
     "env.id": "libero_object",
     "env.num_envs": 4,
     "env.num_groups": 2,
+    "env.episodes_per_step": "null",
     "env.num_steps": 8,
     "env.max_episode_steps": 8,
     "env.options": f"{{tasks: [{TASK}], cameras: [agentview], image_size: {SIZE}}}",

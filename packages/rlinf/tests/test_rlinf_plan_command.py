@@ -298,7 +298,7 @@ def test_simulators_take_the_hosts_cores_and_the_time_that_is_given(plan):
     assert len(policy["devices"]) == len(actor["devices"]) == 8
     config = load_config(recipe)
     assert isinstance(config, EmbodiedConfig)
-    simulated = config.env.num_envs // ranks * config.env.num_steps * float(cost)
+    simulated = (config.env.episodes_per_step or 0) // ranks * config.env.num_steps * float(cost)
     assert slower["step_s"] > simulated > baseline["step_s"]
 
 

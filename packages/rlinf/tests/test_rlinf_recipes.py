@@ -173,7 +173,7 @@ def test_recipes_of_published_checkpoints_train_as_the_public_configurations(nam
     quality."""
     public = public | {"actor.adam_epsilon": 1e-8, "algorithm.target_kl": None, "env.options.quality": "full"}
     if name.startswith("libero"):
-        public = public | {"env.options.image_size": 256}
+        public = public | {"env.options.image_size": 256, "env.episodes_per_step": 512}
     config = load(name).model_dump()
     assert {key: at(config, key) for key in public} == public
 
