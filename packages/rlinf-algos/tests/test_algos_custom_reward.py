@@ -7,7 +7,7 @@ import types
 import pytest
 
 from rlinf_algos import RewardError, RewardResult, RewardSpec, make_reward, score_all
-from rlinf_algos.rewards import CustomReward, RewardTerm
+from rlinf_algos.rewards import PICTURE_FILES, CustomReward, RewardTerm
 
 
 @pytest.fixture
@@ -56,6 +56,26 @@ def test_prompt_and_row_come_by_name(own):
     seen.clear()
     score_all(make_reward("mine:both"), ["c"], ["a"])
     assert seen == [("c", "a", "", {})]
+
+
+def test_a_judge_that_sees_gets_the_files_of_pictures(own):
+    seen = []
+
+    def sees(completion, answer, *, pictures):
+        seen.append(pictures)
+        return 0.0
+
+    def reads(completion, answer, *, row):
+        seen.append(row)
+        return 0.0
+
+    own("sees", sees)
+    own("reads", reads)
+    terms = [RewardTerm(name=n, weight=1.0, reward=RewardSpec(rule=f"mine:{n}")) for n in ("sees", "reads")]
+    reward = make_reward(RewardSpec(rule="weighted", terms=tuple(terms)))
+    assert reward.reads_rows and reward.reads_pictures  # type: ignore[attr-defined]
+    score_all(reward, ["c", "d"], ["a", "a"], ["p", "p"], [{"level": 5, PICTURE_FILES: (b"png",)}, {}])
+    assert seen == [(b"png",), (), {"level": 5}, {}]
 
 
 def test_a_class_is_made_once_with_its_options(own):

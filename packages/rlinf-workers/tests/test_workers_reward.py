@@ -293,6 +293,18 @@ def test_a_reward_that_reads_prompts_gets_what_was_asked(model, groups, make_wor
     assert [scored.rewards.tolist() for scored in writer.items] == [[1.0, 1.0, 1.0], [2.0, 2.0]]
 
 
+def test_a_reward_that_sees_gets_the_files_of_the_prompts_pictures(model, groups, make_worker, reader, writer):
+    files = (torch.tensor([137, 80], dtype=torch.uint8), torch.tensor([1], dtype=torch.uint8))
+    seeing = [replace(one, prompt=replace(one.prompt, picture_files=files[: one.index])) for one in groups[:3]]
+    worker = make_worker(Reward, settings(model, f"{__name__}:number_of_bytes"))
+    worker.score(reader([seeing]), writer)
+    assert [set(scored.rewards.tolist()) for scored in writer.items] == [{0}, {2}, {3}]
+
+
+def number_of_bytes(completion: str, answer: str, *, pictures: tuple[bytes, ...]) -> int:
+    return sum(map(len, pictures))
+
+
 def test_the_terms_of_a_sum_are_recorded(model, groups, make_worker, reader, writer):
     terms = (
         RewardTerm(name="answer", weight=0.75, reward=RewardSpec(rule="exact_match")),

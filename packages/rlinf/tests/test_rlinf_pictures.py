@@ -208,8 +208,9 @@ def test_a_prompt_has_its_pictures_where_the_text_says(tmp_path: Path, template:
     text = f"1{one}2{one}="
     assert encoder.text(problem) == (text if template is None else f"u{text} a")
     expected, pictures = processor.encode(encoder.text(problem), problem.pictures)
-    prompt = encoder.prompt(0, problem, max_tokens=None, sends_row=True)
+    prompt = encoder.prompt(0, problem, max_tokens=None, sends_row=True, sends_pictures=True)
     assert prompt.token_ids.tolist() == expected
+    assert [one.numpy().tobytes() for one in prompt.picture_files] == [RED, BLUE]
     assert pictures is not None and prompt.pictures is not None and prompt.pictures.digest == pictures.digest
     assert encoder.num_tokens([problem, text_alone]) == [len(expected), len(encoder.encode(text_alone.content))]
     assert encoder.prompt(1, text_alone, max_tokens=None, sends_row=True).pictures is None

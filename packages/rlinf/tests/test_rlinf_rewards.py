@@ -16,7 +16,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs import rewards as module
 from rlinf.jobs.reasoning.job import ReasoningJob
-from rlinf.jobs.rewards import TriedReward, check_reward, reward_spec, try_rewards
+from rlinf.jobs.rewards import TriedReward, blind_judges, check_reward, reward_spec, try_rewards
 from rlinf.machine import Machine
 from rlinf.tasks import TaskProblem
 from rlinf_algos.rewards import RewardSpec, SandboxRun, close_reward, make_reward, score_all
@@ -127,6 +127,12 @@ def test_what_is_missing_is_told_before_the_start(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"reward\.terms\.answer\.reward\.kind=math needs math-verify") as caught:
         check_reward(config(tmp_path, WEIGHTED.replace("numeric", "math")))
     assert caught.value.hint == "pip install 'rlinf[math]'"
+
+
+def test_rewards_that_do_not_see_pictures_are_named(tmp_path):
+    assert blind_judges(config(tmp_path, "kind: exact")) == []
+    (note,) = blind_judges(config(tmp_path, "kind: function\npath: my:judge"))
+    assert "reward.path=my:judge does not see the pictures" in note and "a parameter `pictures`" in note
 
 
 def test_a_weak_sandbox_is_refused_or_noted(tmp_path, monkeypatch):

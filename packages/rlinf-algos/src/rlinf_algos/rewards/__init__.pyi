@@ -1,5 +1,6 @@
 from .base import (
     OUTCOMES as OUTCOMES,
+    PICTURE_FILES as PICTURE_FILES,
     BatchReward as BatchReward,
     Outcome as Outcome,
     RewardFunction as RewardFunction,

@@ -97,6 +97,10 @@ def as_result(value: object, name: str) -> RewardResult:
     return RewardResult(value=number, outcome="right" if number >= 1 else "wrong", has_verdict=has_verdict)
 
 
+PICTURE_FILES = "rlinf.pictures"
+"""Key of a row under which a reward that reads pictures finds those of the prompt."""
+
+
 class RewardRule(Protocol):
     """What `make_reward` returns. Pure: the same arguments give the same result. Raises `RewardError` for an unusable
     reference."""
@@ -117,6 +121,8 @@ class BatchReward(Protocol):
     It holds resources; `close` releases them and may be called twice. Optional attributes:
     `reads_prompts = True`: judges by the prompt; `score_batch` takes the prompts as third argument.
     `reads_rows = True`: `score_batch` takes the data rows, a dict of columns each, as fourth argument.
+    `reads_pictures = True`, beside `reads_rows`: under `PICTURE_FILES` the rows have the files of the prompt's
+    pictures, a tuple of bytes.
     `depends_on_batch = True`: the rounding of a score depends on the rest of the batch.
     """
 

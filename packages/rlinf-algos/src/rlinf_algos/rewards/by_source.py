@@ -30,6 +30,7 @@ class RewardBySource:
             raise RewardError("a reward by source needs at least one source with its reward")
         self._rewards = dict(rewards)
         self._column = column
+        self.reads_pictures = any(getattr(reward, "reads_pictures", False) for reward in rewards.values())
         self.depends_on_batch = any(getattr(reward, "depends_on_batch", False) for reward in rewards.values())
 
     def __call__(self, completion: str, reference: str) -> RewardResult:

@@ -1,8 +1,8 @@
 """Custom reward functions: calls them with the arguments they take, under a time limit.
 
 The function is called as `f(completion, answer)`. If it has a parameter `prompt`, it gets the prompt; if it has a
-parameter `row`, all columns of the data row (a dict; empty for generated problems); both by name. It returns a number,
-a bool, or a `RewardResult`.
+parameter `row`, all columns of the data row (a dict; empty for generated problems); if it has one called `pictures`,
+the files of the prompt's pictures (a tuple of bytes); all by name. It returns a number, a bool, or a `RewardResult`.
 """
 
 import inspect
@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlinf_algos.errors import RewardError
-from rlinf_algos.rewards.base import RewardResult, as_result, close_reward
+from rlinf_algos.rewards.base import PICTURE_FILES, RewardResult, as_result, close_reward
 
 TIME_LIMIT_S = 60.0
-_PARAMETERS = ("prompt", "row")
+_PARAMETERS = ("prompt", "row", "pictures")
 _LOOK_S = 0.05
 
 
@@ -38,7 +38,8 @@ class CustomReward:
     def __init__(self, function: Callable[..., Any], *, name: str, time_limit_s: float = TIME_LIMIT_S) -> None:
         self._function, self._name, self._time_limit_s = function, name, time_limit_s
         self._named = _named_parameters(function, name)
-        self.reads_rows = "row" in self._named
+        self.reads_pictures = "pictures" in self._named
+        self.reads_rows = "row" in self._named or self.reads_pictures
 
     def __call__(self, completion: str, reference: str) -> RewardResult:
         return self.score_batch([completion], [reference])[0]
@@ -55,9 +56,11 @@ class CustomReward:
         Raises:
             RewardError: a call raised (its exception is the cause), hung, or returned no number.
         """
+        rows = [{}] * len(completions) if rows is None else rows
         arguments: dict[str, Sequence[Any]] = {
             "prompt": [""] * len(completions) if prompts is None else prompts,
-            "row": [{}] * len(completions) if rows is None else rows,
+            "row": [{name: one for name, one in row.items() if name != PICTURE_FILES} for row in rows],
+            "pictures": [row.get(PICTURE_FILES, ()) for row in rows],
         }
         calls = [
             (pair, {name: arguments[name][i] for name in self._named})
@@ -124,6 +127,6 @@ def _named_parameters(function: Callable[..., Any], name: str) -> tuple[str, ...
     except TypeError as error:
         raise RewardError(
             f"the reward {name!r} has the parameters {signature}: {error}. It is called as f(completion, answer), with "
-            "prompt= and row= if it has parameters of these names"
+            "prompt=, row= and pictures= if it has parameters of these names"
         ) from error
     return named

@@ -34,6 +34,7 @@ class WeightedReward:
             )
         self._terms = tuple(terms)
         self.reads_rows = any(getattr(reward, "reads_rows", False) for _, _, reward in terms)
+        self.reads_pictures = any(getattr(reward, "reads_pictures", False) for _, _, reward in terms)
         self.depends_on_batch = any(getattr(reward, "depends_on_batch", False) for _, _, reward in terms)
 
     def __call__(self, completion: str, reference: str) -> RewardResult:

@@ -42,16 +42,15 @@ class PicturePool:
 
     def place(self, picture: ProcessedPicture) -> ProcessedPicture:
         """The same picture in the pool, as far as it fits."""
-        places = {name: self.empty(tensor.shape, tensor.dtype) for name, tensor in picture.arguments.items()}
-        arguments = {
-            name: tensor if (place := places[name]) is None else place.copy_(tensor)
-            for name, tensor in picture.arguments.items()
-        }
-        return replace(picture, arguments=arguments)
+        return replace(picture, arguments={name: self.place_tensor(one) for name, one in picture.arguments.items()})
 
     def place_all(self, pictures: Pictures) -> Pictures:
         """`place` for those of a sequence."""
         return replace(pictures, pictures=tuple(map(self.place, pictures.pictures)))
+
+    def place_tensor(self, tensor: Tensor) -> Tensor:
+        """The same tensor in the pool, if it fits."""
+        return tensor if (place := self.empty(tensor.shape, tensor.dtype)) is None else place.copy_(tensor)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype = torch.uint8) -> Tensor | None:
         try:

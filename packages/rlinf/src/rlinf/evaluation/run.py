@@ -176,9 +176,16 @@ class EvalRun:
                 progress.problem(sum(_outcome(group, sample) == RIGHT for sample in range(len(group.completions))))
 
         is_agent = config.agent is not None
-        max_tokens, sends_row = self.benchmarks.max_prompt_tokens, is_agent or ":" in benchmark.reward.rule
+        max_tokens, is_custom = self.benchmarks.max_prompt_tokens, ":" in benchmark.reward.rule
         prompts = [
-            encoder.prompt(problem.number, problem, max_tokens=max_tokens, sends_row=sends_row, sends_messages=is_agent)
+            encoder.prompt(
+                problem.number,
+                problem,
+                max_tokens=max_tokens,
+                sends_row=is_agent or is_custom,
+                sends_messages=is_agent,
+                sends_pictures=is_custom,
+            )
             for problem in problems
         ]
         seed = benchmark_seed(config.seed, benchmark.name)

@@ -28,6 +28,7 @@ from rlinf.tasks import TaskProblem
 from rlinf_algos import RewardError
 from rlinf_algos.rewards import (
     MAX_TIMEOUTS,
+    PICTURE_FILES,
     RewardSpec,
     RewardTerm,
     close_reward,
@@ -162,6 +163,19 @@ def reward_folders(config: RewardConfig, key: str = "reward") -> dict[str, Path]
     return {place: folder for below in folders for place, folder in below.items()}
 
 
+def blind_judges(config: RewardConfig, key: str = "reward") -> list[str]:
+    """Notes about the rewards that judge problems with pictures, and do not see them."""
+    match config:
+        case ModelReward():
+            return [f"{key}.kind=model judges the text alone: a reward model does not see the pictures of the problems"]
+        case FunctionReward():
+            return [
+                f"{key}.path={config.path} does not see the pictures of the problems; with a parameter `pictures` it "
+                "gets their files"
+            ]
+    return [note for place, member in members_of(config, key).items() for note in blind_judges(member, place)]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TriedReward:
     """The properties of a reward that are known before the first step."""
@@ -170,6 +184,8 @@ class TriedReward:
     """It judges whether an answer is right; False: it only returns scores."""
     reads_rows: bool = False
     """It reads the data row."""
+    reads_pictures: bool = False
+    """It reads the pictures of prompts."""
 
 
 def try_rewards(config: RewardConfig, problem: TaskProblem, key: str = "reward") -> TriedReward:
@@ -184,7 +200,11 @@ def try_rewards(config: RewardConfig, problem: TaskProblem, key: str = "reward")
     match config:
         case WeightedRewardConfig():
             tried = [try_rewards(member, problem, place) for place, member in members_of(config, key).items()]
-            return TriedReward(judges=tried[0].judges, reads_rows=any(one.reads_rows for one in tried))
+            return TriedReward(
+                judges=tried[0].judges,
+                reads_rows=any(one.reads_rows for one in tried),
+                reads_pictures=any(one.reads_pictures for one in tried),
+            )
         case BySourceRewardConfig():
             members = members_of(config, key)
             source = problem.row.get(config.column)
@@ -196,7 +216,8 @@ def try_rewards(config: RewardConfig, problem: TaskProblem, key: str = "reward")
             place = f"{key}.sources.{source}"
             try_rewards(members[place], problem, place)
             judges = all(member.kind in JUDGES for member in members.values())
-            return TriedReward(judges=judges, reads_rows=True)
+            is_custom = any(isinstance(member, FunctionReward) for member in members.values())
+            return TriedReward(judges=judges, reads_rows=True, reads_pictures=is_custom)
         case FunctionReward():
             return try_own_reward(reward_spec(config, random_stands_for="exact"), problem, f"{key}.path={config.path}")
         case CodeRewardConfig():
@@ -217,12 +238,19 @@ def try_own_reward(spec: RewardSpec, problem: TaskProblem, what: str) -> TriedRe
     except Exception as error:  # a custom class may raise anything
         raise UserError(f"{what}: {_message_with_place(error)}", hint=hint) from error
     try:
-        (result,) = score_all(reward, [problem.answer], [problem.answer], [problem.prompt], [problem.row])
+        row = problem.row
+        if getattr(reward, "reads_pictures", False):
+            row = {**row, PICTURE_FILES: tuple(one.read() for one in problem.pictures)}
+        (result,) = score_all(reward, [problem.answer], [problem.answer], [problem.prompt], [row])
     except RewardError as error:
         raise UserError(f"{what}, {about}: {_message_with_place(error)}", hint=hint) from error
     finally:
         close_reward(reward)
-    return TriedReward(judges=result.has_verdict, reads_rows=getattr(reward, "reads_rows", False))
+    return TriedReward(
+        judges=result.has_verdict,
+        reads_rows=getattr(reward, "reads_rows", False),
+        reads_pictures=getattr(reward, "reads_pictures", False),
+    )
 
 
 def _message_with_place(error: BaseException) -> str:

@@ -56,8 +56,8 @@ class ProblemPicture:
         """In memory."""
         return len(self.content)
 
-    def decode(self) -> Any:
-        """Returns a `PIL.Image.Image`, upright. Raises: UserError where the file is damaged, or is another one now."""
+    def read(self) -> bytes:
+        """Returns its file. Raises: UserError where it is another one now."""
         try:
             content = self.content if self.path is None else self.path.read_bytes()
         except OSError as error:
@@ -67,6 +67,11 @@ class ProblemPicture:
                 f"{self.place}: the picture {self.path} is not the one that was there when the run started",
                 hint="leave the files of pictures unchanged while a run reads them",
             )
+        return content
+
+    def decode(self) -> Any:
+        """Returns a `PIL.Image.Image`, upright. Raises: UserError where the file is damaged, or is another one now."""
+        content = self.read()
         try:
             return decoded_picture(content)
         except PictureError as error:

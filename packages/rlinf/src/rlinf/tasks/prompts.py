@@ -18,6 +18,8 @@ from rlinf.tasks.pictures import MARKER, ProblemPicture
 from rlinf.tasks.spooled import SpooledRows
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rlinf_workers.models import PictureProcessor
     from rlinf_workers.roles import Pictures, Prompt
 
@@ -263,6 +265,7 @@ class PromptEncoder:
         max_tokens: int | None,
         sends_row: bool,
         sends_messages: bool = False,
+        sends_pictures: bool = False,
     ) -> Prompt:
         """Returns a problem as the rollout reads it.
 
@@ -271,6 +274,7 @@ class PromptEncoder:
             max_tokens: as for `encode`; None: all prompts have one length.
             sends_row: whether the reward or a harness reads the columns of the data row.
             sends_messages: whether an agent goes on with the conversation.
+            sends_pictures: whether the reward reads the files of pictures.
         """
         import torch
 
@@ -286,6 +290,7 @@ class PromptEncoder:
             row_json=problem.row_json if sends_row else None,
             messages_json=json.dumps(self._messages_of(problem, pictures)) if sends_messages else None,
             pictures=pictures,
+            picture_files=tuple(map(_file_of, problem.pictures)) if sends_pictures else (),
         )
 
     def _messages_of(self, problem: TaskProblem, pictures: Pictures | None) -> list[dict[str, Any]]:
@@ -399,6 +404,13 @@ def make_picture_processor(
         raise UserError(f"the model {model} reads pictures: {error}", hint="pip install 'rlinf[vision]'") from error
     except ValueError as error:
         raise UserError(f"{prefix}max_pixels: {error}", hint="leave the limits out, or use others") from error
+
+
+def _file_of(picture: ProblemPicture) -> Tensor:
+    """[bytes] uint8"""
+    import torch
+
+    return torch.frombuffer(bytearray(picture.read()), dtype=torch.uint8)
 
 
 def _parts(text: str, has_pictures: bool) -> list[dict[str, str]]:

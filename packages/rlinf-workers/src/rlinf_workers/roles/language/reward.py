@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import nan
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from rlinf_algos import RewardError
 from rlinf_algos.rewards import (
     OUTCOMES,
+    PICTURE_FILES,
     RewardResult,
     RewardSpec,
     RewardTerm,
@@ -36,7 +37,7 @@ from rlinf_workers.execution.ports import Reader, Writer
 from rlinf_workers.models.language_model import load_tokenizer, silent_token_ids
 from rlinf_workers.roles.language.agent_parts import parts_by_agent
 from rlinf_workers.roles.language.conversation import conversation
-from rlinf_workers.roles.records.language import SampleGroup, ScoredGroup
+from rlinf_workers.roles.records.language import Prompt, SampleGroup, ScoredGroup
 from rlinf_workers.worker import ShownRow, Worker
 
 COIN_DOMAIN = 0x5EED_C015
@@ -257,7 +258,7 @@ class Reward(Worker):
         prompts = [prompt for group, own in pairs for prompt in [self._prompt(group)] * len(own)]
         rows = None
         if getattr(self._reward, "reads_rows", False):
-            rows = [row for group, own in pairs for row in [json.loads(group.prompt.row_json or "{}")] * len(own)]
+            rows = [row for group, own in pairs for row in [_row(group.prompt)] * len(own)]
         with self._host.waits.waiting("checker", processes=awaited_processes):
             return score_all(self._reward, completions, references, prompts, rows)
 
@@ -435,6 +436,13 @@ def _discarded(samples: SampleGroup, details: dict[int, str]) -> SampleGroup:
         causes=tuple(causes),
         details=tuple(messages),
     )
+
+
+def _row(prompt: Prompt) -> dict[str, Any]:
+    """The data row of a prompt, with the files of its pictures."""
+    row = json.loads(prompt.row_json or "{}")
+    files = tuple(one.numpy().tobytes() for one in prompt.picture_files)
+    return row | {PICTURE_FILES: files} if files else row
 
 
 def _parts(results: Sequence[RewardResult | None]) -> dict[str, torch.Tensor]:

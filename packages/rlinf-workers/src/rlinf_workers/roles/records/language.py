@@ -42,6 +42,8 @@ class Prompt:
     """The conversation that an agent goes on with, a JSON list of {"role", "content"}; None: there is no agent."""
     pictures: Pictures | None = None
     """What a vision-language model sees; None: the prompt is text alone."""
+    picture_files: tuple[Tensor, ...] = ()
+    """[bytes] uint8 each, the files of the pictures, for rewards that read them; empty if none does."""
 
 
 @record

@@ -28,7 +28,7 @@ from rlinf.jobs.models import (
 )
 from rlinf.jobs.named_agents import check_partners
 from rlinf.jobs.reasoning.memory import cut_refusal, quantization_refusal, recompute_notes, with_actor, with_budget_on
-from rlinf.jobs.rewards import check_reward
+from rlinf.jobs.rewards import blind_judges, check_reward
 from rlinf.jobs.training import backend_settings
 from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks.files import FileProblems
@@ -210,6 +210,13 @@ def prompts(job: ReasoningJob) -> Sequence[str]:
     return (*notes, *problems.notes)
 
 
+def rewards_that_see(job: ReasoningJob) -> Sequence[str]:
+    """Notes that a judge does not see the pictures of the problems."""
+    if not job.prompts.task.train_problem(0).pictures or job.prompts.tried_reward.reads_pictures:
+        return ()
+    return blind_judges(job.config.reward)
+
+
 def sources(job: ReasoningJob) -> None:
     """Every row has a source with a reward."""
     reward, problems = job.config.reward, job.prompts.task
@@ -323,6 +330,7 @@ CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (
     partners,
     further_policies,
     prompts,
+    rewards_that_see,
     sources,
     settings_without_effect,
     positions,

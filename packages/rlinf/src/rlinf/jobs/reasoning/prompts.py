@@ -102,16 +102,27 @@ class PromptSource:
         return self._prompts(problem for problems in self.held_out.values() for problem in problems)
 
     def _prompts(self, problems: Iterable[TaskProblem]) -> list[Prompt]:
-        encoder, max_tokens, sends_row = self.encoder, self.max_tokens, self.tried_reward.reads_rows
+        encoder, max_tokens, tried = self.encoder, self.max_tokens, self.tried_reward
         is_agent = self._config.rollout.agent is not None
         prompts = [
             encoder.prompt(
-                index, problem, max_tokens=max_tokens, sends_row=sends_row or is_agent, sends_messages=is_agent
+                index,
+                problem,
+                max_tokens=max_tokens,
+                sends_row=tried.reads_rows or is_agent,
+                sends_messages=is_agent,
+                sends_pictures=tried.reads_pictures,
             )
             for index, problem in enumerate(problems)
         ]
         return [
-            replace(one, pictures=self._pictures.place_all(one.pictures)) if one.pictures is not None else one
+            replace(
+                one,
+                pictures=self._pictures.place_all(one.pictures),
+                picture_files=tuple(map(self._pictures.place_tensor, one.picture_files)),
+            )
+            if one.pictures is not None
+            else one
             for one in prompts
         ]
 
