@@ -150,11 +150,12 @@ def files(tmp_path):
     }
 
 
-def test_adapters_are_merged_by_each_sync(driver, tmp_path, files):
+def test_a_sync_moves_the_adapter_alone(driver, tmp_path, files):
     tiny_model(tmp_path / "model", hidden_size=128)
     settings = {"actor.lora.rank": 4, "cluster.num_devices": 1, "run.num_steps": 4, "run.evaluate_every": 4}
     settings |= {"task.answer_format": "exact", "task.prompt_template": "{question}"}
     steps = train(driver, "gsm8k-grpo-lora", tmp_path / "run", MATH | files | settings)
+    assert "a sync moves the adapter, " in (tmp_path / "run" / "manifest.json").read_text()
     gaps = [step["rollout/logprob_gap_max"] for step in steps if "rollout/logprob_gap_max" in step]
     assert len(steps) == 4 and all(gap < ROUNDING for gap in gaps)
 

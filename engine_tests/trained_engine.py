@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rlinf_comm.weights import Layout, reshard_plan, specs_of
+from rlinf_comm.weights.layouts import is_adapter_tensor
 from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.engines.serving import ServingEngine
 from rlinf_workers.engines.sglang.engine import SGLangEngine
 from rlinf_workers.engines.vllm.engine import VLLMEngine
-from rlinf_workers.models.language_model import ModelSettings, build_model
+from rlinf_workers.execution.frozen_weights import FROZEN_VERSION
+from rlinf_workers.models.language_model import ModelSettings, load_model
+from rlinf_workers.models.lora_settings import LoraSettings
 from rlinf_workers.roles import Prompt
 from rlinf_workers.testing.architectures import tiny_architecture
-from rlinf_workers.weight_sync.base import Check, FinishReads, WeightPort
+from rlinf_workers.weight_sync.base import Check, FinishReads, SyncedTensors, WeightPort
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
 EDGE = "actor -> rollout"
@@ -56,7 +60,51 @@ class MismatchVerdict:
 
 def make_engine(name: str, settings: ModelSettings, tp: int) -> SGLangEngine | VLLMEngine:
     kind, devices = {"sglang": SGLangEngine, "vllm": VLLMEngine}[name], [f"cpu:{i}" for i in range(tp)]
-    return kind(settings, torch.device("cpu"), max_prompt_tokens=8, devices=devices, **CACHES[name])
+    return kind(settings, torch.device("cpu"), max_prompt_tokens=48, devices=devices, **CACHES[name])
+
+
+class _Edge:
+    """A sync of some tensors by shared memory, from this process to an engine."""
+
+    def __init__(
+        self,
+        source: Layout,
+        served: Layout,
+        tensors: Mapping[str, Tensor],
+        kind: SyncedTensors,
+        engine: ServingEngine,
+        num_processes: int,
+    ) -> None:
+        self.tensors = tensors
+        reshard = reshard_plan(source, served)
+        self._sync = SharedWeightSync(EDGE, reshard)
+
+        def port(side: Any, rank: int) -> WeightPort:
+            return WeightPort(
+                edge=EDGE,
+                side=side,
+                rank=rank,
+                reshard=reshard,
+                weight_sync="shared",
+                address=self._sync.address,
+                tensors=kind,
+            )
+
+        self.sender = SharedWeightSync.open_sender(port("send", 0))
+        self._receiver = engine.open_receiver([port("receive", rank) for rank in range(num_processes)])
+        self._finish_reads: FinishReads | None = None
+
+    def publish(self, version: int) -> None:
+        self._finish_reads = self.sender.publish(self.tensors, version)
+
+    def finish_reads(self) -> None:
+        if self._finish_reads is not None:
+            self._finish_reads()
+
+    def fill(self, version: int) -> Check:
+        check = self._receiver.receive({}, version)
+        assert check is not None, "an engine's weights are checked after they came"
+        return check
 
 
 class TrainedEngine:
@@ -66,50 +114,84 @@ class TrainedEngine:
         name: an architecture of `tiny_architecture`.
         tp: processes over which the engine cuts the model.
         engine: sglang or vllm.
+        adapter: of the model, whose other weights are frozen then.
         sizes: what differs from SIZES.
     """
 
-    def __init__(self, name: str, folder: Path, *, tp: int = 1, engine: str = "sglang", **sizes: Any) -> None:
-        settings = tiny_architecture(name, folder, **SIZES[engine] | sizes)
-        self.model = build_model(settings, torch.device("cpu"))
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        tp: int = 1,
+        engine: str = "sglang",
+        adapter: LoraSettings | None = None,
+        **sizes: Any,
+    ) -> None:
+        settings = replace(tiny_architecture(name, folder, **SIZES[engine] | sizes), adapter=adapter)
+        self.loaded = load_model(settings)
+        self.model = self.loaded.model
         self.weights = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        self._tp = tp
         self.engine = make_engine(engine, settings, tp)
         specs = specs_of(self.weights)
         self.layout = self.engine.layout().with_dtypes_of(specs)
-        reshard = reshard_plan(Layout.replicated(specs, 1), self.layout)
-        self.sync = SharedWeightSync(EDGE, reshard)
-
-        def port(side: Any, rank: int) -> WeightPort:
-            return WeightPort(
-                edge=EDGE, side=side, rank=rank, reshard=reshard, weight_sync="shared", address=self.sync.address
-            )
-
-        self.sender = SharedWeightSync.open_sender(port("send", 0))
-        self.receiver = self.engine.open_receiver([port("receive", rank) for rank in range(tp)])
+        self.trained = dict(self.weights)
+        """Tensors that a version changes."""
+        self._frozen: _Edge | None = None
         self.version = 0
+        self._generator = torch.Generator().manual_seed(1)
         self._scale = 1.6 / self.model.config.hidden_size**0.5
         """Of the weights: logits of a size whose rounding is far below the bound, whatever the width."""
-        self._finish_reads: FinishReads | None = None
+        if adapter is not None:
+            self.trained = {name: tensor for name, tensor in self.weights.items() if is_adapter_tensor(name)}
+            self._frozen = self._open("frozen")
+        self._edge = self._open("all" if adapter is None else "trained")
 
-    def publish(self) -> None:
-        """The next version: other numbers in every tensor, lent where they lie."""
+    def _open(self, tensors: SyncedTensors) -> _Edge:
+        is_frozen = tensors == "frozen"
+        own = {name: one for name, one in self.weights.items() if (name not in self.trained) == is_frozen}
+        served = self.layout.only(own)
+        return _Edge(Layout.replicated(served.specs, 1), served, own, tensors, self.engine, self._tp)
+
+    def publish(self, *, frozen: bool = False) -> None:
+        """The next version: other numbers in every tensor that changes, lent where they lie. Before the first version
+        the engine has taken frozen weights.
+
+        Args:
+            frozen: other frozen weights instead, on a new edge.
+        """
         self.finish_reads()
-        self.version += 1
-        generator = torch.Generator().manual_seed(self.version)
-        for tensor in self.weights.values():
-            tensor.copy_(torch.randn(tensor.shape, generator=generator) * self._scale + (tensor.dim() == 1))
-        self._finish_reads = self.sender.publish(self.weights, self.version)
+        if frozen:
+            self._frozen = self._open("frozen")
+        elif self._frozen is not None and not self.version:
+            self.freeze()
+        edge = self._edge_of(frozen=frozen)
+        self.version += not frozen
+        for tensor in edge.tensors.values():
+            noise = torch.randn(tensor.shape, generator=self._generator)
+            tensor.copy_(noise * self._scale + (tensor.dim() == 1))
+        edge.publish(FROZEN_VERSION if frozen else self.version)
 
     def finish_reads(self) -> None:
         """What is published is in the sync's memory from now on, if the engine has not taken it yet."""
-        if self._finish_reads is not None:
-            self._finish_reads()
+        for edge in (self._frozen, self._edge):
+            if edge is not None:
+                edge.finish_reads()
 
-    def fill(self) -> Check:
+    def fill(self, *, frozen: bool = False) -> Check:
         """The engine takes the version; what this returns is the check."""
-        check = self.receiver.receive({}, self.version)
-        assert check is not None, "an engine's weights are checked after they came"
-        return check
+        return self._edge_of(frozen=frozen).fill(FROZEN_VERSION if frozen else self.version)
+
+    def freeze(self) -> None:
+        """A correct sync of other frozen weights."""
+        self.publish(frozen=True)
+        self.fill(frozen=True)()
+
+    def _edge_of(self, *, frozen: bool) -> _Edge:
+        edge = self._frozen if frozen else self._edge
+        assert edge is not None, "only a model with an adapter has frozen weights"
+        return edge
 
     def close(self) -> None:
         self.engine.close()

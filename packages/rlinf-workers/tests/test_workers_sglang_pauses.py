@@ -196,6 +196,15 @@ def test_weights_are_copied_to_the_host_only_where_no_sync_follows_and_sglang_do
         engine.weights_received(5)
 
 
+def test_a_base_beside_an_adapter_is_kept_and_compared_where_a_sync_of_the_adapter_follows(make_engine):
+    engine = make_engine()
+    engine._has_adapter = True
+    engine.discard()
+    engine.onload()
+    calls = ["save_weights", "remember", "flush", "release", "resume", "restore_weights", "check_remembered"]
+    assert engine._server.calls == calls
+
+
 def test_nothing_is_generated_with_weights_that_were_discarded(make_engine):
     engine = make_engine()
     engine.discard()

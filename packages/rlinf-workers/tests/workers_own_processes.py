@@ -75,10 +75,10 @@ class DoesNothing(Liar):
 
 
 class AnswersForAnotherVersion(Inside):
-    def check(self, edge, policy_version):
+    def check(self, edge, policy_version, adapter_scale):
         from dataclasses import replace
 
-        return replace(super().check(edge, policy_version), policy_version=policy_version - 1)
+        return replace(super().check(edge, policy_version, adapter_scale), policy_version=policy_version - 1)
 
 
 LIARS = {

@@ -18,7 +18,7 @@ import queue
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor
 from rlinf_comm import LayoutError, PeerLost, WeightMismatchError, pack, record, unpack
 from rlinf_comm.weights import BufferSpec, specs_of, tensor_digests
 from rlinf_comm.wire import FOREVER, Connection, Deadline, Hello, receive_hello, send_hello
+from rlinf_workers.engines.adapted_layers import layers_with_other_scale
 from rlinf_workers.models.placement import HostPlaces
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.weight_sync.base import Check, WeightPort, WeightReceiver
@@ -115,6 +116,19 @@ class Model(Protocol):
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
 
+    def named_modules(self) -> Iterator[tuple[str, Any]]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _End:
+    """This process's end of an edge."""
+
+    receiver: WeightReceiver
+    parameters: frozenset[str]
+    """Those that it fills."""
+    is_frozen: bool
+    """Whether it fills them only once."""
+
 
 @dataclass
 class _Filled:
@@ -140,8 +154,11 @@ class Inside:
     _sending: threading.Lock = field(default_factory=threading.Lock)
     _entered: int = 0
     """The number of the last command that ran in `enter`."""
-    _receivers: dict[str, WeightReceiver] = field(default_factory=dict)
+    _ends: dict[str, _End] = field(default_factory=dict)
+    """By `WeightPort.end`."""
     _filled: dict[str, _Filled] = field(default_factory=dict)
+    _frozen: dict[str, int] = field(default_factory=dict)
+    """Frozen parameter that was checked -> its address."""
     _host: HostPlaces = field(default_factory=HostPlaces)
     _remembered: dict[str, int] = field(default_factory=dict)
     """Parameter -> its digest when `remember` was called."""
@@ -206,44 +223,65 @@ class Inside:
         )
 
     def open(self, port: WeightPort) -> None:
-        """Opens this process's end of an edge. Raises: LayoutError for parameters that the plan does not fill."""
-        check_held(self.describe(), port.reshard.dst_buffers[port.rank])
-        self._receivers[port.edge] = WEIGHT_SYNCS.get(port.weight_sync).open_receiver(port)
+        """Opens this process's end of an edge. Raises: LayoutError for parameters that the plan does not fill, or not
+        with the edge's other end."""
+        buffers, held = port.reshard.dst_buffers[port.rank], self.describe()
+        if port.tensors != "all":
+            held = replace(held, buffers={name: spec for name, spec in held.buffers.items() if name in buffers})
+        check_held(held, buffers)
+        is_frozen = port.tensors == "frozen"
+        if is_frozen:
+            self._frozen = {}
+        receiver = WEIGHT_SYNCS.get(port.weight_sync).open_receiver(port)
+        self._ends[port.end] = _End(receiver=receiver, parameters=frozenset(buffers), is_frozen=is_frozen)
 
-    def fill(self, edge: str, policy_version: int, timeout_s: float) -> None:
+    def fill(self, end: str, policy_version: int, timeout_s: float) -> None:
         """Receives a version into the engine's own parameters."""
-        self._filled.pop(edge, None)
-        tensors = self._parameters()
-        check = self._receivers[edge].receive(tensors, policy_version, timeout_s)
-        self._filled[edge] = _Filled(policy_version, _addresses(tensors), check)
+        self._filled.pop(end, None)
+        tensors, names = self._parameters(), self._ends[end].parameters
+        own = {name: tensor for name, tensor in tensors.items() if name in names}
+        check = self._ends[end].receiver.receive(own, policy_version, timeout_s)
+        self._filled[end] = _Filled(policy_version, _addresses(tensors), check)
 
-    def check(self, edge: str, policy_version: int) -> Attested:
+    def check(self, end: str, policy_version: int, adapter_scale: float | None) -> Attested:
         """Checks that the model's parameters hold that version as it was published.
+
+        Args:
+            adapter_scale: the factor of an adapter's updates; None: the model has no adapter.
 
         Raises: WeightMismatchError naming the tensors.
         """
-        filled = self._filled.pop(edge, None)
+        filled = self._filled.pop(end, None)
         version = None if filled is None else filled.policy_version
         if filled is None or version != policy_version:
             raise WeightMismatchError(
-                f"{edge}: version {policy_version} is expected, and this process was "
+                f"{end}: version {policy_version} is expected, and this process was "
                 + ("not filled" if version is None else f"filled with version {version}"),
                 expected_version=policy_version,
                 found_version=version,
             )
         served = self._parameters()
-        where = _addresses(served)
-        if where != filled.addresses:
-            names = tuple(sorted({name for name, _ in where.items() ^ filled.addresses.items()}))
+        where, expected = _addresses(served), filled.addresses | self._frozen
+        if where != expected:
+            names = tuple(sorted({name for name, _ in where.items() ^ expected.items()}))
             raise WeightMismatchError(
-                f"{edge}: the model does not serve the weights of version {policy_version}: {', '.join(names)} "
+                f"{end}: the model does not serve the weights of version {policy_version}: {', '.join(names)} "
                 "have other addresses. The engine rearranges weights for its kernels, or something has replaced them",
                 tensors=names,
                 expected_version=policy_version,
             )
+        if adapter_scale is not None and (layers := layers_with_other_scale(self.model, adapter_scale)):
+            raise WeightMismatchError(
+                f"{end}: the trainer multiplies the adapter's updates by {adapter_scale}, and the engine those of "
+                f"{', '.join(layers)} by another number",
+                tensors=layers,
+                expected_version=policy_version,
+            )
         if filled.check is not None:
             filled.check()
-        return Attested(policy_version=policy_version, num_tensors=len(served))
+        if self._ends[end].is_frozen:
+            self._frozen = {name: where[name] for name in self._ends[end].parameters}
+        return Attested(policy_version=policy_version, num_tensors=len(self._ends[end].parameters))
 
     def save_weights(self) -> None:
         """Copies the parameters to host memory, before the engine releases theirs."""

@@ -61,6 +61,7 @@ class EngineProcesses:
         self._calling = threading.Lock()
         self._answer_s = answer_s(num_bytes)
         self._processes = self._connect()
+        self._adapter_scale: float | None = None
 
     def layout(self, model: ModelSettings) -> Layout:
         """The placement of the canonical tensors in the engine's own parameters; one rank per process.
@@ -68,6 +69,7 @@ class EngineProcesses:
         Raises: LayoutError naming parameters that do not fit the model.
         """
         held: list[HeldWeights] = self.call("describe")
+        self._adapter_scale = None if model.adapter is None else model.adapter.scale
         self._answer_s = answer_s(max(one.num_bytes for one in held))
         return serving_layout(model, held)
 
@@ -76,7 +78,7 @@ class EngineProcesses:
         if len(ports) != self._num_processes:
             raise WorkersError(f"{len(ports)} ends of {ports[0].edge} for an engine of {self._num_processes} processes")
         self.call("open", each=ports)
-        return EngineReceiver(self, ports[0].edge)
+        return EngineReceiver(self, ports[0].end, self._adapter_scale)
 
     def process_ids(self) -> list[int]:
         """Process ids, by rank; can be called from any thread."""
@@ -150,22 +152,27 @@ class EngineProcesses:
 
 
 class EngineReceiver:
-    """A WeightReceiver for weights in the processes of an engine."""
+    """A WeightReceiver for weights in the processes of an engine.
 
-    def __init__(self, processes: EngineProcesses, edge: str) -> None:
-        self._processes, self._edge = processes, edge
+    Args:
+        end: the `WeightPort.end` that they have opened.
+        adapter_scale: the factor by which they must multiply what adapted layers add.
+    """
+
+    def __init__(self, processes: EngineProcesses, end: str, adapter_scale: float | None) -> None:
+        self._processes, self._end, self._adapter_scale = processes, end, adapter_scale
 
     def receive(self, tensors: Mapping[str, Tensor], policy_version: int, timeout_s: float = 60.0) -> Check:
         """Fills the engine's parameters. `tensors` are the worker's and must be empty."""
-        assert not tensors, f"{self._edge}: an engine with its own processes has no weights in the worker"
-        self._processes.call("fill", self._edge, policy_version, timeout_s, waits=True)
+        assert not tensors, f"{self._end}: an engine with its own processes has no weights in the worker"
+        self._processes.call("fill", self._end, policy_version, timeout_s, waits=True)
 
         def check() -> None:
-            answers: list[Attested] = self._processes.call("check", self._edge, policy_version)
+            answers: list[Attested] = self._processes.call("check", self._end, policy_version, self._adapter_scale)
             versions = [answer.policy_version for answer in answers]
             if versions != [policy_version] * len(versions):
                 raise WeightMismatchError(
-                    f"{self._edge}: the engine's processes serve versions {versions}, not {policy_version}",
+                    f"{self._end}: the engine's processes serve versions {versions}, not {policy_version}",
                     expected_version=policy_version,
                 )
 

@@ -60,7 +60,7 @@ class ServingEngine:
     """Options that make its KV cache larger, for messages."""
     CHECKS_WAKES: ClassVar[bool] = False
     """Whether its weights are compared with those that it had, after its memory was released and allocated again and
-    before it goes on."""
+    before it goes on; always with an adapter, whose base no sync renews."""
     PAUSES_ASLEEP: ClassVar[bool] = False
     """Whether it computes nothing after `_resume` until `_continue`, also if no request is in flight."""
 
@@ -71,6 +71,8 @@ class ServingEngine:
     """A `ServerLoop`; subclasses also use what is their own."""
     _backs_weights_up = True
     """Whether the server keeps a copy of the weights by itself when it releases its memory."""
+    _has_adapter = False
+    """Whether syncs fill an adapter alone, beside a base that they do not renew."""
     _is_remembered = False
     """Whether the processes have digests of their weights while its state is offloaded."""
 
@@ -88,7 +90,7 @@ class ServingEngine:
         tokenizer = load_tokenizer(model.folder)
         self._stop_ids = stop_token_ids(model.folder, tokenizer)
         self._tokenizer, self._max_prompt_tokens = tokenizer, max_prompt_tokens
-        self._num_devices = num_devices
+        self._num_devices, self._has_adapter = num_devices, model.adapter is not None
         self._lost: WorkersError | None = None
         self._results: queue.SimpleQueue[Completion | UnfinishedCompletion | BaseException | None] = queue.SimpleQueue()
         """None: `interrupt` was called."""
@@ -269,9 +271,9 @@ class ServingEngine:
         self._leave(is_renewed=False)
 
     def discard(self) -> None:
-        """The weights take no memory anywhere meanwhile, unless requests in flight go on with them, or the server
-        keeps copies by itself."""
-        self._leave(is_renewed=True)
+        """The weights take no memory anywhere meanwhile, unless requests in flight go on with them, the server keeps
+        copies by itself, or a sync renews an adapter alone."""
+        self._leave(is_renewed=not self._has_adapter)
 
     def _leave(self, *, is_renewed: bool) -> None:
         self._raise_if_lost()
@@ -285,7 +287,7 @@ class ServingEngine:
                 elif not self._backs_weights_up:
                     self._processes.call("save_weights")
                     self._is_saved = True
-                if self.CHECKS_WAKES and self._has_weights:
+                if (self.CHECKS_WAKES or self._has_adapter) and self._has_weights:
                     self._processes.call("remember")
                     self._is_remembered = True
                 self._server.run(self._release(pauses=self._waits, drops=drops))

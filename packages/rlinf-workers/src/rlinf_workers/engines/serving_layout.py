@@ -10,7 +10,13 @@ from typing import Any
 
 from rlinf_comm import LayoutError
 from rlinf_comm.weights import Layout, RankLayout
-from rlinf_comm.weights.layouts import MODEL_TYPES, TransformerShape, huggingface_layout, merged_layout
+from rlinf_comm.weights.layouts import (
+    MODEL_TYPES,
+    TransformerShape,
+    adapted_layout,
+    huggingface_layout,
+    merged_layout,
+)
 from rlinf_workers.engines.inside import HeldWeights, check_held
 from rlinf_workers.models.in_memory import renamed
 from rlinf_workers.models.language_model import ModelSettings
@@ -57,6 +63,9 @@ def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
     expected = merged_layout(
         shape, tp=sizes["tp"], ep=sizes.get("ep", 1), expert_tp=sizes.get("expert_tp"), num_ranks=len(held)
     )
+    expected = renamed(expected, huggingface_layout(shape, fused_experts=CONVERTS))
+    if model.adapter is not None:
+        expected = adapted_layout(expected, model.adapter.rank, model.adapter.changes)
     ranks = []
     for number, (process, rank) in enumerate(zip(held, expected.ranks, strict=True)):
         buffers = {
@@ -68,4 +77,4 @@ def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
         except LayoutError as error:
             raise LayoutError(f"{config.get('model_type')}, engine process {number}: {error}") from error
         ranks.append(RankLayout(buffers, rank.blocks))
-    return renamed(Layout(expected.specs, tuple(ranks)), huggingface_layout(shape, fused_experts=CONVERTS))
+    return Layout(expected.specs, tuple(ranks))

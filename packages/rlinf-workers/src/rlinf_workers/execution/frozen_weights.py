@@ -9,31 +9,25 @@ from torch import Tensor
 
 from rlinf_comm import WeightMismatchError
 from rlinf_comm.weights import tensor_digests
-from rlinf_workers.weight_sync.base import WeightPort
+from rlinf_workers.weight_sync.base import FROZEN
 
 FROZEN_VERSION = 0
 """The only version of frozen weights."""
-_FROZEN = " (frozen)"
 
 
 def frozen_end(edge: str) -> str:
     """The name of an edge's end for frozen weights; that of the others is the edge's own."""
-    return edge + _FROZEN
-
-
-def end_of(port: WeightPort) -> str:
-    """The name of the end that a port opens."""
-    return frozen_end(port.edge) if port.tensors == "frozen" else port.edge
+    return edge + FROZEN
 
 
 def is_frozen(end: str) -> bool:
     """Whether an end receives frozen weights."""
-    return end.endswith(_FROZEN)
+    return end.endswith(FROZEN)
 
 
 def edge_of(end: str) -> str:
     """The edge of an end."""
-    return end.removesuffix(_FROZEN)
+    return end.removesuffix(FROZEN)
 
 
 class FrozenWeights:

@@ -29,7 +29,6 @@ from rlinf_workers.execution.frozen_weights import (
     FROZEN_VERSION,
     FrozenWeights,
     edge_of,
-    end_of,
     frozen_end,
     is_frozen,
 )
@@ -451,7 +450,7 @@ class WorkerHost:
     def open_weights(self, ports: Sequence[WeightPort]) -> None:
         """Opens this rank's end of a weight sync edge, or several ends if the worker serves from several processes.
         Drops an end opened before, with the weights it received."""
-        port, end = ports[0], end_of(ports[0])
+        port, end = ports[0], ports[0].end
         if port.side == "send":
             self.before_change()
             self._unfinished_reads.pop(end, None)

@@ -25,6 +25,8 @@ Check = Callable[[], object]
 SyncedTensors = Literal["all", "frozen", "trained"]
 """all: one sync of an edge moves all tensors of each version. Where servers have the tensors of an adapter, there are
 two: one moves the frozen tensors, once, and the other those that training changes."""
+FROZEN = " (frozen)"
+"""Follows the name of an edge in that of its end for frozen weights."""
 FinishReads = Callable[[], object]
 """Ends the use of a trainer's tensors that were published by reference."""
 
@@ -61,6 +63,11 @@ class WeightPort:
     attests: bool = True
     """Whether a receiver must verify that it holds what was published; a weight sync that always verifies may ignore
     it."""
+
+    @property
+    def end(self) -> str:
+        """The name of the end that it opens: the edge's, or that of the edge's end for frozen weights."""
+        return self.edge + FROZEN if self.tensors == "frozen" else self.edge
 
 
 class WeightTarget(Protocol):

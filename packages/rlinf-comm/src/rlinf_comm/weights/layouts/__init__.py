@@ -7,7 +7,7 @@
     megatron.py     Megatron-Core: tensor, pipeline, expert and expert-tensor parallelism
     merged.py       SGLang and vLLM: merged qkv, gate_up and experts
     quantized.py    of any trainer whose weights are quantized to FP8 before they are sent
-    adapters.py     names of LoRA adapters that are served beside the weights that they change
+    adapters.py     LoRA adapters that are served beside the weights that they change
 
 All return a Layout whose buffers have the parameter names of the engine, so that a rank's tensors are
 `dict(model.named_parameters())`.
@@ -15,7 +15,7 @@ All return a Layout whose buffers have the parameter names of the engine, so tha
 
 from __future__ import annotations
 
-from rlinf_comm.weights.layouts.adapters import LORA_A, LORA_B, has_adapter, is_adapter_tensor
+from rlinf_comm.weights.layouts.adapters import LORA_A, LORA_B, adapted_layout, has_adapter, is_adapter_tensor
 from rlinf_comm.weights.layouts.assembly import rounded_up
 from rlinf_comm.weights.layouts.config import MODEL_TYPES
 from rlinf_comm.weights.layouts.fsdp2 import fsdp2_layout, local_shards, shard_boxes
@@ -35,4 +35,4 @@ __all__ = [
     "merged_layout",
 ]
 __all__ += ["shard_boxes", "rounded_up", "is_quantized", "scales_of", "quantized_names", "quantized_layout"]
-__all__ += ["MODEL_TYPES", "LORA_A", "LORA_B", "has_adapter", "is_adapter_tensor"]
+__all__ += ["MODEL_TYPES", "LORA_A", "LORA_B", "adapted_layout", "has_adapter", "is_adapter_tensor"]

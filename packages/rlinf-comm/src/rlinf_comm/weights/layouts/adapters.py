@@ -9,12 +9,16 @@ These are the names in peft's files, without their prefix.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+
+from rlinf_comm.errors import LayoutError
+from rlinf_comm.weights.layout import Block, Box, BufferSpec, Layout, RankLayout, TensorSpec
 
 LORA_A = ".lora_A.weight"
 """End of the name of A, in place of `.weight`."""
 LORA_B = ".lora_B.weight"
 """End of the name of B."""
+WEIGHT = ".weight"
 
 
 def is_adapter_tensor(name: str) -> bool:
@@ -25,3 +29,59 @@ def is_adapter_tensor(name: str) -> bool:
 def has_adapter(names: Iterable[str]) -> bool:
     """Whether a model with these canonical tensors has an adapter."""
     return any(map(is_adapter_tensor, names))
+
+
+def adapted_layout(layout: Layout, rank: int, changes: Callable[[str], bool]) -> Layout:
+    """A layout with the tensors of an adapter beside the weights of linear layers, stacked as these are.
+
+    Beside a buffer `NAME.weight` whose parts belong to P changed layers are
+
+        NAME.lora_A [P * r, in]   their A, in the order of the parts; of the columns that the rank stores
+        NAME.lora_B [rows, r]     their B, in that order; of the rows that the rank stores
+
+    Example: `qkv_proj.weight` [12, 8] with 8 rows of q and 2 of k and v each, an adapter of q and v of rank 2:
+    `qkv_proj.lora_A` is [4, 8] and `qkv_proj.lora_B` [10, 2].
+
+    Args:
+        rank: r.
+        changes: whether a layer, by its canonical name without `.weight`, has an adapter.
+
+    Raises:
+        LayoutError: no layer has one.
+    """
+    specs, adapted = dict(layout.specs), {id(one): _adapted_rank(one, rank, changes) for one in layout.ranks}
+    for name in {block.name for one in layout.ranks for block in _changed(one, changes)}:
+        (num_rows, num_columns), dtype = specs[name].shape, specs[name].dtype
+        specs[name.removesuffix(WEIGHT) + LORA_A] = TensorSpec((rank, num_columns), dtype)
+        specs[name.removesuffix(WEIGHT) + LORA_B] = TensorSpec((num_rows, rank), dtype)
+    if len(specs) == len(layout.specs):
+        raise LayoutError("an adapter changes none of the model's linear layers")
+    return Layout(specs, tuple(adapted[id(one)] for one in layout.ranks))
+
+
+def _changed(one: RankLayout, changes: Callable[[str], bool]) -> Iterator[Block]:
+    """The blocks of linear layers with an adapter."""
+    for block in one.blocks:
+        is_matrix = block.buffer.endswith(WEIGHT) and len(one.buffers[block.buffer].shape) == 2
+        if is_matrix and block.name.endswith(WEIGHT) and changes(block.name.removesuffix(WEIGHT)):
+            yield block
+
+
+def _adapted_rank(one: RankLayout, rank: int, changes: Callable[[str], bool]) -> RankLayout:
+    parts: dict[str, list[Block]] = {}
+    for block in sorted(_changed(one, changes), key=lambda block: block.offset):
+        parts.setdefault(block.buffer, []).append(block)
+    buffers, blocks = dict(one.buffers), list(one.blocks)
+    for buffer, changed in parts.items():
+        layer, dtype, width = buffer.removesuffix(WEIGHT), one.buffers[buffer].dtype, one.buffers[buffer].shape[1]
+        num_rows = 0
+        for number, block in enumerate(changed):
+            (first_row, first_column), (rows, columns) = block.box.start, block.box.shape
+            name = block.name.removesuffix(WEIGHT)
+            a, b = Box((0, first_column), (rank, columns)), Box((first_row, 0), (rows, rank))
+            blocks.append(Block(name + LORA_A, a, f"{layer}.lora_A", number * rank * width, (width, 1)))
+            blocks.append(Block(name + LORA_B, b, f"{layer}.lora_B", num_rows * rank, (rank, 1)))
+            num_rows += rows
+        buffers[f"{layer}.lora_A"] = BufferSpec((len(changed) * rank, width), dtype)
+        buffers[f"{layer}.lora_B"] = BufferSpec((num_rows, rank), dtype)
+    return RankLayout(buffers, tuple(blocks))

@@ -6,17 +6,24 @@ file, so that the worker can report it, and makes the process die with its paren
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rlinf_workers.addresses import ON_ONE_MACHINE
 from rlinf_workers.engines.server_processes import end_with_parent, keep_errors
+from rlinf_workers.models.lora_settings import LoraSettings
 
 FOLDER_VARIABLE = "RLINF_SGLANG_FOLDER"
 """Env var with the folder that a worker shares with its engine's processes."""
 MEETING_VARIABLE = "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"
 """SGLang's env var for the rendezvous URL of an engine's ranks, as in torch.distributed."""
+
+ADAPTER_VARIABLE = "RLINF_SGLANG_ADAPTER"
+"""Env var with the `LoraSettings` of the model as JSON; empty: it has no adapter."""
 
 
 def run_scheduler(*arguments: Any, **keywords: Any) -> None:
@@ -31,6 +38,8 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
 
     if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
         _pin_nothing()
+    if adapter := os.environ.get(ADAPTER_VARIABLE):
+        _adapt_loaded_models(msgspec.json.decode(adapter, type=LoraSettings))
 
     run_scheduler_process(*arguments, **keywords)
 
@@ -43,3 +52,30 @@ def _pin_nothing() -> None:
         return allocator.allocate(dims, dtype=dtype, device=device)
 
     common.ALLOC_MEMORY_FUNCS["cpu"] = allocate
+
+
+def _adapt_loaded_models(adapter: LoraSettings) -> None:
+    """Adds the adapter to each model that SGLang loads, before it captures graphs and where it allocates weights, so
+    that they are released and allocated with these."""
+    from sglang.srt.model_executor.model_runner_components import (  # pyright: ignore[reportMissingImports]
+        load_model_utils,
+    )
+
+    from rlinf_workers.engines.adapted_layers import adapt_layers
+
+    get_model_loader = load_model_utils.get_model_loader
+
+    def get_adapting_loader(*arguments: Any, **keywords: Any) -> Any:
+        loader = get_model_loader(*arguments, **keywords)
+        load_model = loader.load_model
+
+        @functools.wraps(load_model)
+        def load_adapted(*arguments: Any, **keywords: Any) -> Any:
+            model = load_model(*arguments, **keywords)
+            adapt_layers(model, adapter)
+            return model
+
+        loader.load_model = load_adapted
+        return loader
+
+    load_model_utils.get_model_loader = get_adapting_loader

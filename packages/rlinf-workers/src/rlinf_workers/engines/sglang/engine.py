@@ -82,7 +82,9 @@ class SGLangEngine(ServingEngine):
             static_fraction=self._static_fraction(static_bytes),
         )
         self._backs_weights_up = bool(arguments.get("enable_weights_cpu_backup"))
-        self._serve(lambda: EngineServer(arguments, self._folder, self._on_lost), device, max_batch_sequences)
+        self._serve(
+            lambda: EngineServer(arguments, self._folder, self._on_lost, model.adapter), device, max_batch_sequences
+        )
         self._note_small_pool()
 
     def _static_fraction(self, static_bytes: int | None) -> float | None:

@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
 from rlinf_workers.engines.server_loop import ServerLoop
-from rlinf_workers.engines.sglang.child import FOLDER_VARIABLE, MEETING_VARIABLE, run_scheduler
+from rlinf_workers.engines.sglang.child import ADAPTER_VARIABLE, FOLDER_VARIABLE, MEETING_VARIABLE, run_scheduler
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.leftovers import SweptFolder
+from rlinf_workers.models.lora_settings import LoraSettings
 
 PORT_TAKEN = "another process took the port that SGLang had chosen; start the run again"
 
@@ -34,9 +37,14 @@ class EngineServer(ServerLoop):
     }
 
     def __init__(
-        self, arguments: Mapping[str, Any], folder: SweptFolder, on_lost: Callable[[WorkersError], None]
+        self,
+        arguments: Mapping[str, Any],
+        folder: SweptFolder,
+        on_lost: Callable[[WorkersError], None],
+        adapter: LoraSettings | None,
     ) -> None:
         os.environ[FOLDER_VARIABLE] = str(folder.path)
+        os.environ[ADAPTER_VARIABLE] = "" if adapter is None else msgspec.json.encode(adapter).decode()
         # Its ranks rendezvous through a file: SGLang's own store would listen on every address and accept any keys.
         os.environ[MEETING_VARIABLE] = f"file://{folder.path / 'ranks'}"  # torch reads it literally
         _ignore_sigquit()

@@ -113,6 +113,7 @@ SPEC = SGLangSpec(
         cpu_variables={"SGLANG_USE_CPU_ENGINE": "1"},
         cpu_stand_ins=("sglang-kernel", "torchvision"),
     ),
+    syncs_adapters=True,
     quantizations=("fp8",),
     quantizes_activations=True,
     packages=("sglang",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import torch
 
 from rlinf_workers.engines.vllm.options import CPU_BLOCK_TOKENS, MEMORY_SHARE
@@ -16,6 +17,9 @@ EXTENSION = "rlinf_workers.engines.vllm.extension.Extension"
 """vLLM mixes this class into its workers, and imports its module in each of them before it loads a model."""
 PLAIN, PLAIN_DUMMY = "rlinf", "rlinf_dummy"
 """Load formats that extension.py registers: weights stay as the model has them; with values of the folder, or any."""
+ADAPTER = "rlinf_adapter"
+"""Key of vLLM's `additional_config` with the `LoraSettings` of the model. It counts in the hash under which vLLM stores
+compiled code."""
 
 ON_CPU: Mapping[str, Argument] = {
     "enforce_eager": True,
@@ -53,11 +57,16 @@ def engine_arguments(
         folder: the folder that vLLM loads, with config.json; `model.folder` or a copy.
         engine_options: the recipe's options, already checked.
     """
+    own = {}
+    if model.adapter is not None:
+        settings = {ADAPTER: msgspec.to_builtins(model.adapter)}
+        own["additional_config"] = (engine_options.get("additional_config") or {}) | settings
     return {
         **(ON_CPU if device.type == "cpu" else ON_GPU),
         "max_model_len": -1,  # as long as the model and the cache allow
         **engine_options,
         **FIXED,
+        **own,
         "model": folder,
         "dtype": model.dtype,
         "load_format": PLAIN if model.has_weights else PLAIN_DUMMY,

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -42,11 +43,13 @@ from vllm.platforms import current_platform  # pyright: ignore[reportMissingImpo
 from vllm.v1.sample.sampler import Sampler  # pyright: ignore[reportMissingImports]
 
 from rlinf_workers.addresses import ON_ONE_MACHINE
+from rlinf_workers.engines.adapted_layers import adapt_layers
 from rlinf_workers.engines.inside import Inside, enter
 from rlinf_workers.engines.server_processes import end_with_parent, keep_errors
-from rlinf_workers.engines.vllm.arguments import PLAIN, PLAIN_DUMMY
+from rlinf_workers.engines.vllm.arguments import ADAPTER, PLAIN, PLAIN_DUMMY
 from rlinf_workers.engines.vllm.child import FOLDER_VARIABLE
 from rlinf_workers.gloo_guard import guard_gloo
+from rlinf_workers.models.lora_settings import LoraSettings
 
 if folder := os.environ.get(FOLDER_VARIABLE):  # in a process of an engine, not in a test
     end_with_parent()
@@ -92,6 +95,9 @@ class MergedModel:
         """vLLM keeps the experts in a module of their own below `experts`."""
         for name, parameter in self._model.named_parameters():
             yield name.replace(".experts.routed_experts.", ".experts."), parameter
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        return self._model.named_modules()
 
 
 class TemperedSampler(Sampler):
@@ -187,6 +193,8 @@ class _Plain:
 
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
         model = super().load_model(vllm_config, model_config, prefix)  # type: ignore[misc] - of vLLM's loader
+        if (adapter := vllm_config.additional_config.get(ADAPTER)) is not None:
+            adapt_layers(model, msgspec.convert(adapter, LoraSettings))
         for module in model.modules():
             if hasattr(module, "cpu_linear"):
                 module.cpu_linear = functional.linear  # the head has no mark, and computes from a copy
@@ -222,7 +230,7 @@ def _not_plain(model: nn.Module) -> Iterator[str]:
             fused = method.moe_kernel.fused_experts
             if current_platform.is_cpu() and type(fused) is not PlainExperts:
                 yield f"{name} ({type(fused).__name__})"
-        elif method is not None and type(method).__name__ not in PLAIN_METHODS:
+        elif method is not None and type(getattr(method, "plain", method)).__name__ not in PLAIN_METHODS:
             yield f"{name} ({type(method).__name__})"
         elif getattr(module, "cpu_linear", functional.linear) is not functional.linear:
             yield name

