@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf.config.embodied import EmbodiedConfig, EnvConfig, PolicyConfig
+from rlinf.config.embodied import EmbodiedConfig, EnvConfig, PolicyActorConfig, PolicyConfig
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
@@ -15,6 +15,7 @@ from rlinf.jobs.acting import chosen_policy, limit_notes, picture_notes, termina
 from rlinf.jobs.embodied.job import EmbodiedJob
 from rlinf.jobs.embodied.running_episodes import RunningEpisodes
 from rlinf.jobs.env_interface import probe
+from rlinf.jobs.training import epsilon_notes
 from rlinf.machine import InstalledGpu, Machine
 from rlinf_envs import EnvSpec, FieldSpec, RowSnapshot
 from rlinf_workers import FlowRun
@@ -270,6 +271,14 @@ def test_the_manifest_says_where_episodes_go_on_after_their_end():
     )
     assert termination_notes(env.model_copy(update={"kind": "maniskill"})) == ()
     assert termination_notes(EnvConfig(kind="gymnasium", id="Hopper-v5")) == ()
+
+
+def test_an_epsilon_for_small_networks_is_noted_with_a_published_checkpoint():
+    published = PolicyConfig(name="openvla", options={"folder": "model"})
+    (note,) = epsilon_notes(PolicyActorConfig(), published)
+    assert note.startswith("actor.adam_epsilon=1e-05: ") and note.endswith("--actor.adam_epsilon 1e-08")
+    assert epsilon_notes(PolicyActorConfig(adam_epsilon=1e-8), published) == ()
+    assert epsilon_notes(PolicyActorConfig(), PolicyConfig(name="openvla")) == ()
 
 
 def test_pictures_that_published_checkpoints_have_not_seen_are_noted():

@@ -178,6 +178,23 @@ def test_recipes_of_published_checkpoints_train_as_the_public_configurations(nam
     assert {key: at(config, key) for key in public} == public
 
 
+def test_the_page_of_openvla_trains_in_libero_as_the_public_configurations(tmp_path: Path):
+    page = (Path(__file__).parents[3] / "docs" / "policies" / "openvla.md").read_text(encoding="utf-8")
+    _, _, rest = page.partition('title="libero-openvla.yaml"\n')
+    (tmp_path / "libero-openvla.yaml").write_text(rest.partition("```")[0])
+    config = load_config(str(tmp_path / "libero-openvla.yaml")).model_dump()
+    public = {
+        "actor.adam_epsilon": 1e-8,
+        "algorithm.target_kl": None,
+        "algorithm.entropy_coef": 0.0,
+        "algorithm.num_epochs": 1,
+        "algorithm.value_clip": 0.2,
+        "env.options.quality": "full",
+        "env.options.image_size": 256,
+    }
+    assert {key: at(config, key) for key in public} == public
+
+
 def at(values: dict, key: str) -> object:
     for part in key.split("."):
         values = values[part]

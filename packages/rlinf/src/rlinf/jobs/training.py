@@ -15,6 +15,7 @@ import torch
 
 from rlinf.config.base import either
 from rlinf.config.common import OptimizerConfig, TrainerConfig
+from rlinf.config.embodied import PolicyActorConfig, PolicyConfig
 from rlinf.config.lora import LoraConfig
 from rlinf.errors import UserError
 from rlinf.plugin_checks import named_class
@@ -24,6 +25,9 @@ from rlinf_workers.models import ALL_LINEAR, LoraSettings, find_targets, policy_
 from rlinf_workers.plugins import POLICIES, TRAINERS
 from rlinf_workers.policies import FOLDER_OPTIONS, PolicySettings, make_policy, outline_policy
 from rlinf_workers.trainers import BackendSettings, OptimizerSettings
+
+LARGEST_EPSILON = 1e-8
+"""Adam's epsilon of the public configurations of VLAs."""
 
 
 def backend_settings(actor: TrainerConfig, num_shards: int, model: Mapping[str, Any] | None = None) -> BackendSettings:
@@ -56,6 +60,17 @@ def optimizer_settings(section: OptimizerConfig, **others: Any) -> OptimizerSett
     """What a section of the config says of the optimizer, and what it leaves open."""
     names = {field.name for field in fields(OptimizerSettings)} & type(section).model_fields.keys()
     return OptimizerSettings(**{name: getattr(section, name) for name in names}, epsilon=section.adam_epsilon, **others)
+
+
+def epsilon_notes(actor: PolicyActorConfig, policy: PolicyConfig) -> tuple[str, ...]:
+    """What the manifest says where Adam's epsilon, made for small networks, shrinks the steps of a published model."""
+    if policy.options.get("folder") is None or actor.adam_epsilon <= LARGEST_EPSILON:
+        return ()
+    return (
+        f"actor.adam_epsilon={actor.adam_epsilon:g}: the gradient of a published checkpoint, clipped to a norm of "
+        f"{actor.max_grad_norm:g}, has about as small numbers, since it has so many weights, so steps shrink to a "
+        f"fraction of the learning rate; public configurations have --actor.adam_epsilon {LARGEST_EPSILON:g}",
+    )
 
 
 # -- adapters ----------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from rlinf.jobs.films import check_draws, check_video, write_film
 from rlinf.jobs.training import (
     backend_settings,
     check_policy_module,
+    epsilon_notes,
     policy_digest,
     policy_lora,
     with_base,
@@ -95,6 +96,7 @@ class EmbodiedJob(Job):
             *termination_notes(config.env),
             *limit_notes(config.env, self._interface),
             *picture_notes(config.env, config.policy),
+            *epsilon_notes(config.actor, config.policy),
             *waiting_notes(config),
             *self._learning.notes,
             *self._needs.notes,
