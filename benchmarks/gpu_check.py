@@ -4,10 +4,11 @@
     python -m benchmarks.gpu_check --tests         # instead runs the tests marked gpu, compute-sanitizer and copy rates
     python -m benchmarks.gpu_check --tiny          # on a CPU: tries every part; its figures mean nothing
 
-Needs torch, transformers and what the packages import; nothing is downloaded. rlinf-comm is built with CUDA into a
-temporary folder, unless the installed one has its kernels. Every part has a limit of seconds, and none begins when the
-8 minutes are over. The file is written after each part, so that a run which is cut short keeps what it has. At the end
-stands each expected row (gpu_expected.py, benchmarks/README.md) beside what was measured.
+Needs torch, transformers and what the packages import; nothing is downloaded, and the packages themselves need not be
+installed: those with native code are built into a temporary folder, with CUDA, unless there are kernels already. Every
+part has a limit of seconds, and none begins when the 8 minutes are over. The file is written after each part, so that a
+run which is cut short keeps what it has. At the end stands each expected row (gpu_expected.py, benchmarks/README.md)
+beside what was measured.
 Exit code: 0 all expectations held, 1 one did not or a part failed (the JSON says which), 2 this machine cannot run it.
 """
 
@@ -24,19 +25,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_expected import judged, table
-from benchmarks.harness import RESULTS_FOLDER
-
-from rlinf.run_folder.manifest import describe_machine, git_state, timestamp
 
 REPOSITORY = Path(__file__).parents[1]
 TOTAL_S = 470.0
-NATIVE = ("packages/rlinf-comm", "packages/rlinf-sched")
+NATIVE = ("rlinf-comm", "rlinf-sched")
 NEEDED = ("numpy", "pytest", "scikit_build_core", "pybind11", "transformers", "msgspec", "pydantic")
+HAS_KERNELS = "import rlinf_comm, rlinf_sched, sys; sys.exit(not rlinf_comm.has_cuda_kernels())"
 SANITIZED = "layouts or 0- or nan or digests"
 """Tests that are short enough under compute-sanitizer."""
 
@@ -122,7 +122,13 @@ def parts_with_tests(*, tiny: bool) -> list[Part]:
 
 
 def has_module(python: str, name: str) -> bool:
-    return subprocess.run([python, "-c", f"import {name}"], capture_output=True, check=False).returncode == 0
+    return succeeds(python, f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is None)")
+
+
+def succeeds(python: str, program: str, env_vars: Mapping[str, str] | None = None) -> bool:
+    """Whether an interpreter runs the program without an error."""
+    env = {**os.environ, **(env_vars or {})}
+    return subprocess.run([python, "-c", program], env=env, capture_output=True, check=False).returncode == 0
 
 
 def run(part: Part, limit_s: float, env_vars: Mapping[str, str]) -> dict[str, Any]:
@@ -160,13 +166,18 @@ def run(part: Part, limit_s: float, env_vars: Mapping[str, str]) -> dict[str, An
     return row
 
 
-def build(site: Path, limit_s: float) -> dict[str, Any]:
-    """Builds the packages with native code, with CUDA for this GPU."""
+def build(site: Path, limit_s: float) -> dict[str, dict[str, Any]]:
+    """Builds the packages with native code at the same time, with CUDA for this GPU; package -> what became of it."""
     import torch
 
     flags = {"RLINF_CUDA": "ON", "RLINF_CUDA_ARCHS": "{}{}-real".format(*torch.cuda.get_device_capability())}
     pip = ("-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--target", str(site))
-    return run(Part(name="build", limit_s=limit_s, arguments=(*pip, *NATIVE)), limit_s, flags)
+    parts = [
+        Part(name=f"build, {package}", limit_s=limit_s, arguments=(*pip, f"packages/{package}")) for package in NATIVE
+    ]
+    with ThreadPoolExecutor(len(parts)) as threads:
+        rows = threads.map(lambda part: run(part, limit_s, flags), parts)
+        return {part.name: row for part, row in zip(parts, rows, strict=True)}
 
 
 def refusal() -> str | None:
@@ -181,12 +192,6 @@ def refusal() -> str | None:
     return (
         None if torch.cuda.is_available() else "no CUDA device that torch can use; --tiny tries the parts without one"
     )
-
-
-def has_kernels() -> bool:
-    from rlinf_comm import has_cuda_kernels
-
-    return has_cuda_kernels()
 
 
 def results_of(
@@ -209,7 +214,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for everything")
     parser.add_argument("--trl-python", default=sys.executable, help="interpreter that can import trl")
     parser.add_argument("--table", action="store_true", help="prints the expected rows, and runs nothing")
-    parser.add_argument("--output", type=Path, default=RESULTS_FOLDER / "gpu.json")
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "benchmarks/results/gpu.json")
     options = parser.parse_args()
     if options.table:
         print(table())
@@ -223,11 +228,12 @@ def main() -> int:
         sources = [str(path) for path in sorted((REPOSITORY / "packages").glob("*/src"))]
         paths = [site, *sources, str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
         env_vars = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-        if not options.tiny and not has_kernels():
-            results["build"] = build(Path(site), 120)
-            if results["build"]["exit_code"]:
-                print(results["build"]["end_of_output"], file=sys.stderr)
+        if not (options.tiny or succeeds(sys.executable, HAS_KERNELS, env_vars)):
+            results |= build(Path(site), 120)
+            if failed := [row for row in results.values() if row["exit_code"]]:
+                print(failed[0]["end_of_output"], file=sys.stderr)
                 return 2
+        sys.path[:0] = [site, *sources]
         parts = (
             parts_with_tests(tiny=options.tiny)
             if options.tests
@@ -248,6 +254,8 @@ def main() -> int:
 
 def write(path: Path, results: Mapping[str, Any]) -> None:
     """Writes everything so far."""
+    from rlinf.run_folder.manifest import describe_machine, git_state, timestamp  # of the packages, once they are built
+
     content = {
         "date": timestamp(),
         "machine": describe_machine(),

@@ -85,6 +85,10 @@ EXPECTED = (
         f"{SUMMARY}/most_memory_ratio", "at most", 1.1, "1.00, 1.04 on two", ROLES,
     ),
     Expected(
+        "steps", "0.5B, SGLang's step over huggingface's",
+        f"{SUMMARY}/sglang_over_huggingface", "at most", 1.0, "0.8 derived; 1.4 to 2.3 before", CONSTANTS,
+    ),
+    Expected(
         "sync, float32", "lent, flat copies",
         f"lent/{COPIES}", "at most", 3.0, "2.8: cast at 916 GB/s, and a copy", MAPS,
     ),

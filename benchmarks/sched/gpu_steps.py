@@ -240,6 +240,9 @@ def summary(rows: Mapping[str, dict[str, Any]]) -> dict[str, float]:
 
     errors = [abs(row["predicted"]["derived"]["step_s"] / row["step_s"] - 1) for row in rows.values()]
     steps = {"median_error": statistics.median(errors), "worst_error": max(errors)}
+    plain, served = (rows.get(next(iter(workloads))) for workloads in (WORKLOADS, SGLANG))
+    if plain and served:
+        steps["sglang_over_huggingface"] = served["step_s"] / plain["step_s"]
     measured = [row["memory"] for row in rows.values() if row["memory"]]
     if not measured:
         return steps
