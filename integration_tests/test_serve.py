@@ -1,7 +1,7 @@
 """`rlinf serve`: the same episodes through the wire as in the processes of `rlinf play`, to the bit.
 
-The counterparts openpi-client and vla-eval come from the package index, `pip install --no-deps openpi-client vla-eval`.
-Without them their tests are skipped.
+The counterparts openpi-client and vla-eval come from the package index, `pip install --no-deps openpi-client vla-eval`;
+`tools/test.sh --all` installs them. Without them their tests are skipped.
 """
 
 import asyncio

@@ -18,13 +18,16 @@ fi
 
 unset PYTHONDONTWRITEBYTECODE # with it, each process that a test starts compiles our packages again
 selection=(-m "not slow and not gpu")
+clients=()
 if [ "${1:-}" = "--all" ]; then
   shift
   selection=(-m "not gpu")
+  clients=(openpi-client==0.1.2 vla-eval==0.8.0) # of rlinf serve; the first one's requirements exclude NumPy 2
 fi
 
 ensure_environment
 .venv/bin/python -m pip --quiet --disable-pip-version-check install -c tools/constraints.txt -r tools/test-requirements.txt
+[ ${#clients[@]} -eq 0 ] || .venv/bin/python -m pip --quiet --disable-pip-version-check install --no-deps "${clients[@]}"
 if [ $# -gt 0 ]; then
   .venv/bin/python -m pytest "${selection[@]}" "$@"
   exit
