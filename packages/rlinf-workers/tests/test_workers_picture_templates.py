@@ -68,9 +68,9 @@ def rendered(template: JinjaTemplate, tokenizer: Any, messages: list[dict[str, A
     encoded = tokenizer.apply_chat_template(as_lists, tokenize=True, return_dict=True, add_generation_prompt=True)
     ids, picture = list(encoded["input_ids"]), template._picture
     assert picture is not None
-    found = [place for place, token in enumerate(ids) if token == picture.placeholder_id]
+    placeholders = [place for place, token in enumerate(ids) if token == picture.placeholder_id]
     for place in places:
-        ids[found[place]] = PICTURE
+        ids[placeholders[place]] = PICTURE
     return ids
 
 

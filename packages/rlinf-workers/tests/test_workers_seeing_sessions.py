@@ -139,6 +139,45 @@ def test_turns_follow_the_pictures_of_the_task_and_of_messages(make_worker, sett
     assert moved <= 1.05 * sum(pictures.values())
 
 
+class RecordedAgentRollout(AgentRollout):
+    """Keeps its decisions, and follows those of an earlier run."""
+
+    earlier: Any = None
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self.decisions: list[Any] = []
+
+    @property
+    def records(self) -> bool:
+        return True
+
+    @property
+    def recorded(self) -> Any:
+        return self.earlier
+
+    def decide(self, decision: Any) -> None:
+        self.decisions.append(decision)
+
+
+@pytest.mark.slow
+def test_a_replay_processes_the_pictures_of_the_record(make_worker, settings, seeing_model):
+    pool = PicturePool(pytest.fail, capacity_bytes=1 << 24)
+    pictures = replace(settings.agent.pictures, sends_files=True)
+    broken = replace(settings.agent, pictures=pictures, run="workers_harnesses:play_and_fail", num_retries=0)
+    outcomes, decisions = [], None
+    for agent in (replace(settings.agent, pictures=pictures), broken):
+        worker = make_worker(RecordedAgentRollout, replace(settings, agent=agent))
+        worker._host.step = StepContext(step=3, phase="train", seed=11, num_items=2)
+        worker.weights_received(7)
+        worker.earlier = None if decisions is None else [(0, json.loads(json.dumps(one))) for one in decisions]
+        groups = [one for whole in worker.sample(prompts_of(seeing_model.folder, pool)) for one in whole]
+        worker.close()
+        decisions = worker.decisions
+        outcomes.append(({one.index: one.digest() for one in groups}, sum("picture" in one for one in decisions)))
+    assert outcomes[0] == outcomes[1] and outcomes[0][1] >= 8
+
+
 def begin_again(worker: AgentRollout) -> None:
     """Goes on from a checkpoint, without the agents."""
     worker.go_on_with([unpack(pack(worker.late_groups()))])

@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from workers_vision_folders import tiny_folder
 
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
-from rlinf.config.supervised import DpoConfig, RewardModelConfig, SftConfig
 from rlinf.errors import UserError
 from rlinf.jobs.supervised.dpo import DpoSource
 from rlinf.jobs.supervised.reward_model import ScoredTexts
@@ -40,11 +39,7 @@ def source_of(tmp_path: Path) -> Sources:
     (tmp_path / "red.png").write_bytes(RED)
     (tmp_path / "blue.png").write_bytes(BLUE)
     tiny_folder(tmp_path / "model", "qwen2_5_vl")
-    classes = {
-        "sft": (DemonstrationSource, SftConfig),
-        "dpo": (DpoSource, DpoConfig),
-        "reward_model": (ScoredTexts, RewardModelConfig),
-    }
+    classes: dict[str, Any] = {"sft": DemonstrationSource, "dpo": DpoSource, "reward_model": ScoredTexts}
 
     def make(job: str, *rows: Mapping[str, Any], model: Path = tmp_path / "model", **overrides: Any) -> Any:
         (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -52,8 +47,7 @@ def source_of(tmp_path: Path) -> Sources:
         flags |= {"actor.num_shards": 1, "actor.batch_size": 1}
         recipe = {"sft": "sft", "dpo": "dpo", "reward_model": "reward-model"}[job]
         arguments = [f"--{key}={value}" for key, value in (flags | overrides).items()]
-        source, kind = classes[job]
-        return source(cast(kind, load_config(recipe, parse_overrides(arguments))))
+        return classes[job](load_config(recipe, parse_overrides(arguments)))
 
     return make
 

@@ -154,6 +154,8 @@ class NewPicture(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     arguments: dict[str, PictureTensor] = {}
     """Of the model; empty: another episode that runs has the picture, too."""
     position_ids: PictureTensor | None = None
+    file: bytes = b""
+    """Its file, where `PictureSettings.sends_files`."""
 
 
 class StageOver(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -29,15 +29,6 @@ class PictureReader:
         self._processing = asyncio.Lock()
         self._sent = RecentPictures[None]()
 
-    def _made_processor(self) -> Any:
-        """The image processor, which takes seconds to create."""
-        from rlinf_workers.models.language_model import load_tokenizer
-        from rlinf_workers.models.picture_processor import PictureProcessor
-
-        settings = self._settings
-        limits = {"min_pixels": settings.min_pixels, "max_pixels": settings.max_pixels}
-        return PictureProcessor(settings.folder, load_tokenizer(settings.folder), **limits)
-
     async def read(self, episode: int, picture: MessagePicture) -> HistoryPicture:
         """A picture as the histories of an episode have it; the rank has it for the episode from now on.
 
@@ -53,7 +44,8 @@ class PictureReader:
         async with self._processing:
             processed = await asyncio.to_thread(self._process, content)
         has_pixels = processed.digest not in self._sent
-        self._send(_message(episode, processed, has_pixels=has_pixels))
+        file = content if self._settings.sends_files else b""
+        self._send(_message(episode, processed, file, has_pixels=has_pixels))
         self._sent.use(processed.digest, processed.num_bytes, None)
         return HistoryPicture(digest=processed.digest, token_ids=processed.token_ids.tolist())
 
@@ -63,13 +55,27 @@ class PictureReader:
 
     def _process(self, content: bytes) -> Any:
         if self._processor is None:
-            self._processor = self._made_processor()
-        try:
-            return self._processor.process(PictureFile(content))
-        except PictureError:
-            raise
-        except ValueError as error:  # more than 200 times as long as wide
-            raise PictureError(f"is refused by the model's processor: {error}") from error
+            self._processor = processor_of(self._settings)
+        return processed_file(self._processor, content)
+
+
+def processor_of(settings: PictureSettings) -> Any:
+    """The image processor, which takes seconds to create."""
+    from rlinf_workers.models.language_model import load_tokenizer
+    from rlinf_workers.models.picture_processor import PictureProcessor
+
+    limits = {"min_pixels": settings.min_pixels, "max_pixels": settings.max_pixels}
+    return PictureProcessor(settings.folder, load_tokenizer(settings.folder), **limits)
+
+
+def processed_file(processor: Any, content: bytes) -> Any:
+    """A `ProcessedPicture`. Raises: PictureError."""
+    try:
+        return processor.process(PictureFile(content))
+    except PictureError:
+        raise
+    except ValueError as error:  # more than 200 times as long as wide
+        raise PictureError(f"is refused by the model's processor: {error}") from error
 
 
 class EpisodePictures:
@@ -93,7 +99,7 @@ class EpisodePictures:
         return self._of_task[picture.task_digest]
 
 
-def _message(episode: int, processed: Any, *, has_pixels: bool) -> NewPicture:
+def _message(episode: int, processed: Any, file: bytes, *, has_pixels: bool) -> NewPicture:
     """Args: processed: a `ProcessedPicture`."""
     arguments, positions = (processed.arguments, processed.position_ids) if has_pixels else ({}, None)
     return NewPicture(
@@ -102,6 +108,7 @@ def _message(episode: int, processed: Any, *, has_pixels: bool) -> NewPicture:
         token_ids=processed.token_ids.tolist(),
         arguments={name: _tensor(one) for name, one in arguments.items()},
         position_ids=None if positions is None else _tensor(positions),
+        file=file,
     )
 
 

@@ -5,12 +5,15 @@ Decisions of a rank (Worker.decide), in the order in which it has heard them:
 
     {"said": [step, index, member], "after": decode steps, "ask": noise, "agent", "base", "num_kept", "added"}
     {"said": [step, index, member], "after": decode steps, "script": {...}}
+    {"said": [step, index, member], "after": decode steps, "picture": base64 of the file}
 
-Tokens of the policy are in neither: a turn names the earlier turn that its history continues (turn_log.py).
+Tokens of the policy are in none: a turn names the earlier turn that its history continues (turn_log.py). A picture that
+a history has beside those of the task is there before the turn, as its file, which is processed again.
 """
 
 from __future__ import annotations
 
+import base64
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from typing import Any
 
 from msgspec import convert, to_builtins
 
-from rlinf_workers.agents.link import EpisodeReport, Script, Step
+from rlinf_workers.agents.link import EpisodeReport, NewPicture, Script, Step
 from rlinf_workers.agents.records import AgentTrajectory, Sampled, TokenNode, cut
 from rlinf_workers.agents.turn_log import EpisodeKey, LoggedTurn, TurnLog
 
@@ -107,9 +110,14 @@ def report_decision(episode: EpisodeKey, report: EpisodeReport, after: int) -> d
     return {"said": list(episode), "after": after, "script": to_builtins(script_of(report.trajectory))}
 
 
+def picture_decision(episode: EpisodeKey, picture: NewPicture, after: int) -> dict[str, Any]:
+    """An episode has a picture that its task does not have."""
+    return {"said": list(episode), "after": after, "picture": base64.b64encode(picture.file).decode()}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaidAgain:
-    """What an episode says: a turn to sample after these tokens, or its end."""
+    """What an episode says: a turn to sample after these tokens, a picture, or its end."""
 
     episode: EpisodeKey
     noise: int = 0
@@ -118,12 +126,14 @@ class SaidAgain:
     """Whose turn it is."""
     trajectory: AgentTrajectory | None = None
     """Of one that has ended."""
+    picture: bytes = b""
+    """The file of a picture that its histories have from now on."""
 
 
 class _Said:
     """A decision in the record."""
 
-    __slots__ = ("added", "after", "agent", "base", "noise", "num_kept", "place", "script")
+    __slots__ = ("added", "after", "agent", "base", "noise", "num_kept", "picture", "place", "script")
 
     def __init__(self, place: int, one: Mapping[str, Any]) -> None:
         self.place, self.after = place, one["after"]
@@ -131,6 +141,7 @@ class _Said:
         self.noise, self.base, self.num_kept = one.get("ask", 0), one.get("base", 0), one.get("num_kept", 0)
         self.added: list[int] = one.get("added", [])
         self.agent: str = one.get("agent", "")
+        self.picture = base64.b64decode(one.get("picture", ""))
 
     def is_ready(self, log: TurnLog) -> bool:
         """Whether the turns that must come first have been sampled."""
@@ -198,6 +209,8 @@ class RecordedAgents:
 
 
 def _again(message: _Said, episode: EpisodeKey, log: TurnLog) -> SaidAgain:
+    if message.picture:
+        return SaidAgain(episode=episode, picture=message.picture)
     if message.script is None:
         before = log.through(message.base)[: message.num_kept] if message.base else []
         return SaidAgain(episode=episode, noise=message.noise, token_ids=[*before, *message.added], agent=message.agent)

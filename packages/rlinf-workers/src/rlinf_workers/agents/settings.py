@@ -41,6 +41,8 @@ class PictureSettings:
     """As for `PictureProcessor`."""
     fetches: bool = False
     """Whether pictures with http(s) URLs are fetched."""
+    sends_files: bool = False
+    """Whether the rank gets the files of pictures too, for a record."""
 
 
 @record

@@ -10,7 +10,6 @@ import binascii
 import hashlib
 import io
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -32,7 +31,7 @@ class PictureFile:
 
     content: bytes = field(repr=False)
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """SHA-256 of the file."""
         return hashlib.sha256(self.content).hexdigest()

@@ -19,15 +19,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
 from rlinf_workers.agents.link import AgentTask, Answer, Ask, Begin, EpisodeReport, FromEpisode, NewPicture
 from rlinf_workers.agents.noise import noise_of_episode
+from rlinf_workers.agents.picture_reader import processed_file, processor_of
 from rlinf_workers.agents.pictures import HistoryPicture, RecentPictures, reference_of
 from rlinf_workers.agents.process import AgentLink, AgentProcess, RouterLink
 from rlinf_workers.agents.records import turns
-from rlinf_workers.agents.replay import RecordedAgents, SaidAgain, ask_decision, report_decision
+from rlinf_workers.agents.replay import (
+    RecordedAgents,
+    SaidAgain,
+    ask_decision,
+    picture_decision,
+    report_decision,
+)
 from rlinf_workers.agents.settings import LOOP, EpisodeSettings, NamedAgent
 from rlinf_workers.agents.turn_log import EpisodeKey, LoggedTurn
 from rlinf_workers.engines.sampling import SamplingSettings
@@ -298,9 +306,12 @@ class AgentRollout(Rollout):
             with self._host.waits.waiting("agents", processes=self._awaited, describe=lambda: self._agents.waits_for):
                 messages = self._agents.take(waits=True)
         whole: list[WholeGroup] = []
-        for message in [*held, *messages]:
+        for message in messages:
             if isinstance(message, NewPicture):
                 self._take_picture(message)
+        for message in [*held, *messages]:
+            if isinstance(message, NewPicture):
+                self._record_picture(message)
                 continue
             if isinstance(message, Ask) and not message.episode:
                 self._sample_routed(message)
@@ -326,6 +337,20 @@ class AgentRollout(Rollout):
         if (episode := self._episodes.get(message.episode)) is not None:
             episode.pictures[reference] = picture
 
+    def _record_picture(self, message: NewPicture) -> None:
+        """Puts a picture into the record of the step in which its episode goes on."""
+        episode = self._episodes.get(message.episode)
+        if episode is None:  # it outlived a stage of training, and this is an evaluation
+            self._held.append(message)
+        elif self.records:
+            self.decide(picture_decision(episode.key, message, self._num_steps))
+
+    @cached_property
+    def _processor(self) -> Any:
+        """In a replay, of the pictures in the record."""
+        assert self._episode_settings.pictures is not None, "a record with pictures is of a model that reads them"
+        return processor_of(self._episode_settings.pictures)
+
     @cached_property
     def _pool(self) -> PicturePool:
         return PicturePool(self.note, capacity_bytes=PICTURES_BYTES)
@@ -340,7 +365,13 @@ class AgentRollout(Rollout):
         for one in self._recorded_agents.take(groups.logs, num_steps, waiting):
             is_silent = False
             episode = groups.running[one.episode]
-            if one.trajectory is None:
+            if one.picture:
+                picture = self._pool.place(processed_file(self._processor, one.picture))
+                episode.pictures[reference_of(picture.digest)] = picture
+                if self.records:
+                    message = NewPicture(episode=0, digest=picture.digest, token_ids=[], file=one.picture)
+                    self.decide(picture_decision(episode.key, message, self._num_steps))
+            elif one.trajectory is None:
                 self._asked(episode, one, None)
             else:
                 report = EpisodeReport(episode=0, trajectory=one.trajectory)

@@ -146,11 +146,6 @@ def pictures(job: ReasoningJob) -> None:
 def _with_agent_that_sees(config: ReasoningConfig, agent: AgentConfig, kind: str) -> ReasoningConfig:
     """The config without a router, which passes no pictures on. Raises: UserError."""
     refuse_other_models(agent, kind, "rollout.")
-    if config.run.record:
-        raise UserError(
-            f"run.record=true: a record has no pictures that tools and requests add, and {kind} reads them",
-            hint="leave it out, or train without rollout.agent",
-        )
     unrouted = agent.model_copy(update={"router": False})
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"agent": unrouted})})
 

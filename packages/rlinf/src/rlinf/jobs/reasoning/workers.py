@@ -121,14 +121,11 @@ class WorkerSettings:
         task, path, architecture = self.config.task, self.config.model.path, self.config.model.architecture
         if not (reads_pictures(path) if path else architecture is not None and architecture.vision_tower is not None):
             return None
+        settings = PictureSettings(folder=model.folder, sends_files=self.config.run.record)
         if not isinstance(task, FilesTask):
-            return PictureSettings(folder=model.folder)
-        return PictureSettings(
-            folder=model.folder,
-            min_pixels=task.min_pixels,
-            max_pixels=task.max_pixels,
-            fetches=task.fetch_pictures,
-        )
+            return settings
+        limits = {"min_pixels": task.min_pixels, "max_pixels": task.max_pixels}
+        return replace(settings, **limits, fetches=task.fetch_pictures)
 
     def _reward(self, model: ModelSettings) -> RewardSettings:
         reward = self.config.reward
