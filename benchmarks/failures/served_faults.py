@@ -7,6 +7,8 @@ version: a flipped bit in what one of the engine's processes serves or in the me
 says success and did something else. The attestation has to refuse the version and to name the tensors, the process and
 the version, no others. After each fault comes a correct sync of other weights, which has to be accepted; every 50th of
 them, the engine's greedy tokens are compared with those of transformers. Target: all are caught, none is refused.
+
+With --adapter: a model with a LoRA adapter beside frozen weights, and faults of both; ENGINE-adapter-faults.json.
 """
 
 from __future__ import annotations
@@ -30,34 +32,46 @@ sys.path.append(str(Path(__file__).parents[2] / "engine_tests"))
 
 from faults import Fault, FaultyEngine, flip_on_the_way, flip_served, lies  # pyright: ignore[reportMissingImports]
 from rlinf_comm import WeightMismatchError
+from rlinf_workers.models.lora_settings import LoraSettings
 from trained_engine import SIZES  # pyright: ignore[reportMissingImports]
 
 MODELS = {"Qwen3-MoE, TP1": ("qwen3_moe", 1), "Qwen2, TP2": ("qwen2", 2)}
+ADAPTED = {"Qwen2 with an adapter, TP1": ("qwen2", 1)}
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LORA = LoraSettings(rank=4, alpha=6.0, targets=TARGETS, base_digest="")
 COMPARE_EVERY = 50
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("engine", choices=sorted(SIZES))
+    parser.add_argument("--adapter", action="store_true", help="a model with an adapter, in place of the others")
     parser.add_argument("--flips", type=int, nargs=2, default=[1000, 200], help="flipped bits for each model")
     parser.add_argument("--output", type=Path, help="JSON to write instead of benchmarks/results/ENGINE-faults.json")
     options = parser.parse_args()
-    findings = {}
-    for (name, (architecture, tp)), num_flips in zip(MODELS.items(), options.flips, strict=True):
+    findings, models, lora = {}, MODELS, None
+    if options.adapter:
+        models, lora = ADAPTED, LORA
+    for (name, (architecture, tp)), num_flips in zip(models.items(), options.flips, strict=False):
         with tempfile.TemporaryDirectory() as folder:
-            findings[name] = faults_of(options.engine, architecture, tp, Path(folder), num_flips)
+            findings[name] = faults_of(options.engine, architecture, tp, Path(folder), num_flips, lora)
         print(name, findings[name], flush=True)
     settings = {"flips": options.flips, "compare_every": COMPARE_EVERY}
-    name = f"{options.engine}-faults"
+    name = f"{options.engine}-adapter-faults" if options.adapter else f"{options.engine}-faults"
     report(name, settings=settings, samples_s={}, comparisons=[], findings=findings, output=options.output)
 
 
-def faults_of(engine_name: str, architecture: str, tp: int, folder: Path, num_flips: int) -> dict[str, Any]:
+def faults_of(
+    engine_name: str, architecture: str, tp: int, folder: Path, num_flips: int, lora: LoraSettings | None = None
+) -> dict[str, Any]:
     """What came of all faults of one model."""
-    engine = FaultyEngine(architecture, folder, tp=tp, engine=engine_name, vocab_size=64)
+    engine = FaultyEngine(architecture, folder, tp=tp, engine=engine_name, adapter=lora, vocab_size=64)
     try:
         choose = random.Random(5)
-        flips = (flip_on_the_way() if i % 2 else flip_served(engine, choose) for i in range(num_flips))
+        flips = (
+            flip_on_the_way(is_frozen=lora is not None and i % 4 > 1) if i % 2 else flip_served(engine, choose)
+            for i in range(num_flips)
+        )
         faults, correct = go_through(engine, [*flips, *lies(engine)], choose)
     finally:
         engine.close()
@@ -71,7 +85,8 @@ def go_through(engine: FaultyEngine, faults: Iterable[Fault], choose: random.Ran
     start_s = time.monotonic()
     for number, fault in enumerate(faults, start=1):
         verdict = asdict(engine.attempt(fault, choose))
-        kinds[fault.kind].update(happened=1, **{what: int(so) for what, so in verdict.items()})
+        kind = f"{fault.kind}, frozen weights" if fault.is_frozen else fault.kind
+        kinds[kind].update(happened=1, **{what: int(so) for what, so in verdict.items()})
         if not all(verdict.values()):
             print(fault, verdict, flush=True)
         try:
