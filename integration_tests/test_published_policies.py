@@ -95,6 +95,7 @@ def test_mistakes_are_refused_before_anything_is_written(places, refused, tmp_pa
     recipe, folder = str(places / "pi0.yaml"), str(places / "pi0")
     play = partial(refused, "play")
     assert play(recipe).startswith(f"{recipe}: the policy has random weights")
+    assert play("faucet-pi0-dsrl", FOLDER, folder).startswith("faucet-pi0-dsrl: the policy has random weights")
     assert play(folder).startswith(f"{folder} is the folder of a published checkpoint, which does not say in which")
     assert f"--checkpoint best: {recipe} is a recipe" in play(recipe, FOLDER, folder, "--checkpoint", "best")
     assert "absent" in play(recipe, FOLDER, str(tmp_path / "absent"))

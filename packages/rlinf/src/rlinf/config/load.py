@@ -201,7 +201,8 @@ def _whole_tree(place: str, checkpoint: Path | None) -> Tree:
 def _with_weights(place: str, checkpoint: Path | None, tree: Tree, kind: type[TrainedConfig] = TrainedConfig) -> Any:
     """Returns the config of a policy that has weights. Raises: UserError."""
     config = _validated_as(kind, tree)
-    if checkpoint is None and config.policy.options.get("folder") is None:
+    is_published = config.policy.options.get("folder") is not None and not config.policy.spec.off_policy  # as for DSRL
+    if checkpoint is None and not is_published:
         raise UserError(
             f"{place}: the policy has random weights",
             hint="give the folder of a run, or a published checkpoint with --policy.options.folder",
