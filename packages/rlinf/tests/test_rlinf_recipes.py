@@ -51,6 +51,7 @@ def test_these_recipes_are_shipped():
         "gsm8k-grpo-megatron",
         "gsm8k-grpo-sglang",
         "guess-team",
+        "gui-click-grpo",
         "libero-oft-grpo",
         "libero-pi0-ppo",
         "libero-pi05-ppo",
