@@ -1,5 +1,6 @@
 """Sessions that see: a real engine, a real agent process and the model's own image processor."""
 
+import asyncio
 import json
 import sys
 from dataclasses import replace
@@ -15,11 +16,19 @@ from workers_vision_folders import tiny_folder
 
 from rlinf_comm import Channel, pack, unpack
 from rlinf_workers.agents.link import NewPicture
-from rlinf_workers.agents.pictures import PICTURE_URL, part_of_url
+from rlinf_workers.agents.picture_reader import EpisodePictures, PictureReader
+from rlinf_workers.agents.pictures import (
+    PICTURE_URL,
+    HistoryPicture,
+    MessagePicture,
+    part_of,
+    part_of_url,
+    read_part,
+)
 from rlinf_workers.agents.settings import PictureSettings
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import ModelSettings, load_model, load_tokenizer
-from rlinf_workers.models.picture_files import PictureFile
+from rlinf_workers.models.picture_files import PictureError, PictureFile
 from rlinf_workers.models.picture_processor import PictureProcessor
 from rlinf_workers.models.pictures import joined_arguments
 from rlinf_workers.roles.language.agent_rollout import AgentRollout
@@ -137,6 +146,35 @@ def test_turns_follow_the_pictures_of_the_task_and_of_messages(make_worker, sett
     assert num_compared and len(pictures) == 6
     moved += channel.stats().num_bytes
     assert moved <= 1.05 * sum(pictures.values())
+
+
+def test_a_picture_is_sent_once_and_what_cannot_be_read_is_named(tmp_path):
+    settings = PictureSettings(folder=tiny_folder(tmp_path, "qwen2_5_vl"))
+    sent: list[NewPicture] = []
+    pictures = PictureReader(settings, sent.append)
+    of_task = HistoryPicture(digest="ab" * 8, token_ids=[4, 4])
+
+    async def read_all() -> None:
+        first, second = (EpisodePictures(number, [of_task], pictures) for number in (1, 2))
+        one, again = await first.read(message_picture(drawing(1))), await second.read(message_picture(drawing(1)))
+        assert one == again and [bool(message.arguments) for message in sent] == [True, False]
+        assert await first.read(read_part(part_of_url(PICTURE_URL + of_task.digest))) is of_task
+        pictures.abandon()
+        await first.read(message_picture(drawing(1)))
+        assert sent[-1].arguments, "the rank has forgotten it"
+        for picture, problem in (
+            (read_part(part_of_url("https://example.org/cat.png")), "is on the network; send a data URL, or allow it"),
+            (message_picture(b"rubbish"), "is no picture that Pillow reads"),
+            (read_part(part_of_url(PICTURE_URL + "cd" * 8)), "is none of the task's"),
+        ):
+            with pytest.raises(PictureError, match=problem):
+                await first.read(picture)
+
+    asyncio.run(read_all())
+
+
+def message_picture(content: bytes) -> MessagePicture:
+    return read_part(part_of(content))
 
 
 class RecordedAgentRollout(AgentRollout):

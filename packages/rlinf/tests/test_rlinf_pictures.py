@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ArchitectureConfig, ReasoningConfig, SftWarmUpConfig
 from rlinf.config.tasks import DrawnTaskConfig, FilesTask
 from rlinf.errors import UserError
+from rlinf.jobs.reasoning import checks
 from rlinf.jobs.reasoning.prompts import WARM_UP_OFFSET, PromptSource
 from rlinf.tasks import TaskProblem
 from rlinf.tasks.base import digest_of
@@ -342,3 +344,23 @@ def test_a_model_of_text_alone_is_refused_for_tasks_with_pictures() -> None:
 def test_more_buttons_than_cells_are_refused() -> None:
     with pytest.raises(UserError, match=r"task.num_buttons=5 is more than the 4 cells of task.num_cells=2"):
         drawn("gui-click", "--task.num_cells=2", "--task.num_buttons=5")
+
+
+def agent_that_sees(*flags: str) -> Any:
+    overrides = ["--rollout.agent.max_context_tokens=48", "--rollout.engine_options.refill=true", *flags]
+    config = load_config("count-shapes-grpo", parse_overrides(overrides))
+    return SimpleNamespace(config=config, model_config={"model_type": "qwen2_5_vl"})
+
+
+def test_agents_that_see_have_no_router_and_what_else_they_cannot_have_is_refused(tmp_path: Path) -> None:
+    job = agent_that_sees()
+    assert checks.pictures(job) == (
+        "rollout.agent.router is not used: it passes no pictures on, and qwen2_5_vl reads them",
+    )
+    assert not job.config.routes_turns and checks.pictures(job) == ()
+    with pytest.raises(UserError, match=r"rollout.engine_options: huggingface does not keep turns with pictures"):
+        checks.pictures(agent_that_sees("--rollout.engine_options.keep_turns=true"))
+    tiny_folder(tmp_path, "qwen2_5_vl")
+    judge = f"--rollout.agent.agents={{solver: {{}}, judge: {{trains: false, path: {tmp_path}}}}}"
+    with pytest.raises(UserError, match=r"rollout.agent.agents.judge.path: pictures are processed for one model"):
+        checks.pictures(agent_that_sees("--rollout.agent.run=my:play", judge))

@@ -337,6 +337,8 @@ def prepare(config: EvalConfig) -> EvalRun:
         check_policies(config.agent)
         if reads_pictures(model.folder):
             refuse_other_models(config.agent, str(model.folder), "")
+            if config.agent.router:
+                notes.append("agent.router is not used: it passes no pictures on, and the model reads them")
         notes += check_partners(config.agent, config.chat_options, ways, "")
     if config.prompt_format == "auto":
         notes.append(f"prompt_format=auto: {benchmarks.encoder.describe()}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlinf.config.agents import AgentConfig
 from rlinf.config.devices import device_kind, make_cluster
 from rlinf.config.inputs import check_model_folder
 from rlinf.config.rewards import BySourceRewardConfig
@@ -36,7 +35,6 @@ from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
 from rlinf_workers.models import VISION_LANGUAGE, has_balanced_routers, has_routers
 
 if TYPE_CHECKING:
-    from rlinf.config.reasoning import ReasoningConfig
     from rlinf.jobs.reasoning.job import ReasoningJob
 
 
@@ -120,13 +118,13 @@ def _check_routers(job: ReasoningJob, model_config: Mapping[str, Any]) -> None:
         )
 
 
-def pictures(job: ReasoningJob) -> None:
-    """What generates and trains a vision-language model supports pictures."""
+def pictures(job: ReasoningJob) -> Sequence[str]:
+    """What generates and trains a vision-language model supports pictures. Notes that its agents have no router."""
     config, kind = job.config, job.model_config.get("model_type")
     if kind not in VISION_LANGUAGE:
         if config.actor.freeze_vision_tower:
             raise UserError(f"actor.freeze_vision_tower=true: {kind} has no vision tower", hint="leave it out")
-        return
+        return ()
     if config.actor.freeze_vision_tower and config.actor.lora is not None:
         raise UserError(
             "actor.freeze_vision_tower=true: actor.lora trains the layers that its targets name",
@@ -138,16 +136,21 @@ def pictures(job: ReasoningJob) -> None:
             f"rollout.engine={engine.name}: does not support pictures, and {kind} reads them",
             hint="use --rollout.engine huggingface",
         )
+    if engine.keeps_prefixes(config.rollout.engine_options):
+        raise UserError(
+            f"rollout.engine_options: {engine.name} does not keep turns with pictures, and {kind} reads them",
+            hint="leave keep_turns out",
+        )
     refuse_blind_trainer(config.actor, str(kind))
-    if config.rollout.agent is not None:
-        job.config = _with_agent_that_sees(config, config.rollout.agent, str(kind))
-
-
-def _with_agent_that_sees(config: ReasoningConfig, agent: AgentConfig, kind: str) -> ReasoningConfig:
-    """The config without a router, which passes no pictures on. Raises: UserError."""
-    refuse_other_models(agent, kind, "rollout.")
-    unrouted = agent.model_copy(update={"router": False})
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"agent": unrouted})})
+    agent = config.rollout.agent
+    if agent is None:
+        return ()
+    refuse_other_models(agent, str(kind), "rollout.")
+    if not config.routes_turns:
+        return ()
+    unrouted = config.rollout.model_copy(update={"agent": agent.model_copy(update={"router": False})})
+    job.config = config.model_copy(update={"rollout": unrouted})
+    return (f"rollout.agent.router is not used: it passes no pictures on, and {kind} reads them",)
 
 
 def further_policies(job: ReasoningJob) -> None:
