@@ -165,7 +165,7 @@ def test_an_offload_on_cpu_slots_pauses_what_is_under_way_and_asks_for_no_memory
     engine: Any = object.__new__(SGLangEngine)
     engine._server, engine._capacity, engine._lost = Server(), Capacity(1000, None), None
     engine._gives_memory_back, engine._is_away, engine._waits = gives_back, False, False
-    engine._backs_weights_up, engine._is_saved = True, False
+    engine._backs_weights_up, engine._is_saved, engine._has_weights = True, False, True
     if is_busy:
         engine._capacity.begin(prompt(0), SAMPLING)
     for _ in range(2):

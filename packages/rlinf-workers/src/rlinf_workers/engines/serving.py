@@ -281,7 +281,8 @@ class ServingEngine:
             self._waits = not self._capacity.is_empty
             if self._gives_memory_back:
                 is_unread = not self._has_weights or (is_renewed and not self._waits)
-                drops = is_unread and (self.DROPS_WEIGHTS or not self._backs_weights_up)
+                can_drop = not self._has_adapter and (self.DROPS_WEIGHTS or not self._backs_weights_up)
+                drops = is_unread and can_drop
                 if drops:
                     self._has_weights = False
                 elif not self._backs_weights_up:
