@@ -13,14 +13,17 @@ from torch import Tensor
 from rlinf_comm.weights import Layout, reshard_plan, specs_of
 from rlinf_comm.weights.layouts import is_adapter_tensor
 from rlinf_workers.engines import SamplingSettings
+from rlinf_workers.engines.picture_places import picture_places
 from rlinf_workers.engines.serving import ServingEngine
 from rlinf_workers.engines.sglang.engine import SGLangEngine
 from rlinf_workers.engines.vllm.engine import VLLMEngine
 from rlinf_workers.execution.frozen_weights import FROZEN_VERSION
 from rlinf_workers.models.language_model import ModelSettings, load_model
 from rlinf_workers.models.lora_settings import LoraSettings
+from rlinf_workers.models.pictures import VISION_LANGUAGE, rope_positions, seen
 from rlinf_workers.roles import Prompt
 from rlinf_workers.testing.architectures import tiny_architecture
+from rlinf_workers.testing.pictures import tiny_vision_language
 from rlinf_workers.weight_sync.base import Check, FinishReads, SyncedTensors, WeightPort
 from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 
@@ -111,7 +114,7 @@ class TrainedEngine:
     """Weights that change at random in this process, and go to an engine by the sync of shared memory.
 
     Args:
-        name: an architecture of `tiny_architecture`.
+        name: an architecture of `tiny_architecture` or `tiny_vision_language`.
         tp: processes over which the engine cuts the model.
         engine: sglang or vllm.
         adapter: of the model, whose other weights are frozen then.
@@ -128,7 +131,10 @@ class TrainedEngine:
         adapter: LoraSettings | None = None,
         **sizes: Any,
     ) -> None:
-        settings = replace(tiny_architecture(name, folder, **SIZES[engine] | sizes), adapter=adapter)
+        if name in VISION_LANGUAGE:
+            settings = tiny_vision_language(name, folder, head_dim=SIZES[engine]["head_dim"])
+        else:
+            settings = replace(tiny_architecture(name, folder, **SIZES[engine] | sizes), adapter=adapter)
         self.loaded = load_model(settings)
         self.model = self.loaded.model
         self.weights = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
@@ -141,7 +147,7 @@ class TrainedEngine:
         self._frozen: _Edge | None = None
         self.version = 0
         self._generator = torch.Generator().manual_seed(1)
-        self._scale = 1.6 / self.model.config.hidden_size**0.5
+        self._scale = 1.6 / self.model.config.get_text_config().hidden_size ** 0.5
         """Of the weights: logits of a size whose rounding is far below the bound, whatever the width."""
         if adapter is not None:
             self.trained = {name: tensor for name, tensor in self.weights.items() if is_adapter_tensor(name)}
@@ -206,30 +212,51 @@ class TrainedEngine:
         return compare_tokens(self.engine, self.model, self.version or -1, prompts, max_new_tokens)
 
 
+def plain_logits(model: Any, prompt: Prompt, tokens: Tensor) -> Tensor:
+    """[T, V] before each of the tokens after a prompt, in one forward pass of transformers."""
+    ids = torch.cat([prompt.token_ids, tokens])
+    if not hasattr(model.model, "get_rope_index"):
+        return model(ids[None]).logits[0, len(prompt.token_ids) - 1 : -1]
+    places = torch.zeros(len(ids), dtype=torch.bool)
+    for begin, length in picture_places(prompt):
+        places[begin : begin + length] = True
+    positions = rope_positions(prompt.pictures, len(ids))
+    with seen(model, [prompt.pictures], places) as arguments:
+        logits = model(ids[None], position_ids=positions[:, None], **arguments).logits
+    return logits[0, len(prompt.token_ids) - 1 : -1]
+
+
+def greedy_tokens(model: Any, prompt: Prompt, max_new_tokens: int) -> list[int]:
+    """The likeliest tokens after a prompt, each from a plain forward pass; to the end token."""
+    tokens, end = torch.zeros(0, dtype=torch.int64), model.generation_config.eos_token_id
+    while len(tokens) < max_new_tokens and end not in tokens:
+        following = torch.cat([tokens, torch.zeros(1, dtype=torch.int64)])
+        tokens = torch.cat([tokens, plain_logits(model, prompt, following)[-1].argmax(-1, keepdim=True)])
+    return tokens.tolist()
+
+
 @torch.no_grad()
 def compare_tokens(
     engine: ServingEngine, model: Any, version: int, prompts: Sequence[Prompt] = PROMPTS, max_new_tokens: int = 8
 ) -> MismatchVerdict:
-    """Greedy completions of the engine against transformers' own `generate` and a plain forward.
+    """Greedy completions of the engine against plain forward passes of transformers.
 
     Args:
         version: of the weights that the engine serves.
     """
     greedy = SamplingSettings(group_size=1, max_new_tokens=max_new_tokens, temperature=0.0)
     engine.submit(prompts, greedy, seed=1, step=0)
-    missing = {prompt.index: prompt.token_ids for prompt in prompts}
+    missing = {prompt.index: prompt for prompt in prompts}
     num_tokens, num_other, worst = 0, 0, 0.0
     while missing:
         for part in engine.finished():
             assert part.policy_version == version, "completions of weights that are not served any more"
-            ids = missing.pop(part.index)
+            prompt = missing.pop(part.index)
             tokens = part.token_ids[0][part.loss_mask[0].bool()]
-            sequence = model.generate(
-                ids[None], attention_mask=torch.ones_like(ids)[None], do_sample=False, max_new_tokens=max_new_tokens
-            )
+            expected_tokens = greedy_tokens(model, prompt, max_new_tokens)
             num_tokens += len(tokens)
-            num_other += tokens.tolist() != sequence[0, len(ids) :].tolist()
-            logits = model(torch.cat([ids, tokens])[None]).logits[0, len(ids) - 1 : -1]
+            num_other += tokens.tolist() != expected_tokens
+            logits = plain_logits(model, prompt, tokens)
             expected = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
             worst = max(worst, float((part.logprobs[0, : len(tokens)] - expected).abs().max()))
     return MismatchVerdict(num_tokens=num_tokens, num_other=num_other, worst_distance=worst)

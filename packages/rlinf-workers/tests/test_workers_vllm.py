@@ -55,18 +55,18 @@ def test_a_recipes_argument_wins_over_what_is_set_for_the_device_and_not_over_ou
     )
 
 
-def test_an_architecture_that_was_not_tried_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text('{"architectures": ["DeepseekV3ForCausalLM"]}')
+def test_an_architecture_that_was_not_tried_is_refused():
     with pytest.raises(SettingsRefused, match="not been tried with DeepseekV3ForCausalLM"):
-        check_architecture(tmp_path, CPU)
+        check_architecture({"architectures": ["DeepseekV3ForCausalLM"]}, CPU)
 
 
-def test_heads_that_its_kernels_on_a_cpu_cannot_compute_are_refused(tmp_path):
-    sizes = '"hidden_size": 96, "num_attention_heads": 4'
-    (tmp_path / "config.json").write_text(f'{{"architectures": ["Qwen2ForCausalLM"], {sizes}}}')
-    check_architecture(tmp_path, GPU)
+@pytest.mark.parametrize("behind_a_tower", [False, True])
+def test_heads_that_its_kernels_on_a_cpu_cannot_compute_are_refused(behind_a_tower):
+    sizes = {"hidden_size": 96, "num_attention_heads": 4}
+    config = {"architectures": ["Qwen2ForCausalLM"], **({"text_config": sizes} if behind_a_tower else sizes)}
+    check_architecture(config, GPU)
     with pytest.raises(SettingsRefused, match="those of the model have 24"):
-        check_architecture(tmp_path, CPU)
+        check_architecture(config, CPU)
 
 
 def test_requests_say_how_to_sample_and_have_seeds_of_their_own():
@@ -113,6 +113,9 @@ class FakeAsyncLLM:
     async def resume_generation(self) -> None:
         self.calls.append("resume")
 
+    async def reset_encoder_cache(self):
+        self.calls.append("forget pictures")
+
     async def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
         self.calls.append("reset")
         return True
@@ -136,6 +139,7 @@ def engine():
     new._server = new._processes = FakeAsyncLLM()
     new._capacity, new._lost, new._results = Capacity(1000, None), None, queue.SimpleQueue()
     new._options, new._on_new_weights = {}, None
+    new._sees = True
     new._gives_memory_back, new._is_away, new._waits, new._is_saved, new._has_weights = True, False, False, False, True
     yield new
     new._server.stop()
@@ -144,8 +148,8 @@ def engine():
 @pytest.mark.parametrize(
     ("how", "calls"),
     [
-        ("recompute", [("pause", "keep", True), "reset", ("version", "5"), "resume"]),
-        ("keep", [("pause", "keep", False), ("version", "5"), "resume"]),
+        ("recompute", [("pause", "keep", True), "reset", "forget pictures", ("version", "5"), "resume"]),
+        ("keep", [("pause", "keep", False), "forget pictures", ("version", "5"), "resume"]),
     ],
 )
 def test_a_pause_takes_weights_and_goes_on(engine, how, calls):

@@ -489,7 +489,8 @@ def test_stand_ins_say_what_they_are_and_compute_nothing(tmp_path: Path, monkeyp
         from torchvision.transforms.v2 import functional as tvF
         assert tvF.InterpolationMode is InterpolationMode and InterpolationMode("bicubic") is InterpolationMode.BICUBIC
         said = []
-        for function in (sgl_kernel.copy_all_layer_kv_cache_cpu, decode_image, functional.pil_to_tensor):
+        to_tensor, to_image = functional.pil_to_tensor, functional.to_pil_image
+        for function in (sgl_kernel.copy_all_layer_kv_cache_cpu, decode_image, to_tensor, to_image):
             try:
                 function(1, a=2)
             except NotImplementedError as error:
@@ -505,4 +506,4 @@ def test_stand_ins_say_what_they_are_and_compute_nothing(tmp_path: Path, monkeyp
     """
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [[True] * 5, "0.4.10+rlinf.standin", "0.28.0+rlinf.standin"]
+    assert json.loads(done.stdout) == [[True] * 6, "0.4.10+rlinf.standin", "0.28.0+rlinf.standin"]

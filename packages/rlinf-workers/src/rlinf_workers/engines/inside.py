@@ -93,7 +93,7 @@ class HeldWeights:
     buffers: dict[str, BufferSpec]
     """Parameters by name."""
     sizes: dict[str, int]
-    """How the engine shards the model: `tp` and, with experts, `ep` and `expert_tp` of
+    """How the engine shards the model: `tp` and, with experts, `ep` and `expert_tp`, with a vision tower `tower_tp`, of
     rlinf_comm.weights.layouts.merged."""
 
     @property

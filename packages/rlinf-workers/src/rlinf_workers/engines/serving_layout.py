@@ -61,7 +61,12 @@ def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
         shape = replace(shape, fp8_scales=(128, 128))
     sizes = held[0].sizes
     expected = merged_layout(
-        shape, tp=sizes["tp"], ep=sizes.get("ep", 1), expert_tp=sizes.get("expert_tp"), num_ranks=len(held)
+        shape,
+        tp=sizes["tp"],
+        ep=sizes.get("ep", 1),
+        expert_tp=sizes.get("expert_tp"),
+        tower_tp=sizes.get("tower_tp"),
+        num_ranks=len(held),
     )
     expected = renamed(expected, huggingface_layout(shape, fused_experts=CONVERTS))
     if model.adapter is not None:

@@ -37,8 +37,8 @@ class EngineSpec(Spec):
     syncs_adapters: bool = False
     """Serves a LoRA adapter beside its base when `ModelSettings.adapter` says so, and has its tensors in `weights`, so
     that a weight sync moves only the adapter; others receive merged weights."""
-    reads_pictures: bool = False
-    """Serves vision-language models, with the pictures of prompts."""
+    picture_models: tuple[str, ...] = ()
+    """`model_type` of the vision-language models that it serves, with the pictures of prompts."""
     quantizations: tuple[str, ...] = ()
     """Values of `rollout.quantization` that it supports."""
     quantizes_activations: bool = False

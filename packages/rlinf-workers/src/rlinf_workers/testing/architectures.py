@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,22 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def write_tokenizer(folder: Path) -> dict[str, int]:
-    """Writes a character tokenizer: digits and "=". Returns its vocabulary; 0 pads and 1 ends."""
+def write_tokenizer(folder: Path, special: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Writes a character tokenizer: digits and "=". Returns its vocabulary; 0 pads and 1 ends.
+
+    Args:
+        special: further special tokens and their ids.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<end>", *"0123456789="])}
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<end>", *"0123456789="])} | dict(special or {})
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>").save_pretrained(folder)
+    further: dict[str, Any] = {"additional_special_tokens": list(special)} if special else {}
+    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>", **further)
+    whole.save_pretrained(folder)
     return vocabulary
 
 

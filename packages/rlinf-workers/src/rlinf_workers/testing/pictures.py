@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +19,7 @@ from rlinf_workers.models.packed import pack_without_padding
 from rlinf_workers.models.pictures import auto_class
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.roles.records.pictures import ProcessedPicture, pictures_of
-from rlinf_workers.testing.architectures import SIZES, save_random
+from rlinf_workers.testing.architectures import SIZES, save_random, write_tokenizer
 from rlinf_workers.testing.backends import NUM_ROWS
 from rlinf_workers.testing.language_backends import LENGTH, LanguageSubject
 
@@ -33,6 +35,8 @@ _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 
 _TOWER = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": PATCH}
 _TOWER |= {"out_hidden_size": 32, "spatial_merge_size": MERGE, "temporal_patch_size": 2}
 _TOKENS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": START, "vision_end_token_id": END}
+_SPECIAL = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
+_SPECIAL |= {"vision_start": "<|vision_start|>", "vision_end": "<|vision_end|>"}
 _QWEN3 = {
     "text_config": {**_TEXT, "rope_parameters": {**_ROPE, "mrope_interleaved": True}},
     "vision_config": {**_TOWER, "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 64},
@@ -72,12 +76,29 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_vision_language(name: str, folder: Path) -> ModelSettings:
-    """Writes a model of an architecture of `models.pictures.VISION_LANGUAGE`, with random weights and a tokenizer."""
+def tiny_vision_language(name: str, folder: Path, *, head_dim: int = 8) -> ModelSettings:
+    """Writes a model of an architecture of `models.pictures.VISION_LANGUAGE`, with random weights, a tokenizer and, for
+    Qwen's, an image processor.
+
+    Args:
+        head_dim: of its decoder, a multiple of 8; its hidden size is four times as much.
+    """
     from transformers import AutoConfig
 
-    config = AutoConfig.for_model(name, tie_word_embeddings=False, **_CONFIGS[name])
-    return save_random(auto_class(config).from_config(config, dtype=torch.float32), folder)
+    parts = copy.deepcopy(_CONFIGS[name])
+    text, eighth = parts["text_config"], head_dim // 8
+    text |= {"hidden_size": 4 * head_dim, "head_dim": head_dim}
+    if "rope_parameters" in text:
+        text["rope_parameters"]["mrope_section"] = [eighth, eighth, 2 * eighth]
+        parts["vision_config"]["out_hidden_size"] = 4 * head_dim
+    config = AutoConfig.for_model(name, tie_word_embeddings=False, **parts)
+    settings = save_random(auto_class(config).from_config(config, dtype=torch.float32), folder)
+    if "rope_parameters" in text:
+        write_tokenizer(folder, {token: config.to_dict()[f"{key}_token_id"] for key, token in _SPECIAL.items()})
+        pictures = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH, "merge_size": MERGE}
+        pictures |= {"min_pixels": (MERGE * PATCH) ** 2, "max_pixels": (8 * MERGE * PATCH) ** 2}
+        (folder / "preprocessor_config.json").write_text(json.dumps(pictures))
+    return settings
 
 
 def random_picture(model: Any, size: tuple[int, int], generator: torch.Generator) -> ProcessedPicture:

@@ -29,11 +29,13 @@ Shapes = dict[str, tuple[int, ...]]
 
 def canonical_tensors(shape: TransformerShape) -> dict[str, TensorSpec]:
     """The canonical tensors by name, in the order of the layers, each expert by itself."""
-    specs = {"model.embed_tokens.weight": TensorSpec((shape.vocab, shape.hidden), shape.dtype)}
+    tower, prefix = {} if shape.tower is None else shape.tower.shapes(), shape.decoder_prefix
+    specs = {name: TensorSpec(size, shape.dtype) for name, size in tower.items()}
+    specs[f"{prefix}embed_tokens.weight"] = TensorSpec((shape.vocab, shape.hidden), shape.dtype)
     for layer in range(shape.num_layers + shape.mtp_layers):
         for name, size in _layer_shapes(shape, layer).items():
-            specs |= _stored(shape, f"model.layers.{layer}.{name}", size)
-    specs["model.norm.weight"] = TensorSpec((shape.hidden,), shape.dtype)
+            specs |= _stored(shape, f"{prefix}layers.{layer}.{name}", size)
+    specs[f"{prefix}norm.weight"] = TensorSpec((shape.hidden,), shape.dtype)
     if shape.value_head:
         specs["lm_head.weight"] = TensorSpec((1, shape.hidden), shape.dtype)
         specs["lm_head.bias"] = TensorSpec((1,), shape.dtype)

@@ -6,13 +6,26 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rlinf_comm.errors import LayoutError
+from rlinf_comm.weights.layouts.tower import DECODERS
 
 QWEN_MOE = ("qwen2_moe", "qwen3_moe")
 DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 GLM_MOE = ("glm4_moe",)
 """GLM-4.5 and later: DeepSeek-V3's experts, with grouped-query attention."""
-MODEL_TYPES = ("llama", "qwen2", "qwen3", *QWEN_MOE, *DEEPSEEK, *GLM_MOE)
+MODEL_TYPES = ("llama", "qwen2", "qwen3", *QWEN_MOE, *DEEPSEEK, *GLM_MOE, *DECODERS)
 """The `model_type` of configs for which there are ready layouts."""
+
+
+def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of a model's decoder, which is behind a vision tower in some; the config itself in others.
+
+    Args:
+        config: sizes of the decoder are in `text_config`, or beside `vision_config` in older files.
+    """
+    if config.get("model_type") not in DECODERS:
+        return config
+    own = {"model_type": DECODERS[config["model_type"]], "tie_word_embeddings": config.get("tie_word_embeddings")}
+    return {**config, **(config.get("text_config") or {}), **own}
 
 
 def shape_fields(config: Mapping[str, Any], *, quantized: bool, mtp: bool) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def huggingface_layout(
             rank.add_whole(name, name)
     for layer in range(shape.num_layers + shape.mtp_layers):
         if fused_experts and shape.has_experts(layer):
-            _add_fused(rank, shape, f"model.layers.{layer}.mlp.experts.")
+            _add_fused(rank, shape, f"{shape.decoder_prefix}layers.{layer}.mlp.experts.")
     return Layout(specs, (rank.layout(),) * num_ranks)
 
 

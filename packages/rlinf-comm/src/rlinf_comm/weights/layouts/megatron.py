@@ -75,6 +75,8 @@ def megatron_layout(
             "Megatron holds FP8 weights as Transformer Engine's own tensors, which no layout describes; pass a shape "
             "with fp8_scales=None, as from TransformerShape.from_config(config, dtype='bfloat16')"
         )
+    if shape.tower is not None:
+        raise LayoutError("megatron_layout has no place for a vision tower; train the model with FSDP")
     dp = max(1, ep * expert_tp // tp) if dp is None and shape.num_experts else dp or 1
     chunks = _chunks(shape, pp, layers_by_stage, virtual_stages)
     _check(shape, tp, pp, dp, ep, expert_tp, transformer_engine)

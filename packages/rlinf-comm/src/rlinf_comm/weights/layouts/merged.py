@@ -14,6 +14,9 @@ kv_b_proj after loading weights: call `model.post_load_weights()` after each syn
 copy, `_weight_fp32`, which is to be renewed as well. Shared experts are a separate MLP here, so start SGLang with
 --disable-shared-experts-fusion.
 
+A vision tower keeps its place in front of the decoder, whose parameters have the names that they have without one:
+`visual.blocks.0.attn.qkv.weight` and `model.layers.0.self_attn.qkv_proj.weight`.
+
 The layer for multi-token prediction is SGLang's draft model, a separate module with the target's embedding and head.
 Its buffer names have the prefix `draft.`.
 
@@ -40,6 +43,7 @@ def merged_layout(
     expert_tp: int | None = None,
     shared_tp: int | None = None,
     vocab_tp: int | None = None,
+    tower_tp: int | None = None,
     num_ranks: int | None = None,
     vocab_multiple: int = 64,
     dtype: str | None = None,
@@ -52,6 +56,7 @@ def merged_layout(
         expert_tp: Tensor parallelism within each expert; by default the rest of tp.
         shared_tp: Tensor parallelism of the shared experts; by default tp, 1 if they are replicated.
         vocab_tp: Number of shards of the embedding and the head; by default tp, 1 if the engine replicates them.
+        tower_tp: Tensor parallelism of the vision tower; by default tp, 1 if the engine replicates it.
         num_ranks: Number of ranks; by default the minimum, max(tp, ep * expert_tp); additional ranks are replicas.
         vocab_multiple: The vocabulary is padded to a multiple of this, 64 in both engines.
         dtype: The dtype of the storage; by default the canonical one.
@@ -64,9 +69,10 @@ def merged_layout(
     expert_tp = max(1, tp // ep) if expert_tp is None else expert_tp
     shared_tp = tp if shared_tp is None else shared_tp
     vocab_tp = tp if vocab_tp is None else vocab_tp
+    tower_tp = tp if tower_tp is None else tower_tp
     needed = max(tp, ep * expert_tp if shape.num_experts else 1, shared_tp, vocab_tp)
     num_ranks = needed if num_ranks is None else num_ranks
-    sizes = _Sizes(tp=tp, ep=ep, expert_tp=expert_tp, shared_tp=shared_tp, vocab_tp=vocab_tp)
+    sizes = _Sizes(tp=tp, ep=ep, expert_tp=expert_tp, shared_tp=shared_tp, vocab_tp=vocab_tp, tower_tp=tower_tp)
     _check(shape, sizes)
     num_padded = rounded_up(shape.vocab, vocab_multiple)
     check_divides("the padded vocabulary", num_padded, "vocab_tp", vocab_tp)
@@ -75,6 +81,7 @@ def merged_layout(
         ("ep * expert_tp", ep * expert_tp if shape.num_experts else 1),
         ("shared_tp", shared_tp),
         ("vocab_tp", vocab_tp),
+        ("tower_tp", tower_tp),
     ):
         check_divides("num_ranks", num_ranks, name, size)
     specs = shape.specs()
@@ -96,6 +103,7 @@ class _Sizes:
     expert_tp: int
     shared_tp: int
     vocab_tp: int
+    tower_tp: int
 
 
 def _check(shape: TransformerShape, sizes: _Sizes) -> None:
@@ -137,17 +145,19 @@ class _MergedRank:
 
     def layout(self) -> RankLayout:
         rank, shape = self._rank, self._shape
-        heads = (
-            ["model.embed_tokens.weight"] if shape.tied_embeddings else ["model.embed_tokens.weight", "lm_head.weight"]
-        )
-        for name in heads:
-            rank.add_vocab(name, name, self._num_padded, self._vocab_rank, self._sizes.vocab_tp)
-        rank.add_whole("model.norm.weight", "model.norm.weight")
+        if shape.tower is not None:
+            shape.tower.add_to(rank, self._tp_rank % self._sizes.tower_tp, self._sizes.tower_tp)
+        decoder = shape.decoder_prefix
+        heads = {"model.embed_tokens.weight": f"{decoder}embed_tokens.weight"}
+        if not shape.tied_embeddings:
+            heads["lm_head.weight"] = "lm_head.weight"
+        for here, there in heads.items():
+            rank.add_vocab(here, there, self._num_padded, self._vocab_rank, self._sizes.vocab_tp)
+        rank.add_whole("model.norm.weight", f"{decoder}norm.weight")
         for layer in range(shape.num_layers):
-            prefix = f"model.layers.{layer}."
-            self._add_layer(prefix, prefix, shape.has_experts(layer))
+            self._add_layer(f"model.layers.{layer}.", f"{decoder}layers.{layer}.", shape.has_experts(layer))
         if shape.mtp_layers:
-            there = f"model.layers.{shape.num_layers}."
+            there = f"{decoder}layers.{shape.num_layers}."
             for name in MTP_OWN:
                 rank.add_whole(f"draft.model.{name}", there + name)
             self._add_layer("draft.model.decoder.", there, shape.has_experts(shape.num_layers))

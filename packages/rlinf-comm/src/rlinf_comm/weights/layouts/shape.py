@@ -10,7 +10,8 @@ from rlinf_comm.errors import LayoutError
 from rlinf_comm.records import record
 from rlinf_comm.weights.layout import TensorSpec
 from rlinf_comm.weights.layouts.canonical import canonical_tensors
-from rlinf_comm.weights.layouts.config import DEEPSEEK, shape_fields
+from rlinf_comm.weights.layouts.config import DEEPSEEK, decoder_config, shape_fields
+from rlinf_comm.weights.layouts.tower import QwenTower
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +86,8 @@ class TransformerShape:
     """lm_head is the embedding; then there is only `model.embed_tokens.weight`, here and in the checkpoint."""
     value_head: bool = False
     """A critic: lm_head has a single row and a bias instead of a row for each token."""
+    tower: QwenTower | None = None
+    """The vision tower in front of the decoder; None: the model reads text alone."""
     dtype: str = "bfloat16"
     """Dtype of the canonical tensors that are neither FP8 nor always float32."""
 
@@ -96,6 +99,8 @@ class TransformerShape:
             )
         if self.latent is not None and (self.qkv_bias or self.qk_norm):
             raise LayoutError("latent attention with qkv_bias or qk_norm: no ready layout places their tensors")
+        if self.tower is not None and (self.fp8_scales is not None or self.value_head):
+            raise LayoutError("a vision tower with fp8_scales or value_head: no ready layout places their tensors")
         if self.value_head and self.tied_embeddings:
             raise LayoutError(
                 "value_head with tied_embeddings: the embedding has a row for each word, the head has one"
@@ -105,7 +110,8 @@ class TransformerShape:
     def from_config(cls, config: Mapping[str, Any], dtype: str | None = None, *, mtp: bool = False) -> TransformerShape:
         """Reads the shape from a Hugging Face config, as in config.json or `model.config.to_dict()`.
 
-        Llama, Qwen2, Qwen3, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3, GLM-4.5 and later with experts (`glm4_moe`).
+        Llama, Qwen2, Qwen3, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3, GLM-4.5 and later with experts (`glm4_moe`),
+        Qwen2.5-VL, Qwen3-VL and Qwen3-VL-MoE.
 
         Args:
             dtype: The dtype of canonical tensors that are not quantized, as in a trainer. By default the checkpoint's
@@ -115,6 +121,8 @@ class TransformerShape:
         Raises:
             LayoutError: another model type or quantization, or a variant with tensors that the layouts do not know.
         """
+        tower = QwenTower.from_config(config)
+        config = decoder_config(config)
         fields = shape_fields(config, quantized=dtype is None, mtp=mtp)
         if config["model_type"] in DEEPSEEK:
             fields["latent"] = LatentAttention(
@@ -125,7 +133,7 @@ class TransformerShape:
                 value_dim=config["v_head_dim"],
             )
         named = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-        return cls(**fields, dtype=dtype or named)
+        return cls(**fields, tower=tower, dtype=dtype or named)
 
     def has_experts(self, layer: int) -> bool:
         return self.num_experts > 0 and layer not in self.dense_layers
@@ -142,6 +150,11 @@ class TransformerShape:
     def fp8_block(self) -> tuple[int, int]:
         """(rows, columns) of a block that shares a scale; (1, 1) if scales are not block-wise."""
         return self.fp8_scales if isinstance(self.fp8_scales, tuple) else (1, 1)
+
+    @property
+    def decoder_prefix(self) -> str:
+        """The prefix of the decoder's canonical tensors, but for the head."""
+        return "model." if self.tower is None else "model.language_model."
 
     @property
     def shared_prefix(self) -> str:

@@ -113,6 +113,6 @@ SPEC = HuggingFaceSpec(
     cuts_models=False,
     serves_adapters=True,
     syncs_adapters=True,
-    reads_pictures=True,
+    picture_models=("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
     quantizations=("fp8",),
 )

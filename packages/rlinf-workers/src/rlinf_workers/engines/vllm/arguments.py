@@ -47,26 +47,46 @@ FIXED: dict[str, Argument] = {
 }
 """Arguments of every engine. The extension replaces what raw log-probabilities are: see its `TemperedSampler`."""
 
+FOR_PICTURES: dict[str, Argument] = {
+    "skip_tokenizer_init": False,  # vLLM starts the model's processor with it, which says how large a picture may be
+    "limit_mm_per_prompt": {"video": 0},
+    "mm_processor_cache_gb": 0,
+}
+"""Further arguments for a model that reads pictures, which come processed."""
+FOR_PICTURES_ON_CPU: dict[str, Argument] = {"skip_mm_profiling": True}
+"""There nothing is measured, and the stand-in for torchvision makes no pictures to measure with."""
+
 
 def engine_arguments(
-    model: ModelSettings, device: torch.device, *, num_devices: int, folder: str, engine_options: Mapping[str, Any]
+    model: ModelSettings,
+    device: torch.device,
+    *,
+    num_devices: int,
+    folder: str,
+    has_pictures: bool = False,
+    engine_options: Mapping[str, Any],
 ) -> dict[str, Any]:
     """All arguments with which an engine is started.
 
     Args:
         folder: the folder that vLLM loads, with config.json; `model.folder` or a copy.
+        has_pictures: whether the model reads pictures.
         engine_options: the recipe's options, already checked.
     """
     own = {}
     if model.adapter is not None:
         settings = {ADAPTER: msgspec.to_builtins(model.adapter)}
         own["additional_config"] = (engine_options.get("additional_config") or {}) | settings
+    of_pictures: dict[str, Any] = {}
+    if has_pictures:
+        of_pictures = FOR_PICTURES | {"tokenizer": model.folder} | (FOR_PICTURES_ON_CPU if device.type == "cpu" else {})
     return {
         **(ON_CPU if device.type == "cpu" else ON_GPU),
         "max_model_len": -1,  # as long as the model and the cache allow
         **engine_options,
         **FIXED,
         **own,
+        **of_pictures,
         "model": folder,
         "dtype": model.dtype,
         "load_format": PLAIN if model.has_weights else PLAIN_DUMMY,

@@ -16,6 +16,14 @@ def run_engine_core(*arguments: Any, **keywords: Any) -> None:
     """The target of the core process; takes the arguments of vLLM's `EngineCoreProc.run_engine_core`."""
     end_with_parent()
     keep_errors(Path(os.environ[FOLDER_VARIABLE]), "vllm")
+    from vllm.v1.core.sched import output  # pyright: ignore[reportMissingImports]
     from vllm.v1.engine.core import EngineCoreProc  # pyright: ignore[reportMissingImports]
 
+    output.strip_covered_mm_data = keep_pictures
     EngineCoreProc.run_engine_core(*arguments, **keywords)
+
+
+def keep_pictures(features: Any, *_: Any, **__: Any) -> Any:
+    """What a worker process gets of a request's pictures. vLLM 0.32.0 leaves out the pixels of those that its prefix
+    cache has at that time; when new weights empty the cache, the worker computes the request again, and has none."""
+    return features

@@ -7,9 +7,10 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.engines.server_processes import last_error
 from rlinf_workers.engines.serving import STOP_INTERVAL, ServingEngine, api_of, bound_cores, check_version
 from rlinf_workers.engines.vllm.arguments import Argument, engine_arguments, env_vars
-from rlinf_workers.engines.vllm.requests import answer_of, request_parameters
+from rlinf_workers.engines.vllm.requests import answer_of, prompt_input, request_parameters
 from rlinf_workers.engines.vllm.server import VLLMServer
 from rlinf_workers.engines.vllm.spec import SPEC
 from rlinf_workers.errors import SettingsRefused, WorkersError
@@ -30,7 +31,10 @@ LOOK_INTERVAL_S, NUM_LOOKS = 0.01, 500
 """While the engine waits to learn how a process of vLLM ended."""
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM's attention on a CPU (0.32.0, v1/attention/backends/cpu_attn.py); another ends its process."""
-ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LlamaForCausalLM")
+ARCHITECTURES = (
+    *("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LlamaForCausalLM"),
+    *("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration"),
+)
 """Models whose parameters were compared with a layout, and whose tokens with those of transformers."""
 
 
@@ -68,11 +72,25 @@ class VLLMEngine(ServingEngine):
         num_devices = len(devices)
         self._prepare(model, device, max_prompt_tokens=max_prompt_tokens, num_devices=num_devices, options=arguments)
         folder = self._model.folder
-        check_architecture(Path(folder), device)
+        config = json.loads(Path(folder, "config.json").read_text())
+        check_architecture(config, device)
+        self._sees = config.get("model_type") in SPEC.picture_models
+        if self._sees and model.adapter is not None:
+            raise SettingsRefused(
+                "the engine vllm has not been tried with adapters of models that read pictures; use the engine "
+                "huggingface, or train without actor.lora"
+            )
         self._numbers = itertools.count()
         self._request_ids: set[str] = set()
         """Of the requests in flight."""
-        whole = engine_arguments(model, device, num_devices=num_devices, folder=folder, engine_options=arguments)
+        whole = engine_arguments(
+            model,
+            device,
+            num_devices=num_devices,
+            folder=folder,
+            has_pictures=self._sees,
+            engine_options=arguments,
+        )
         self._serve(lambda: VLLMServer(whole, self._folder, self._on_lost), device, max_batch_sequences)
 
     # -- in the server's loop ---------------------------------------------------------------------------------------
@@ -92,9 +110,8 @@ class VLLMEngine(ServingEngine):
             parameters["stream_interval"] = STOP_INTERVAL
         request_id = str(next(self._numbers))
         self._request_ids.add(request_id)
-        outputs = self._server.engine.generate(
-            {"prompt_token_ids": prompt_ids}, SamplingParams(**parameters), request_id
-        )
+        prompt = prompt_input(request.prompt, prompt_ids)
+        outputs = self._server.engine.generate(prompt, SamplingParams(**parameters), request_id)
         try:
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
@@ -128,6 +145,8 @@ class VLLMEngine(ServingEngine):
             await self._pause()
         if drops and not await self._server.engine.reset_prefix_cache(reset_running_requests=True):
             raise WorkersError("vLLM did not drop its caches of earlier weights")
+        if self._sees:
+            await self._server.engine.reset_encoder_cache()
         await self._server.engine.update_weight_version(str(policy_version))
         if pauses:
             await self._continue()
@@ -166,19 +185,22 @@ def known_arguments(device: torch.device, devices: Sequence[str], *, any_version
         return [field.name for field in fields(AsyncEngineArgs)]
 
 
-def check_architecture(folder: Path, device: torch.device) -> None:
+def check_architecture(config: Mapping[str, Any], device: torch.device) -> None:
     """Checks that a model is one whose weights were tried in vLLM, with heads that its kernels compute.
+
+    Args:
+        config: its config.json.
 
     Raises: SettingsRefused.
     """
-    config = json.loads((folder / "config.json").read_text())
     names = config.get("architectures") or ["None"]
     if names[0] not in ARCHITECTURES:
         raise SettingsRefused(
             f"the engine vllm has not been tried with {names[0]} (architectures in config.json of the model); it "
             f"serves {', '.join(ARCHITECTURES)}; use the engine huggingface or sglang"
         )
-    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    text = config.get("text_config") or config
+    width = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
     if device.type == "cpu" and width not in CPU_HEADS:
         raise SettingsRefused(
             f"vLLM's attention on CPU slots computes heads of {', '.join(map(str, CPU_HEADS))} numbers, and those of "

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from rlinf_workers.engines.inside import Inside, enter
 from rlinf_workers.engines.server_processes import end_with_parent, keep_errors
 from rlinf_workers.engines.vllm.arguments import ADAPTER, PLAIN, PLAIN_DUMMY
 from rlinf_workers.engines.vllm.child import FOLDER_VARIABLE
+from rlinf_workers.engines.vllm.requests import POSITIONS
 from rlinf_workers.gloo_guard import guard_gloo
 from rlinf_workers.models.lora_settings import LoraSettings
 
@@ -70,7 +71,10 @@ class Extension:
 
     def rlinf_prepare(self) -> None:
         """Called once, when the model is loaded. Raises: RuntimeError for a model whose weights are not plain."""
-        check_plain(self.model_runner.get_model())
+        model = self.model_runner.get_model()
+        check_plain(model)
+        if hasattr(model, "get_mrope_input_positions"):
+            model.get_mrope_input_positions = prompt_positions
         sampler = self.model_runner.sampler
         self.model_runner.sampler = TemperedSampler(sampler.logprobs_mode, sampler.use_fp64_gumbel)
         if current_platform.is_cpu():
@@ -79,10 +83,10 @@ class Extension:
 
     def rlinf_enter(self, ticket: str) -> None:
         """See `inside.enter`; vLLM runs it between two batches."""
-        group = parallel_state.get_tp_group()
+        group, model = parallel_state.get_tp_group(), self.model_runner.get_model()
         sizes = {"tp": group.world_size, "ep": 1, "expert_tp": group.world_size}
-        model = MergedModel(self.model_runner.get_model())
-        enter(ticket, model, rank=group.rank_in_group, sizes=sizes, kind=self.rlinf_kind)
+        sizes["tower_tp"] = 1 if getattr(model, "use_data_parallel", False) else group.world_size
+        enter(ticket, MergedModel(model), rank=group.rank_in_group, sizes=sizes, kind=self.rlinf_kind)
 
 
 class MergedModel:
@@ -92,12 +96,27 @@ class MergedModel:
         self._model = model
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """vLLM keeps the experts in a module of their own below `experts`."""
+        """vLLM keeps the experts in a module of their own below `experts`, and a decoder behind a vision tower below
+        `language_model`."""
         for name, parameter in self._model.named_parameters():
-            yield name.replace(".experts.routed_experts.", ".experts."), parameter
+            name = name.removeprefix("language_model.").replace(".experts.routed_experts.", ".experts.")
+            yield name, parameter
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         return self._model.named_modules()
+
+
+def prompt_positions(token_ids: Sequence[int], features: Sequence[Any]) -> tuple[Tensor, int]:
+    """The positions that come with a prompt's pictures, in place of those that vLLM computes from their sizes.
+
+    Args:
+        features: vLLM's `MultiModalFeatureSpec` of each picture; of none for a prompt that is text alone.
+    Returns: [3, L] int64, and how far the positions after them differ from the number of tokens.
+    """
+    if not features:
+        return torch.arange(len(token_ids)).expand(3, -1), 0
+    positions = features[0].data[POSITIONS].data
+    return positions, int(positions.max()) + 1 - len(token_ids)
 
 
 class TemperedSampler(Sampler):

@@ -16,6 +16,11 @@ BATCHED_TOKENS = {False: 2048, True: 8192}
 RUNNING = {False: 128, True: 1024}
 """vLLM's own limit of running completions, on CPU slots and on GPUs."""
 
+PICTURE_TOKENS = 16384
+"""Tokens of the largest picture that Qwen's processors make by default; vLLM's cache of features holds at least one."""
+FEATURE_WIDTHS = 4
+"""Hidden widths of a token's features: Qwen3-VL has those of three deeper layers beside its own."""
+
 
 def vllm_memory(model: ModelShape, job: JobShape) -> RankMemory:
     """The memory of one device of a rank. Weights are filled in place, so a sync needs no extra memory."""
@@ -61,7 +66,11 @@ def _block_tokens(job: JobShape) -> int:
 
 def _work_bytes(model: ModelShape, job: JobShape) -> int:
     """Activations of a layer for a full forward pass, or the logits of all running completions with their
-    log-probabilities."""
+    log-probabilities; and the features of pictures. What the tower computes is not counted."""
     num_tokens = VLLMOptions.of(job.engine_options).max_num_batched_tokens or BATCHED_TOKENS[job.on_gpu]
     inside = num_tokens * feed_forward_bytes(model, job.served) // job.tensor_parallel
-    return max(inside, 3 * FLOAT_BYTES * running(job) * model.vocab_size)
+    features = 0
+    if model.vision_parameters:
+        width = FEATURE_WIDTHS * model.hidden_size * job.served.dtype_bytes
+        features = max(num_tokens, PICTURE_TOKENS) * width
+    return max(inside, 3 * FLOAT_BYTES * running(job) * model.vocab_size) + features

@@ -23,6 +23,7 @@ _MODEL, _DEVICES = (
 )
 _REQUESTS = "prompts come as token ids, and completions go back as token ids"
 _WEIGHTS = "weights come from the trainer by a weight sync, into parameters as the model has them"
+_PICTURES = "pictures come processed, with their prompts"
 _PROCESSES = "the worker starts, watches and ends the engine's processes"
 
 OWNED: Mapping[str, str] = {
@@ -38,6 +39,9 @@ OWNED: Mapping[str, str] = {
     **dict.fromkeys(("enable_eplb", "cpu_offload_gb", "offload_backend", "speculative_config"), _WEIGHTS),
     **dict.fromkeys(("distributed_executor_backend", "worker_cls", "worker_extension_cls"), _PROCESSES),
     **dict.fromkeys(("scheduler_cls", "enable_sleep_mode", "disable_log_stats", "enable_log_requests"), _PROCESSES),
+    **dict.fromkeys(("limit_mm_per_prompt", "language_model_only", "mm_encoder_only", "enable_mm_embeds"), _PICTURES),
+    **dict.fromkeys(("mm_processor_cache_gb", "mm_processor_cache_type", "mm_processor_kwargs"), _PICTURES),
+    **dict.fromkeys(("mm_processor_device", "mm_device_do_normalize", "mm_tensor_ipc"), _PICTURES),
     "trust_remote_code": "code that a model's folder brings along is never run",
 }
 """Arguments that no recipe may set, and why."""

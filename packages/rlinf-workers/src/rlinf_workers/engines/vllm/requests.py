@@ -7,7 +7,45 @@ from typing import Any
 
 from rlinf_workers.engines.base import UnfinishedCompletion
 from rlinf_workers.engines.completions import ServerAnswer, sampling_seed
+from rlinf_workers.engines.picture_places import picture_places
 from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.models.pictures import joined_arguments, rope_positions
+from rlinf_workers.roles.records.language import Prompt
+
+POSITIONS = "rlinf_positions"
+"""Name under which each picture of a prompt carries the prompt's positions, which the extension hands to the model."""
+
+
+def prompt_input(prompt: Prompt, token_ids: list[int]) -> Any:
+    """vLLM's input for a prompt and the tokens of its completion so far.
+
+    Pictures go as they are, with their places among the prompt's tokens: vLLM processes nothing again.
+
+    Args:
+        token_ids: the prompt's, then those of its completion.
+    Raises: ValueError if the prompt has other tokens where its pictures are.
+    """
+    if prompt.pictures is None:
+        return {"prompt_token_ids": token_ids}
+    from transformers.feature_extraction_utils import BatchFeature
+    from vllm.inputs.engine import mm_input  # pyright: ignore[reportMissingImports]
+    from vllm.multimodal.inputs import (  # pyright: ignore[reportMissingImports]
+        MultiModalFieldConfig,
+        MultiModalKwargsItems,
+        PlaceholderRange,
+    )
+
+    pictures = prompt.pictures.pictures
+    places = [PlaceholderRange(offset=first, length=length) for first, length in picture_places(prompt)]
+    arguments = joined_arguments(pictures)
+    fields = {
+        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", arguments["image_grid_thw"].prod(-1)),
+        "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+        POSITIONS: MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+    }
+    arguments[POSITIONS] = rope_positions(prompt.pictures, len(token_ids)).repeat(len(pictures), 1, 1)
+    items = MultiModalKwargsItems.from_hf_inputs(BatchFeature(arguments), fields)
+    return mm_input(token_ids, items, {"image": [one.digest for one in pictures]}, {"image": places})
 
 
 def request_parameters(

