@@ -12,6 +12,8 @@ from typing import Any, Literal
 import pytest
 
 from rlinf_algos import AlgosError
+from rlinf_workers.agents.messages import ToolCall
+from rlinf_workers.agents.pictures import part_of
 from rlinf_workers.agents.tools import (
     CheckedTool,
     EpisodeTools,
@@ -432,6 +434,23 @@ async def started(tool: Counter) -> list[CheckedTool]:
     tools = [CheckedTool(tool)]
     await start_tools(tools)
     return tools
+
+
+@pytest.mark.parametrize(
+    ("sees", "content"),
+    [(True, [{"type": "text", "text": "a map"}, part_of(b"png")]), (False, "a map\n[image left out]")],
+)
+def test_a_policy_sees_the_pictures_of_a_tool_or_reads_that_there_is_one(sees, content):
+    def draw() -> ToolResult:
+        """Draws a map."""
+        return ToolResult(text="a map", pictures=(b"png",))
+
+    async def main() -> list[dict[str, Any]]:
+        tools = [CheckedTool(FunctionTool(draw))]
+        await start_tools(tools)
+        return await EpisodeTools(tools, "e", sees=sees).answers([ToolCall("1", "draw", "{}")])
+
+    assert run(main()) == [{"role": "tool", "tool_call_id": "1", "name": "draw", "content": content}]
 
 
 def test_a_service_that_fails_once_is_tried_again_with_the_same_state():

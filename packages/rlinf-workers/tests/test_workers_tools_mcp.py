@@ -49,7 +49,9 @@ def test_a_server_over_stdio_and_who_causes_its_failures(tmp_path, monkeypatch):
 
     async def test(episode: EpisodeTools) -> None:
         specs = {spec.name: spec for spec in episode._places[0].tool.specs}
-        assert list(specs) == ["add", "count", "misbehave"]
+        assert list(specs) == ["add", "count", "draw", "misbehave"]
+        drawn = await episode.call("draw", {})
+        assert (drawn.text, drawn.pictures) == ("", (b"png",))
         assert specs["add"].description == "Adds two numbers."
         assert specs["add"].parameters["required"] == ["a", "b"]
         assert (await episode.call("add", {"a": 2, "b": 3})).text == "5"

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 
@@ -24,6 +24,12 @@ def count() -> str:
     global num_calls
     num_calls += 1
     return f"{os.getpid()} {num_calls} {os.environ.get('OWN')} {os.environ.get('SECRET')} {os.getcwd()}"
+
+
+@server.tool()
+def draw() -> Image:
+    """A picture."""
+    return Image(data=b"png", format="png")
 
 
 @server.tool()
