@@ -17,7 +17,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from benchmarks.harness import compare, interleave, report
@@ -66,7 +66,7 @@ class Sync:
             self._receiver = engine.open_receiver([sides["receive"]])
         else:
             self._receiver = SharedWeightSync.open_receiver(sides["receive"])
-        self._trained, self._engine = trained, engine
+        self._trained, self._engine = trained, cast(Any, engine)
         self._sent, self._filled = frozenset(reshard.src_buffers[0]), frozenset(reshard.dst_buffers[0])
 
     def __call__(self, version: int) -> float:
