@@ -18,6 +18,7 @@ from .execution.executor import Executor as Executor, FlowRun as FlowRun
 from .execution.in_process import InProcessWorkers as InProcessWorkers
 from .execution.ports import Reader as Reader, Writer as Writer
 from .flow import Flow as Flow
+from .gpu_memory import CONTEXT_BYTES as CONTEXT_BYTES
 from .group import WorkerGroup as WorkerGroup
 from .launchers.local.launcher import LocalLauncher as LocalLauncher
 from .log_level import (

@@ -11,7 +11,7 @@ from rlinf.config.common import ClusterConfig
 from rlinf.plugin_checks import spec_of
 from rlinf_sched import Plan
 from rlinf_sched.derive import MEMORY_KINDS, RankMemory
-from rlinf_workers.gpu_memory import CONTEXT_BYTES
+from rlinf_workers import CONTEXT_BYTES
 from rlinf_workers.plugins import WEIGHT_SYNCS
 from rlinf_workers.weight_sync import EdgeEnds, WeightSyncSpec, suitable_weight_syncs
 
