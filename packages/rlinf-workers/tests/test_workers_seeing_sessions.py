@@ -150,7 +150,7 @@ def test_turns_follow_the_pictures_of_the_task_and_of_messages(make_worker, sett
 
 def test_a_picture_is_sent_once_and_what_cannot_be_read_is_named(tmp_path):
     settings = PictureSettings(folder=tiny_folder(tmp_path, "qwen2_5_vl"))
-    sent: list[NewPicture] = []
+    sent: list[Any] = []
     pictures = PictureReader(settings, sent.append)
     of_task = HistoryPicture(digest="ab" * 8, token_ids=[4, 4])
 

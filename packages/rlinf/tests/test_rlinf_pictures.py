@@ -358,7 +358,9 @@ def test_agents_that_see_have_no_router_and_what_else_they_cannot_have_is_refuse
         "rollout.agent.router is not used: it passes no pictures on, and qwen2_5_vl reads them",
     )
     assert not job.config.routes_turns and checks.pictures(job) == ()
-    with pytest.raises(UserError, match=r"rollout.engine_options: huggingface does not keep turns with pictures"):
+    with pytest.raises(
+        UserError, match=r"rollout.engine=huggingface does not support.*leave engine_options.keep_turns out"
+    ):
         checks.pictures(agent_that_sees("--rollout.engine_options.keep_turns=true"))
     tiny_folder(tmp_path, "qwen2_5_vl")
     judge = f"--rollout.agent.agents={{solver: {{}}, judge: {{trains: false, path: {tmp_path}}}}}"

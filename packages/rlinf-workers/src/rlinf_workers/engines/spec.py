@@ -151,6 +151,10 @@ class EngineSpec(Spec):
         """Whether a turn finds the keys and values of the conversation that it continues in the cache."""
         return False
 
+    def pictures_problem(self, options: Mapping[str, Any]) -> str | None:
+        """Why it cannot compute prompts with pictures with these options, though it supports pictures; None: it can."""
+        return None
+
     def probe_ways(self, options: Mapping[str, Any], *, on_gpu: bool) -> tuple[str, ...]:
         """How it computes a transformers model, as names of the architecture probe (`probe.WAYS`); empty for an engine
         with its own model code."""

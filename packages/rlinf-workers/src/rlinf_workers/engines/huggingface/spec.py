@@ -97,6 +97,11 @@ class HuggingFaceSpec(EngineSpec):
     def kept_problem(self, options: Mapping[str, Any]) -> str | None:
         return None
 
+    def pictures_problem(self, options: Mapping[str, Any]) -> str | None:
+        if not self.keeps_prefixes(options):
+            return None
+        return "the turns that it keeps are found by their tokens alone; leave engine_options.keep_turns out"
+
     def keeps_prefixes(self, options: Mapping[str, Any]) -> bool:
         return options.get("keep_turns") is True
 

@@ -138,11 +138,8 @@ def pictures(job: ReasoningJob) -> Sequence[str]:
             f"rollout.engine={engine.name}: does not support pictures of {kind}",
             hint=f"use --rollout.engine {' or '.join(others)}",
         )
-    if engine.keeps_prefixes(config.rollout.engine_options):
-        raise UserError(
-            f"rollout.engine_options: {engine.name} does not keep turns with pictures, and {kind} reads them",
-            hint="leave keep_turns out",
-        )
+    if problem := engine.pictures_problem(config.rollout.engine_options):
+        raise UserError(f"rollout.engine={engine.name} does not support pictures, and {kind} reads them: {problem}")
     refuse_blind_trainer(config.actor, str(kind))
     agent = config.rollout.agent
     if agent is None:
