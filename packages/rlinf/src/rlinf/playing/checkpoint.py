@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlinf.config.catalog import shipped_recipes
+from rlinf.config.catalog import SUFFIXES, shipped_recipes
 from rlinf.config.load import load_acting
 from rlinf.config.overrides import Override
 from rlinf.config.playing import TrainedConfig
@@ -63,9 +64,10 @@ def named_checkpoint(place: str, which: str | None) -> Path | None:
 
     Raises: UserError, also for the folder of a published checkpoint.
     """
-    path = Path(place)
-    is_recipe = place in shipped_recipes() or not (path.is_dir() or os.sep in place) or path.is_file()
-    if not is_recipe:
+    path, recipes = Path(place), shipped_recipes()
+    is_misspelt = os.sep not in place and bool(difflib.get_close_matches(place, recipes, n=1, cutoff=0.5))
+    is_missing = not path.exists() and (path.suffix in SUFFIXES or is_misspelt)
+    if not (place in recipes or path.is_file() or is_missing):
         _refuse_published(path)
         return find_checkpoint(path, which)
     if which is not None:
