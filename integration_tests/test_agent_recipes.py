@@ -93,9 +93,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "recipe", [name if name == "search-r1-grpo" else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
-)
+@pytest.mark.parametrize("recipe", [pytest.param(name, marks=pytest.mark.slow) for name in RECIPES])
 def test_a_recipe_of_a_published_agent_takes_a_step(recipe, model_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (row,) = (row for name, row in ROWS.items() if recipe.startswith(name))

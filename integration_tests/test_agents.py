@@ -145,6 +145,7 @@ def test_a_killed_engine_costs_no_session_and_no_number(tmp_path):
     assert rows(run)[1]["router/lost_turns"] > 0
 
 
+@pytest.mark.slow
 def test_an_evaluation_runs_the_episodes_of_the_run_and_counts_their_causes(tmp_path):
     keys = KEYS | {
         "mode": "collocated",

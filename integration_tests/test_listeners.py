@@ -66,6 +66,7 @@ def test_unix_sockets_that_other_users_can_call_are_seen():
         process.communicate("")
 
 
+@pytest.mark.slow
 def test_a_ray_cluster_of_the_runs_own_is_private(tmp_path):
     """It listens at the loopback address, and leaves no token in the user's home."""
     pytest.importorskip("ray", reason="pip install 'rlinf[ray]'")

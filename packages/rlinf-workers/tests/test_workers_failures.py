@@ -354,7 +354,7 @@ LOOP_SETTINGS = {
         {"tool": "workers_failures:ask", "time_limit_s": 1.0},
         "workers_failures:strike",
         "workers_failures:starve",
-        {"tool": "python", "time_limit_s": 2.0, "memory_bytes": 128 << 20, "allow_weak_isolation": True},
+        {"tool": "python", "time_limit_s": 6.0, "memory_bytes": 128 << 20, "allow_weak_isolation": True},
         {
             "tool": "mcp",
             "command": [sys.executable, str(Path(__file__).with_name("workers_mcp_server.py"))],

@@ -150,7 +150,8 @@ def test_what_cannot_be_shared_is_refused(tmp_path, two_ranks):
     assert larger.endswith("sequence_parallel=4: it is the number of ranks of a replica, and here they have 2")
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
 def test_four_ranks_equal_one(tmp_path, size):
     with launched(LocalLauncher) as launcher:
         ranks = start(launcher, tmp_path, Sharing, num_ranks=4, num_ranks_per_replica=size)

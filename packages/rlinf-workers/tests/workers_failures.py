@@ -118,7 +118,7 @@ def _kill_sandboxes() -> int:
 def _kill_next(number: int) -> None:
     while number > 0:
         number -= _kill_sandboxes()
-        time.sleep(0.3)
+        time.sleep(0.05)
 
 
 def _command(process: int) -> bytes:

@@ -74,7 +74,7 @@ WHOLE = ("--env.episodes_per_step=24", "--env.num_steps=40", "--env.num_processe
         (2, "corrected", CHANNEL_BYTES, ()),
         (2, "close", CHANNEL_BYTES, ()),
         pytest.param(2, "ppo", 4096, (), marks=pytest.mark.slow),
-        (1, "ppo", CHANNEL_BYTES, WHOLE),
+        pytest.param(1, "ppo", CHANNEL_BYTES, WHOLE, marks=pytest.mark.slow),
         pytest.param(2, "ppo", 4096, WHOLE, marks=pytest.mark.slow),
     ],
 )
