@@ -66,6 +66,8 @@ COMPARISONS = {
     "micro-batch of all 512 completions",
     "trl-comparison-long": "The same with a model ten times as large (2.9M) and completions of 32 tokens, where nine "
     "tenths of our time are matrix products",
+    "trl-comparison-pictures": "The same with a tiny Qwen2.5-VL (3.7M) that sees a picture with each of 32 prompts, "
+    "with 8 completions of at most 16 tokens for each",
     "trl-comparison-gpu": "The same on one H100 with the shape of Qwen2.5-0.5B and 256 completions of 256 tokens. "
     "RLinf with the engine `huggingface` in bfloat16 and the backend `fsdp2` with float32 weights and `compute_dtype: "
     "bfloat16`, micro-batches of at most 16,384 packed tokens; TRL with bfloat16 weights, `bf16`, its default "
@@ -117,6 +119,7 @@ RATIO_TARGETS: dict[str, Sequence[RatioTarget]] = {
     "overhead-pushcube-one-core": [OVERHEAD],
     "trl-comparison-sort": [TRL],
     "trl-comparison-long": [TRL],
+    "trl-comparison-pictures": [TRL],
     "trl-comparison-gpu": [TRL],
     "trl-async-sort": [RatioTarget(value=1.0, numerators=("trl, asynchronous", "trl, synchronous"))],
     "moves": [RatioTarget(value=0.1, is_limit=True, numerators=("move", "rollout moves"))],
