@@ -18,7 +18,6 @@ from command_line import END_TIMEOUT_S, TINY_SORT, all_gone, environment, logged
 FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
 TRAINING = ("train-and-plot", "custom-reward")
 """Notebooks that start workers."""
-FAST = "train-and-plot"
 
 
 def notebooks() -> list[Path]:
@@ -35,13 +34,8 @@ def test_a_notebook_is_stored_without_outputs(path: Path):
     assert [(cell.outputs, cell.execution_count) for cell in code] == [([], None)] * len(code)
 
 
-def fast_and_slow() -> Iterator[Any]:
-    """Tutorials run what the slow ones call, too."""
-    for path in notebooks():
-        yield pytest.param(path, id=path.stem, marks=[] if path.stem == FAST else [pytest.mark.slow])
-
-
-@pytest.mark.parametrize("path", fast_and_slow())
+@pytest.mark.slow
+@pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path):
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
