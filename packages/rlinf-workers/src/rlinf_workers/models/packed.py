@@ -156,7 +156,7 @@ def computed_parts(group: SampleGroup) -> tuple[Tensor, Tensor]:
 
 def num_computed_tokens(group: SampleGroup) -> int:
     """Tokens of a packed group: those of its prompt, and those that are computed for its rows."""
-    return computed_tokens([group])[0]
+    return len(group.prompt.token_ids) + int(computed_parts(group)[1].sum())
 
 
 def computed_tokens(groups: Iterable[SampleGroup]) -> tuple[int, int]:

@@ -128,15 +128,13 @@ def _chat_messages(message: Mapping[str, Any], where: str) -> list[dict[str, Any
     if role not in ("user", "assistant") or not isinstance(blocks, list):
         raise RequestRefused(f"{where} has role {role!r} or content that is neither text nor blocks")
     results: list[dict[str, Any]] = []
-    texts: list[str] = []
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
     for index, block in enumerate(blocks):
         match block.get("type") if isinstance(block, dict) else None:
             case "text":
-                texts.append(str(block.get("text", "")))
-                parts.append({"type": "text", "text": texts[-1]})
+                parts.append({"type": "text", "text": str(block.get("text", ""))})
             case "image":
                 parts.append(_picture(block, f"{where}.content[{index}]"))
             case "thinking":
