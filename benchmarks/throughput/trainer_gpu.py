@@ -34,6 +34,7 @@ from rlinf_sched.derive import ModelShape, find_gpu, resolve_model
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.launchers import Identity
 from rlinf_workers.models import ModelSettings
+from rlinf_workers.models.packed import computed_tokens
 from rlinf_workers.roles import ActorSettings, ScoredGroup
 from rlinf_workers.roles.language.actor import Actor
 from rlinf_workers.roles.language.micro_batches import num_tokens_of
@@ -99,13 +100,9 @@ def scored_groups(size: Size, vocab_size: int) -> list[ScoredGroup]:
 
 
 def forward_flops(shape: ModelShape, groups: Sequence[ScoredGroup]) -> float:
-    """Operations of a forward pass over packed groups: a prompt once, and each answer after it."""
-    total = 0.0
-    for samples in (group.samples for group in groups):
-        prompt = len(samples.prompt.token_ids)
-        total += prompt * shape.forward_flops(prompt / 2)
-        total += sum(n * shape.forward_flops(prompt + n / 2) for n in samples.loss_mask.sum(-1).tolist())
-    return total
+    """Operations of a forward pass over packed groups, as the metric `perf/mfu` counts them."""
+    tokens, attended = computed_tokens(group.samples for group in groups)
+    return tokens * shape.forward_flops(attended / tokens)
 
 
 def update(actor: Actor, groups: Sequence[ScoredGroup]) -> None:
