@@ -40,10 +40,10 @@ class FakeDriver:
 
     def free(self, device, pointer):
         self._call("free", device, pointer)
-        del self.live[pointer]
-        if pointer in self.fds:
-            self.maps.pop(pointer).close()
-            os.close(self.fds.pop(pointer))
+        fd = self.fds.pop(pointer, None)
+        self._unmap(pointer)
+        if fd is not None:
+            os.close(fd)
 
     def allocation_of(self, device, pointer):
         self._call("allocation_of", device, pointer)
@@ -70,9 +70,7 @@ class FakeDriver:
 
     def close_legacy(self, device, pointer):
         self._call("close_legacy", device, pointer)
-        del self.live[pointer]
-        if pointer in self.maps:
-            self.maps.pop(pointer).close()
+        self._unmap(pointer)
 
     def create_mapping(self, device, num_bytes):
         self._call("create_mapping", device, num_bytes)
@@ -94,6 +92,14 @@ class FakeDriver:
         self.maps[pointer] = mapped
         return fd, pointer, num_bytes
 
+    def _unmap(self, pointer):
+        """Forgets memory before its address can be given to another thread. Returns whether it was mapped."""
+        mapped = self.maps.pop(pointer, None)
+        del self.live[pointer]
+        if mapped is not None:
+            mapped.close()
+        return mapped is not None
+
     def export_descriptor(self, mapping):
         self._call("export_descriptor", mapping)
         return os.dup(mapping[0])
@@ -104,13 +110,11 @@ class FakeDriver:
 
     def release_mapping(self, device, mapping):
         self._call("release_mapping", device, mapping)
-        del self.live[mapping[1]]
-        if mapping[1] in self.maps:
-            self.maps.pop(mapping[1]).close()
+        if self._unmap(mapping[1]):
             os.close(mapping[0])
 
     def _place(self, pointer):
-        base = next(base for base in self.maps if base <= pointer < base + self.live[base])
+        base = next(base for base in list(self.maps) if base <= pointer < base + self.live.get(base, 0))
         return self.maps[base], pointer - base
 
     def read(self, device, source, num_bytes):

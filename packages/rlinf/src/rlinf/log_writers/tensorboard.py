@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,12 +59,21 @@ class TensorboardWriter(LogWriter):
     def _open(self) -> Any:
         from torch.utils.tensorboard import SummaryWriter  # seconds to import; only the driver needs it
 
+        _wait_until_the_next_file_sorts_last(self._folder)
         step = self._purge_step
         self._file = SummaryWriter(str(self._folder), purge_step=step, flush_secs=10)
         if step is not None:  # TensorBoard hides everything from purge_step on, including the checkpoint's evaluation
             for name, value in self._evaluations.get(step, {}).items():
                 self._file.add_scalar(name, value, step)
         return self._file
+
+
+def _wait_until_the_next_file_sorts_last(folder: Path) -> None:
+    """TensorBoard reads files in the order of their names. These begin with the second in which they were made; what
+    follows, a process and a count, is compared as text: the tenth file of a second would be read before the ninth."""
+    now = time.time()
+    if any(folder.glob(f"events.out.tfevents.{int(now):010d}.*")):
+        time.sleep(math.floor(now) + 1 - now)
 
 
 def _number(value: float | None) -> float:
