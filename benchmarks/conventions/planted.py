@@ -24,7 +24,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.conventions.policies import KIND, TINY, TinyPolicy, stored, trained
-from benchmarks.harness import report
+from benchmarks.harness import RESULTS_FOLDER, report
 from torch import Tensor
 
 from rlinf.config.embodied import EnvConfig, PolicyConfig
@@ -189,10 +189,12 @@ def cases_of(name: str, seed: int, only: Sequence[str]) -> list[Case]:
     return [case for case in cases if not only or case.kind in only]
 
 
-def measure(tiny: TinyPolicy, folder: Path, seed: int, only: Sequence[str]) -> dict[str, Any]:
-    """All cases of one policy; `folder` has its weights, or gets them."""
+def measure(
+    tiny: TinyPolicy, folder: Path, seed: int, only: Sequence[str], earlier: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """All cases of one policy; `folder` has its weights, or gets them. `earlier`: rows that were measured before."""
     began_s, settings = time.process_time(), stored(tiny, folder, seed)
-    result: dict[str, Any] = {"training_cpu_s": None, "cases": []}  # None: trained before
+    result: dict[str, Any] = {"training_cpu_s": None, "cases": [*earlier]}  # None: trained before
     if settings is None:
         settings = trained(tiny, folder, seed=seed)
         result["training_cpu_s"] = round(time.process_time() - began_s, 1)
@@ -255,6 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policy", choices=list(CORRUPTIONS), action="append")
     parser.add_argument("--only", choices=["right", "single", "pair", "hidden"], action="append", default=[])
+    parser.add_argument("--add", action="store_true", help="keep cases of other kinds that the result has already")
     parser.add_argument("--folder", type=Path, help="trained policies, kept for later calls (default: not kept)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="folder of the results (default: benchmarks/results)")
@@ -264,18 +267,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if args.policy and tiny.name not in args.policy:
                 continue
             folder = (args.folder or Path(scratch)) / f"{tiny.name}-{args.seed}"
+            name, tested = f"conventions-{tiny.name.replace('_', '-')}-{args.seed}", {"seed": args.seed, **asdict(tiny)}
+            path = (args.output or RESULTS_FOLDER) / f"{name}.json"
+            earlier = _earlier_cases(path, tested, args.only) if args.add else []
             with patch.object(answers, "_acted", SharedAnswers(getattr(answers, "_acted"))):  # noqa: B009
-                findings = measure(tiny, folder, args.seed, args.only)
+                findings = measure(tiny, folder, args.seed, args.only, earlier)
             print(tiny.name, {key: value for key, value in findings.items() if key.endswith(".right")}, flush=True)
-            name = f"conventions-{tiny.name.replace('_', '-')}-{args.seed}"
-            report(
-                name,
-                settings={"seed": args.seed, **asdict(tiny)},
-                samples_s={},
-                comparisons=(),
-                findings=findings,
-                output=args.output and args.output / f"{name}.json",
-            )
+            report(name, settings=tested, samples_s={}, comparisons=(), findings=findings, output=path)
+
+
+def _earlier_cases(path: Path, settings: Mapping[str, Any], only: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a result, without the kinds that are measured now. Raises: SystemExit if it had other settings."""
+    if not path.exists():
+        return []
+    result = json.loads(path.read_text())
+    if result["settings"] != settings:
+        raise SystemExit(f"{path} has cases with {result['settings']}, not {settings}")
+    return [row for row in result["findings"]["cases"] if only and row["kind"] not in only]
 
 
 if __name__ == "__main__":

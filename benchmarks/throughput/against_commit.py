@@ -1,21 +1,26 @@
 """The time of a step against another commit: benchmarks/results/against-commit-NAME.json.
 
     git worktree add ../earlier COMMIT          then make an environment in it, ../earlier/.venv
-    python -m benchmarks.throughput.against_commit ../earlier --name before-overlap
+    python -m benchmarks.throughput.against_commit ../earlier --name before-overlap --cases sort-grpo pushcube-ppo
+    python -m benchmarks.throughput.against_commit ../earlier --name robots --cases reach-openvla-ppo reach-pi0-ppo
 
 Both commits train the same recipes from the same SFT warm-up, run by run in turn, in mode collocated on one CPU slot.
-What counts is the median time of a step without the first few; metrics of both are compared, too.
+What counts is the median time of a step without the first few. The metrics of both are compared, too: where they are
+equal, both learn the same, so the time of a step decides which reaches a success rate first. Robots' warm-ups and
+evaluations are shortened, which changes no step.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,48 +29,101 @@ from benchmarks.harness import compare, interleave, report
 from rlinf.run_folder import read_rows
 
 OURS, EARLIER = "this commit", "earlier commit"
-NUM_LEFT_OUT = 3
 COMMON = {"mode": "collocated", "cluster.num_devices": 1, "run.max_minutes": "null", "run.stop_at_score": "null"}
-RECIPES = {"sort-grpo": {"run.num_steps": 30}, "pushcube-ppo": {"run.num_steps": 12}}
+SHORT = {"sft_warm_up.num_episodes": 4, "sft_warm_up.num_steps": 40, "env.num_eval_episodes": 8}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A run that both commits do."""
+
+    recipe: str
+    num_steps: int
+    num_left_out: int = 3
+    """First steps whose time does not count."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _robot(recipe: str, **policy: str) -> Case:
+    overrides = SHORT | {f"policy.{key}": value for key, value in policy.items()}
+    return Case(recipe=recipe, num_steps=5, num_left_out=1, overrides=overrides)
+
+
+CASES = {
+    "sort-grpo": Case(recipe="sort-grpo", num_steps=30),
+    "pushcube-ppo": Case(recipe="pushcube-ppo", num_steps=12),
+    "reach-openvla-ppo": _robot("reach-openvla-ppo"),
+    "reach-oft-grpo": _robot("reach-oft-grpo"),
+    "reach-pi0-ppo": _robot("reach-pi0-ppo"),
+    "reach-pi0-ppo with pi0.5": _robot("reach-pi0-ppo", name="pi05"),
+    "reach-smolvla-ppo": _robot("reach-smolvla-ppo"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What a run has shown."""
+
+    step_s: float
+    """Median over its steps."""
+    cpu_s: float
+    """Of all its processes, from start to end."""
+    metrics: list[dict[str, Any]]
+    """By step, without times."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("checkout", type=Path, help="of the other commit, with its environment in .venv")
     parser.add_argument("--name", required=True, help="of the result")
-    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--warmup", type=int, default=1, help="rounds that do not count")
     options = parser.parse_args()
     commands = {OURS: Path(sys.executable).with_name("rlinf"), EARLIER: options.checkout / ".venv/bin/rlinf"}
     samples_s: dict[str, list[float]] = {}
-    are_equal: dict[str, bool] = {}
+    findings: dict[str, dict[str, Any]] = {"metrics": {}, "ratio_in_pairs": {}, "cpu_s_of_runs": {}}
     with tempfile.TemporaryDirectory() as folder:
-        for recipe in options.recipes:
-            metrics: dict[str, list[Any]] = {}
+        for name in options.cases:
+            runs: dict[str, list[Run]] = {side: [] for side in commands}
 
-            def step(side: str, index: int, recipe: str = recipe, metrics: dict[str, list[Any]] = metrics) -> float:
-                output = Path(folder) / f"{recipe}-{side[:4]}-{index}"
-                metrics[side], seconds = trained(commands[side], recipe, output)
-                return seconds
+            def step(side: str, name: str = name, runs: dict[str, list[Run]] = runs) -> float:
+                output = Path(folder) / f"{name.split()[-1]}-{side[:4]}-{len(runs[side])}"
+                runs[side].append(trained(commands[side], CASES[name], output))
+                return runs[side][-1].step_s
 
-            sides = {f"{recipe}, {side}": (lambda index, side=side, step=step: step(side, index)) for side in commands}
-            samples_s |= in_both_orders(sides, options.rounds)
-            are_equal[recipe] = metrics[OURS] == metrics[EARLIER]
+            sides = {f"{name}, {side}": (lambda _, side=side, step=step: step(side)) for side in commands}
+            samples_s |= in_both_orders(sides, options.warmup, options.rounds)
+            findings["metrics"][name] = differences(runs[OURS][-1].metrics, runs[EARLIER][-1].metrics)
+            findings["ratio_in_pairs"][name] = in_pairs(*(samples_s[f"{name}, {side}"] for side in commands))
+            findings["cpu_s_of_runs"][name] = {side: [run.cpu_s for run in runs[side]] for side in commands}
+            print(name, {what: values[name] for what, values in findings.items()}, flush=True)
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=options.checkout, check=True, capture_output=True, text=True
     ).stdout.strip()
     report(
         f"against-commit-{options.name}",
-        settings={"earlier": commit, "recipes": RECIPES, **COMMON},
+        settings={"earlier": commit, "cases": {name: asdict(CASES[name]) for name in options.cases}, **COMMON},
         samples_s=samples_s,
-        comparisons=[compare(samples_s, f"{one}, {OURS}", f"{one}, {EARLIER}") for one in options.recipes],
-        findings={
-            "metrics_are_equal": are_equal,
-            "ratio_in_pairs": {
-                one: in_pairs(samples_s[f"{one}, {OURS}"], samples_s[f"{one}, {EARLIER}"]) for one in options.recipes
-            },
-        },
+        comparisons=[compare(samples_s, f"{one}, {OURS}", f"{one}, {EARLIER}") for one in options.cases],
+        findings=findings,
     )
+
+
+def differences(ours: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How the metrics that both sides have differ, step by step, and the names of those that only one has."""
+    common = set(ours[0]) & set(earlier[0])
+    by_step = [
+        {name: (a[name], b[name]) for name in sorted(common) if a[name] != b[name]}
+        for a, b in zip(ours, earlier, strict=True)
+    ]
+    return {
+        "are_equal": not any(by_step),
+        "num_compared": len(common),
+        "of_one_side": sorted(set(ours[0]) ^ set(earlier[0])),
+        "different_in_first_step": by_step[0],
+        "num_different_by_step": [len(step) for step in by_step],
+    }
 
 
 def in_pairs(ours: Sequence[float], earlier: Sequence[float]) -> dict[str, float]:
@@ -76,29 +134,38 @@ def in_pairs(ours: Sequence[float], earlier: Sequence[float]) -> dict[str, float
     return {"mean": mean, "standard_error": error, "num_rounds": len(logs)}
 
 
-def in_both_orders(sides: dict[str, Callable[[int], float]], num_rounds: int) -> dict[str, list[float]]:
+def in_both_orders(
+    sides: dict[str, Callable[[int], float]], num_warmup: int, num_rounds: int
+) -> dict[str, list[float]]:
     """Rounds of which the second half begins with the last side, since the place in a round makes a difference."""
-    forward = interleave(sides, num_warmup=1, num_rounds=num_rounds - num_rounds // 2)
-    later = {name: (lambda index, step=step: step(index + num_rounds + 1)) for name, step in reversed(sides.items())}
-    backward = interleave(later, num_warmup=0, num_rounds=num_rounds // 2)
+    forward = interleave(sides, num_warmup=num_warmup, num_rounds=num_rounds - num_rounds // 2)
+    backward = interleave(dict(reversed(sides.items())), num_warmup=0, num_rounds=num_rounds // 2)
     return {name: forward[name] + backward[name] for name in sides}
 
 
-def trained(command: Path, recipe: str, output: Path) -> tuple[list[Any], float]:
-    """Runs a recipe. Returns the metrics of its steps without times, and the median time of a step."""
-    overrides = COMMON | RECIPES[recipe]
-    overrides |= {"run.evaluate_every": overrides["run.num_steps"], "run.checkpoint_every": overrides["run.num_steps"]}
+def trained(command: Path, case: Case, output: Path) -> Run:
+    """Runs a case. Raises: SystemExit with what it has printed, when it fails."""
+    overrides = COMMON | {f"run.{key}": case.num_steps for key in ("num_steps", "evaluate_every", "checkpoint_every")}
+    overrides |= case.overrides
     flags = [part for key, value in overrides.items() for part in (f"--{key}", str(value))]
-    subprocess.run(
-        [str(command), "train", recipe, "--output", str(output), *flags], check=True, capture_output=True, text=True
+    before_s = _cpu_s_of_children()
+    log = subprocess.run(
+        [str(command), "train", case.recipe, "--output", str(output), *flags], capture_output=True, text=True
     )
+    if log.returncode:
+        sys.exit(f"{' '.join(log.args)} ended with {log.returncode}:\n{log.stdout}\n{log.stderr}")
     rows = read_rows(output / "metrics.jsonl")
-    times = [row["metrics"]["time/step_s"] for row in rows[NUM_LEFT_OUT:]]
-    values = [
+    metrics = [
         {name: value for name, value in row["metrics"].items() if not name.startswith(("time/", "perf/"))}
         for row in rows
     ]
-    return values, statistics.median(times)
+    step_s = statistics.median(row["metrics"]["time/step_s"] for row in rows[case.num_left_out :])
+    return Run(step_s=step_s, cpu_s=_cpu_s_of_children() - before_s, metrics=metrics)
+
+
+def _cpu_s_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":
