@@ -6,11 +6,11 @@ holds them in bfloat16, merged as SGLang and vLLM do. Ways:
 
 packed   processes that do not wait for each other: publishing copies a version into an arena, from where the server
          copies it, so that the trainer's tensors may change at once
-lent     trainer and server take turns: the server copies from the trainer's own tensors
+lent     trainer and server take turns: the server copies from the trainer's own tensors, and casts while it copies
 
 `publish`, `take` and `check` are seconds in the median. `all` is their sum, from publishing to weights that may be
 served, attested; `critical` is without the check, which runs beside generation where an engine allows it. `maps` and
-`allocations` count those of all rounds but the first three, and are 0 where nothing is mapped or allocated anew.
+`allocations` count those of all rounds but the first four, and are 0 where nothing is mapped or allocated anew.
 
     --fake   host memory stands for the device's and the tensors are tiny: tries the script without a GPU
 """
@@ -36,8 +36,9 @@ from rlinf_comm.weights.device import CudaDevice, DeviceWeightReceiver, DeviceWe
 from rlinf_comm.weights.layouts import TransformerShape, merged_layout
 
 TIMEOUT_S = 60.0
-WARMUP = 3
-"""Rounds in which memory is allocated and mapped: the first version is packed, and the next one may be lent."""
+WARMUP = 4
+"""Rounds in which memory is allocated and mapped: the first version is packed, and when the next three were lent its
+memory is given back."""
 SHAPES = {
     "Qwen2.5-7B": TransformerShape(
         num_layers=28, hidden=3584, num_heads=28, num_kv_heads=4, head_dim=128, vocab=152064, intermediate=18944,

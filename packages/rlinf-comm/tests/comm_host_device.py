@@ -26,12 +26,15 @@ class HostDevice:
         type: of the torch tensors that count as its own; with "cuda", all tensors are elsewhere.
         refuses: functions of the driver that fail.
         lends: whether others can map what `lasting` returns, as they can with torch's memory of a GPU.
+        identity: devices with different ones are not the same.
     """
 
     ordinal = 0
 
-    def __init__(self, type: str = "cpu", *, refuses: tuple[str, ...] = (), lends: bool = False) -> None:
-        self.type = type
+    def __init__(
+        self, type: str = "cpu", *, refuses: tuple[str, ...] = (), lends: bool = False, identity: int = 1
+    ) -> None:
+        self.type, self.identity = type, identity
         self.driver, self.arenas = _driver(refuses if lends else ("allocate", *refuses))
 
     def new_arena(self, num_bytes: int) -> IpcArena:

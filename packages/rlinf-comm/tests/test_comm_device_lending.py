@@ -14,7 +14,12 @@ from comm_host_device import HostDevice
 from rlinf_comm import IpcError, PeerLost, WeightMismatchError, WeightTimeout
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.weights import Layout, WeightStore, reshard_plan, specs_of
-from rlinf_comm.weights.device import DeviceWeightReceiver, DeviceWeightSender, create_device_store
+from rlinf_comm.weights.device import (
+    DeviceWeightReceiver,
+    DeviceWeightSender,
+    create_device_store,
+    sender as sender_module,
+)
 from rlinf_comm.weights.store.memory import Where
 
 HANG_S = 60.0
@@ -46,15 +51,17 @@ def update(tensors, version):
 class Trainer:
     """The only sender of a store, with tensors that last on its device."""
 
+    SOURCE = WHOLE
+
     def __init__(self, target=WHOLE, num_slots=2):
         self.device = HostDevice(lends=True)
-        self.plan = reshard_plan(WHOLE, target)
+        self.plan = reshard_plan(self.SOURCE, target)
         self.store = create_device_store(self.plan, name="weights", num_slots=num_slots)
         self.sender = DeviceWeightSender(self.store, self.plan, 0, self.device)
         self.tensors = self.device.lasting(values(0))
 
-    def receiver(self, rank=0, device_type="cpu"):
-        device = HostDevice(device_type, lends=True)
+    def receiver(self, rank=0, device_type="cpu", identity=1):
+        device = HostDevice(device_type, lends=True, identity=identity)
         return DeviceWeightReceiver(WeightStore.open(self.store.address), self.plan, rank, device)
 
     def publish(self, version):
@@ -133,16 +140,39 @@ def test_a_bit_that_differs_from_what_the_trainer_has_is_named():
         check()
 
 
-def test_what_is_cast_is_packed():
-    masters = Layout.replicated(SPECS, 1, dtype="float32")
-    plan = reshard_plan(masters, WHOLE)
-    store = create_device_store(plan, name="weights")
-    device = HostDevice(lends=True)
-    sender = DeviceWeightSender(store, plan, 0, device)
-    lasting = device.lasting({name: tensor.float() for name, tensor in values(0).items()})
-    for version in range(2):
-        sender.publish_by_reference(lasting, version)
-        assert store.words.load(sender._control.slot_where(0, version)) == Where.STORED
+class TrainerOfMasters(Trainer):
+    """One whose tensors are float32, and cast on their way."""
+
+    SOURCE = Layout.replicated(SPECS, 1, dtype="float32")
+
+    def __init__(self):
+        super().__init__()
+        self.tensors = self.device.lasting({name: tensor.float() for name, tensor in values(0).items()})
+
+
+@pytest.mark.parametrize("scratch_bytes", [64, 1000, 1 << 20], ids=lambda number: f"{number} bytes of scratch")
+def test_what_is_cast_is_lent_on_one_device_and_attested_as_it_is_served(monkeypatch, scratch_bytes):
+    monkeypatch.setattr(sender_module, "SCRATCH_BYTES", scratch_bytes)
+    trainer = TrainerOfMasters()
+    receiver, tensors, where = trainer.receiver(), blank(), []
+    for version in range(6):
+        where.append(trainer.publish(version))
+        check_arrives(receiver, tensors, version)
+    assert where == [Where.STORED] + 5 * [Where.REFERENCED]
+    assert trainer.sender.num_held_bytes() < scratch_bytes + 4096, "no version is kept"
+    trainer.publish(6)
+    check = receiver.take(tensors, 6)
+    trainer.tensors["embed"][39, 15] += 1  # without finish_reads
+    with pytest.raises(WeightMismatchError, match="embed differs from what its sender published"):
+        check()
+
+
+def test_what_is_cast_is_packed_for_another_device():
+    trainer = TrainerOfMasters()
+    receiver, tensors = trainer.receiver(identity=2), blank()
+    for version in range(3):
+        assert trainer.publish(version) == Where.STORED
+        check_arrives(receiver, tensors, version)
 
 
 def test_memory_that_the_driver_does_not_export_is_packed_and_says_so():

@@ -104,12 +104,13 @@ def test_versions_arrive_bit_for_bit_in_memory_that_is_used_again(source):
         assert server.take(version) == []
 
 
-def test_tensors_of_torch_are_lent_and_come_back_when_they_are_withdrawn():
-    layout = SOURCES["bfloat16"]
+@pytest.mark.parametrize("source", SOURCES)
+def test_tensors_of_torch_are_lent_and_come_back_when_they_are_withdrawn(source):
+    layout = SOURCES[source]
     reshard = reshard_plan(layout, Layout.replicated(SPECS, 1))
     store = create_device_store(reshard, name="weights")
     senders = [DeviceWeightSender(store, reshard, rank, CudaDevice()) for rank in range(2)]
-    server = Server("bfloat16", store.address)
+    server = Server(source, store.address)
     lasting = [shard(layout, rank, 0) for rank in range(2)]
     for version in range(5):
         for rank, sender in enumerate(senders):
@@ -120,7 +121,7 @@ def test_tensors_of_torch_are_lent_and_come_back_when_they_are_withdrawn():
         assert server.take(version) == []
     slot = 4 % 2
     assert store.words.load(senders[0]._control.slot_where(0, slot)) == Where.REFERENCED
-    assert senders[0].num_held_bytes() == 0
+    assert (senders[0].num_held_bytes() == 0) == (source == "bfloat16")  # casts are digested by way of some memory
     for sender in senders:
         sender.withdraw(WAIT_S)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -24,6 +25,9 @@ from rlinf_comm.weights.region import BoxRegion, dense_strides, extent_bytes, re
 
 if TYPE_CHECKING:
     import torch
+
+_UNIT_BYTES = 16
+"""What the device's kernels load and store at once."""
 
 
 @record
@@ -90,6 +94,46 @@ class TransferPrograms:
             boxes.append(self._box(digest, part))
         table = CopyTable.of(copies, src_bytes=self._own_bytes, dst_bytes=self._store_bytes)
         return CopyProgram(table, DigestTable.of(boxes))
+
+    def published_through(self, num_bytes: int) -> list[CopyProgram]:
+        """What `publish` copies, as programs that one after the other fill one store buffer of so many bytes, each from
+        its start; the sums of their digests are those of `publish`. For who wants the digests of what is cast and not
+        the copy.
+
+        Raises: AssertionError if an element has more bytes than the buffer.
+        """
+        programs, copies, boxes, end = [], [], [], 0
+
+        def finish() -> None:
+            table = CopyTable.of(copies, src_bytes=self._own_bytes, dst_bytes=[num_bytes])
+            programs.append(CopyProgram(table, DigestTable.of(boxes, num_digests=len(self._parts))))
+            copies.clear()
+            boxes.clear()
+
+        for digest, part in enumerate(self._parts):
+            element_bytes = part.spec.element_bytes
+            for start, shape in _pieces(part.box.shape, num_bytes // element_bytes):
+                piece = self._box(digest, part, start, shape)
+                if end + math.prod(shape) * element_bytes > num_bytes:
+                    finish()
+                    end = 0
+                boxes.append(piece)
+                copies.append(
+                    StridedCopy(
+                        src_buffer=piece.buffer,
+                        src_offset=piece.offset,
+                        src_strides=piece.strides,
+                        src_dtype=piece.dtype,
+                        dst_buffer=0,
+                        dst_offset=end,
+                        dst_strides=dense_strides(shape, element_bytes),
+                        dst_dtype=_code(part.spec),
+                        shape=shape,
+                    )
+                )
+                end += -(-math.prod(shape) * element_bytes // _UNIT_BYTES) * _UNIT_BYTES
+        finish()
+        return programs
 
     def stored_at(self) -> list[tuple[int, int]]:
         """(offset, length) in bytes of each part in its store buffer."""
@@ -168,19 +212,42 @@ class TransferPrograms:
         boxes = [self._box(digest, part) for digest, part in enumerate(self._parts)]
         return DigestTable.of(boxes, buffer_bytes=self._own_bytes)
 
-    def _box(self, digest: int, part: Part) -> StridedBox:
-        index_strides = part.spec.index_strides
+    def _box(
+        self, digest: int, part: Part, start: Sequence[int] | None = None, shape: Sequence[int] | None = None
+    ) -> StridedBox:
+        """A part, or the piece of it that begins at `start` within its box."""
+        index_strides, strides = part.spec.index_strides, self._strides[digest]
+        start = start or [0] * len(part.box.shape)
+        first = [one + more for one, more in zip(part.box.start, start, strict=True)]
         return StridedBox(
             buffer=self._number[part.place.buffer],
-            offset=self._offsets[digest],
-            shape=part.box.shape,
-            strides=self._strides[digest],
+            offset=self._offsets[digest] + sum(at * stride for at, stride in zip(start, strides, strict=True)),
+            shape=part.box.shape if shape is None else shape,
+            strides=strides,
             dtype=self._dtype[part.place.buffer],
             as_dtype=_code(part.spec),
             digest=digest,
-            first_index=sum(first * stride for first, stride in zip(part.box.start, index_strides, strict=True)),
+            first_index=sum(at * stride for at, stride in zip(first, index_strides, strict=True)),
             index_strides=index_strides,
         )
+
+
+def _pieces(shape: tuple[int, ...], most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(start, shape) of boxes of at most `most` elements that make up a box; none where it has no elements."""
+    num_elements = math.prod(shape)
+    if num_elements <= most:
+        if num_elements:
+            yield (0,) * len(shape), shape
+        return
+    assert most > 0 and shape, "an element fits"
+    row = num_elements // shape[0]
+    if row > most:
+        for first in range(shape[0]):
+            yield from (((first, *start), (1, *rest)) for start, rest in _pieces(shape[1:], most))
+        return
+    step = most // row
+    for first in range(0, shape[0], step):
+        yield (first, *(0 for _ in shape[1:])), (min(step, shape[0] - first), *shape[1:])
 
 
 def _code(spec: TensorSpec) -> str:

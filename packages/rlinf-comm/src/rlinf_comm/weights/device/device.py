@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Protocol
 
 from rlinf_comm import cuda
@@ -45,6 +46,8 @@ class TransferDevice(Protocol):
     driver: Driver
     ordinal: int
     """As the driver counts the devices of this process."""
+    identity: int
+    """The same in every process that has this device, and not 0; below 2^63."""
     type: str
     """Of torch's devices: "cuda"."""
     arenas: OpenedArenas
@@ -86,6 +89,8 @@ class CudaDevice:
         torch.cuda.init()
         self.driver = load_driver()
         self.ordinal = torch.cuda.current_device()
+        uuid = str(torch.cuda.get_device_properties(self.ordinal).uuid)
+        self.identity = int.from_bytes(hashlib.blake2b(uuid.encode(), digest_size=8).digest(), "little") >> 1 | 1
         self.arenas = opened_arenas(self.driver)
         self._checks = torch.cuda.Stream(self.ordinal)
         """Digests run beside what a model does on its own stream."""

@@ -7,7 +7,8 @@ freed; so neither side waits for the other in a sync.
 Words, each written by one process, in addition to those of the store (rlinf_comm.weights.store.memory):
     sender    for each place: the number of the export, negative once it is withdrawn; for each slot: where
               its version is packed, if it is
-    receiver  for each place of each sender: the number of the export that it has mapped, 0 for none
+    receiver  for each place of each sender: the number of the export that it has mapped, 0 for none; the identity of
+              its device
 
 A receiver stores the number that it is about to map and then reads the sender's word; a sender withdraws the number and
 then reads the receivers' words. All words have one order, so at least one of the two sees the other.
@@ -56,7 +57,8 @@ class ExportWords:
         self._num_slots, self._num_senders = num_slots, plan.num_src_ranks
         self._first = ControlWords(plan, len(plan.pieces), num_slots).num_words
         self._receivers = self._first + (self.num_places + num_slots) * plan.num_src_ranks
-        self.num_words = self._receivers + self.num_places * plan.num_src_ranks * plan.num_dst_ranks - self._first
+        self._devices = self._receivers + self.num_places * plan.num_src_ranks * plan.num_dst_ranks
+        self.num_words = self._devices + plan.num_dst_ranks - self._first
 
     def exported(self, src_rank: int, place: int) -> int:
         return self._first + (self.num_places + self._num_slots) * src_rank + place
@@ -66,6 +68,9 @@ class ExportWords:
 
     def mapped(self, dst_rank: int, src_rank: int, place: int) -> int:
         return self._receivers + (dst_rank * self._num_senders + src_rank) * self.num_places + place
+
+    def device(self, dst_rank: int) -> int:
+        return self._devices + dst_rank
 
 
 def create_device_store(plan: ReshardPlan, *, name: str, num_slots: int = NUM_SLOTS) -> WeightStore:

@@ -17,6 +17,7 @@ from rlinf_comm.weights.device.mappings import KeptMappings, Opened
 from rlinf_comm.weights.device.memory import ECHO_BYTES, ExportWords, Mailbox, echo_of, read_export
 from rlinf_comm.weights.device.side import DeviceSide
 from rlinf_comm.weights.layout import TensorSpec
+from rlinf_comm.weights.manifest import DIGEST_MODULUS
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import NO_VERSION, WeightStore
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _NUM_READ_BACK = 8
-DIGEST_MODULUS = 1 << 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class DeviceWeightReceiver(DeviceSide, StoreReceiver):
         super().__init__(store, plan, dst_rank, attests=attests)
         self._device, self._mailbox = device, Mailbox.of(plan)
         self._places = ExportWords(plan, self._num_slots)
+        self._words.store(self._places.device(dst_rank), device.identity)
         self._kept = KeptMappings(store, plan, dst_rank, device)
         weakref.finalize(self, self._kept.end).atexit = False  # the process ends, and its mappings with it
         self._copied: _Copied | None = None

@@ -16,6 +16,7 @@ from rlinf_comm.weights.device.device import TransferDevice
 from rlinf_comm.weights.device.exports import Exports, export_of
 from rlinf_comm.weights.device.memory import ECHO_BYTES, Export, ExportWords, Mailbox, echo_of
 from rlinf_comm.weights.device.side import DeviceSide
+from rlinf_comm.weights.manifest import DIGEST_MODULUS
 from rlinf_comm.weights.plan import ReshardPlan
 from rlinf_comm.weights.report import SyncReport
 from rlinf_comm.weights.store.memory import NO_VERSION, WeightStore
@@ -24,6 +25,9 @@ from rlinf_comm.weights.store.shared_tensors import LastingStorages
 
 if TYPE_CHECKING:
     import torch
+
+SCRATCH_BYTES = 128 << 20
+"""The copy of so many takes longer than the host needs to launch it, and they are few beside a model."""
 
 
 class DeviceWeightSender(DeviceSide, StoreSender):
@@ -47,7 +51,11 @@ class DeviceWeightSender(DeviceSide, StoreSender):
         self._num_lent = 0
         """Versions in a row that were lent and not packed."""
         self._is_cast = any(self._buffers[one.place.buffer].dtype != one.piece.dtype for one in self._own)
-        self._own_place = ExportWords(plan, self._num_slots).own_place
+        self._scratch_bytes = min(SCRATCH_BYTES, max(self._mailbox.num_bytes[src_rank], 1))
+        self._scratch: IpcArena | None = None
+        """Where what is lent with a cast is copied for its digests, a part of it at a time."""
+        self._export_words = ExportWords(plan, self._num_slots)
+        self._own_place = self._export_words.own_place
         self._exports = Exports(store, plan, src_rank)
         weakref.finalize(self, self._exports.withdraw_all).atexit = False  # receivers notice that the process ended
         self._export_echo()
@@ -68,9 +76,10 @@ class DeviceWeightSender(DeviceSide, StoreSender):
     ) -> SyncReport:
         """As StoreSender.publish_by_reference: receivers copy from the tensors themselves, whose memory they map once.
 
-        That takes contiguous tensors on the device, in the dtype that is served, whose memory was that of the last
-        version and that the driver lets others map; any others are published as `publish` does. Call `withdraw` before
-        the memory is given back.
+        That takes contiguous tensors on the device, whose memory was that of the last version and that the driver lets
+        others map; any others are published as `publish` does. So are tensors that are served in another dtype, unless
+        all receivers are on this device: they cast while they copy, and between devices the wider elements would have
+        to cross. Call `withdraw` before the memory is given back.
         """
         return super().publish_by_reference(tensors, policy_version, timeout_s)
 
@@ -91,7 +100,8 @@ class DeviceWeightSender(DeviceSide, StoreSender):
 
     def num_held_bytes(self) -> int:
         """Device memory for published versions."""
-        return sum(arena.handle.num_bytes for arena in list(self._arenas.values()))
+        arenas = [*self._arenas.values(), *([self._scratch] if self._scratch else [])]
+        return sum(arena.handle.num_bytes for arena in arenas)
 
     def _write(self, tensors: dict[str, torch.Tensor], slot: int, policy_version: int) -> list[int]:
         num_bytes = self._mailbox.num_bytes[self._rank]
@@ -108,7 +118,7 @@ class DeviceWeightSender(DeviceSide, StoreSender):
 
     def _shared(self, tensors: dict[str, torch.Tensor]) -> Callable[[int], None] | None:
         export = None
-        if not self._are_on_host(tensors) and not self._is_cast and self._lasting.are_known(list(tensors.values())):
+        if not self._are_on_host(tensors) and self._lasting.are_known(list(tensors.values())) and self._are_readable():
             export = self._export_of(list(tensors.values()))
         if export is None:
             self.finish_reads()  # of those that were lent, which may be gone soon
@@ -123,8 +133,15 @@ class DeviceWeightSender(DeviceSide, StoreSender):
                 self._exports.export(self._own_place, export, _free_nothing)
                 self._lent = [tensor.data_ptr() for tensor in tensors.values()], export
             self._give_back_unneeded()
+            if self._is_cast:
+                self._scratch_of()  # here, where a device without room is named
 
         return put
+
+    def _are_readable(self) -> bool:
+        """Whether receivers may read the tensors: if they are cast on the way, only where all are on one device."""
+        devices = {self._words.load(self._export_words.device(rank)) for rank in self._dst_ranks}
+        return not self._is_cast or devices == {self._device.identity}
 
     def _export_of(self, tensors: Sequence[torch.Tensor]) -> Export | None:
         """None: the driver does not let others map all of them."""
@@ -143,7 +160,22 @@ class DeviceWeightSender(DeviceSide, StoreSender):
             return None
 
     def _digests_of(self, tensors: dict[str, torch.Tensor]) -> list[int]:
-        return self._on_device(tensors).held.run(addresses_of(tensors.values()))
+        programs, own = self._on_device(tensors), addresses_of(tensors.values())
+        if not self._is_cast:
+            return programs.held.run(own)
+        target, sums = np.array([self._scratch_of().handle.pointer], np.int64), [0] * len(self._own)
+        for program in programs.published_through(self._scratch_bytes):
+            digests = program.run_with_digests(own, target)
+            sums = [(one + other) % DIGEST_MODULUS for one, other in zip(sums, digests, strict=True)]
+        return sums
+
+    def _scratch_of(self) -> IpcArena:
+        """Memory that nobody needs: an arena that is still there, or what takes the place of all."""
+        unneeded = [arena for place, arena in self._arenas.items() if not self._is_needed(place)]
+        if self._scratch is None and not unneeded:
+            self._scratch = self._device.new_arena(self._scratch_bytes)
+            self._num_allocations += 1
+        return self._scratch or unneeded[0]
 
     def _give_back_unneeded(self) -> None:
         """Gives back the arenas when two versions in a row were taken from the tensors themselves."""
@@ -151,15 +183,17 @@ class DeviceWeightSender(DeviceSide, StoreSender):
         if self._num_lent <= 2:
             return
         for place in list(self._arenas):
-            if not self._receivers_before(self._packed.get(place, NO_VERSION)):
+            if not self._is_needed(place):
                 del self._arenas[place]
                 self._exports.withdraw(place)
 
+    def _is_needed(self, place: int) -> bool:
+        """Whether a receiver needs what is packed there."""
+        return bool(self._receivers_before(self._packed.get(place, NO_VERSION)))
+
     def _free_place(self) -> int:
         """The first place whose arena holds nothing that a receiver needs; there is one for each slot."""
-        return next(
-            place for place in range(self._num_slots) if not self._receivers_before(self._packed.get(place, NO_VERSION))
-        )
+        return next(place for place in range(self._num_slots) if not self._is_needed(place))
 
     def _new_arena(self, place: int, num_bytes: int) -> IpcArena:
         """Also when it cannot be filled afterwards: the next version takes it."""

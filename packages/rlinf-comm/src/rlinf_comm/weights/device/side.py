@@ -24,6 +24,7 @@ class DevicePrograms:
     def __init__(self, transfer: TransferPrograms, device: TransferDevice) -> None:
         self.transfer, self._device = transfer, device
         self._copies: dict[int, Copies] = {}
+        self._through: list[Copies] | None = None
 
     def of(self, program: CopyProgram) -> Copies:
         """One of the transfer's own programs, prepared once."""
@@ -35,6 +36,12 @@ class DevicePrograms:
     def held(self) -> Digests:
         """The digests of what the tensors hold; they are in the dtype that is served."""
         return self._device.digests(self.transfer.held)
+
+    def published_through(self, num_bytes: int) -> list[Copies]:
+        """What the transfer's function of that name returns, prepared once for the `num_bytes` of the first call."""
+        if self._through is None:
+            self._through = [self._device.copies(one) for one in self.transfer.published_through(num_bytes)]
+        return self._through
 
 
 class DeviceSide(StoreSide):
