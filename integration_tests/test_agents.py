@@ -14,6 +14,8 @@ import random
 import re
 import signal
 
+from rlinf_workers.agents import part_of
+
 FOLDER = pathlib.Path(__file__).parent
 
 SIGNS = "wxyz"
@@ -36,14 +38,19 @@ async def graded(session, task):
     return float(task.answer)
 
 
-# One to three turns. In a step it kills a rank of the rollout, if a file names the run, while others are sampled.
+# One to three turns; if the task has a picture, each but the first follows another one. In a step it kills a rank of
+# the rollout, if a file names the run, while others are sampled.
 async def counted(session, task):
     with open(FOLDER / "begun", "a") as begun:
         print(task.phase, task.step, task.index, task.member, file=begun)
     messages, order = list(task.messages), FOLDER / "kill"
-    for _ in range(1 + task.index % 3):
+    for number in range(1 + task.index % 3):
         (turn,) = await session.chat(messages)
-        messages += [turn.message(), {"role": "user", "content": "1"}]
+        added = [{"type": "text", "text": "1"}]
+        if task.pictures:
+            grey = bytes([8 * number + task.index]) * 48 * 48 * 3
+            added.append(part_of(b"P6 48 48 255\\n" + grey))
+        messages += [turn.message(), {"role": "user", "content": added}]
         if (task.phase, task.step, task.index) == ("train", 1, 3) and order.exists():
             log = pathlib.Path(order.read_text(), "logs", "rollout", "1.log")
             order.unlink()
@@ -124,21 +131,25 @@ def test_a_lost_router_costs_no_number(tmp_path):
     assert without_times(rows(run)) == without_times(rows(expected)) and weights(run) == weights(expected)
 
 
-def test_a_killed_engine_costs_no_session_and_no_number(tmp_path):
+@pytest.mark.parametrize(
+    ("recipe", "tokens"), [("tool-calculator", 56), pytest.param("count-shapes-grpo", 64, marks=pytest.mark.slow)]
+)
+def test_a_killed_engine_costs_no_session_and_no_number(recipe, tokens, tmp_path):
     """One of three, killed by an episode while others sample. Episodes that were under way go on; none begins again."""
     keys = KEYS | {
         "mode": "disaggregated",
         "cluster.num_devices": 4,
         "plan.devices": "{rollout: [0, 1, 2], actor: [3]}",
         "rollout.num_prompts": 8,
-        "rollout.agent": "{run: chance:counted, max_context_tokens: 56}",
+        "rollout.agent": f"{{run: chance:counted, max_context_tokens: {tokens}}}",
         "reward": "{kind: episode}",
+        "rollout.engine_options.refill": "true",
     }
-    expected = train_here("tool-calculator", tmp_path / "undisturbed", keys)
+    expected = train_here(recipe, tmp_path / "undisturbed", keys)
     begun = sorted((tmp_path / "begun").read_text().splitlines())
     (tmp_path / "begun").unlink()
     (tmp_path / "kill").write_text(str(tmp_path / "disturbed"))
-    run = train_here("tool-calculator", tmp_path / "disturbed", keys)
+    run = train_here(recipe, tmp_path / "disturbed", keys)
     assert len(logged_processes(run)["rollout/1"]) == 2, "the engine was killed and replaced"
     assert sorted((tmp_path / "begun").read_text().splitlines()) == begun
     assert without_times(rows(run)) == without_times(rows(expected)) and weights(run) == weights(expected)

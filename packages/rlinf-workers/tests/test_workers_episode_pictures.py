@@ -11,7 +11,7 @@ from torch import Tensor
 from rlinf_comm import pack, unpack
 from rlinf_workers.agents.pictures import HistoryPicture
 from rlinf_workers.agents.records import AgentTrajectory, Sampled, TokenNode
-from rlinf_workers.agents.turn_log import LoggedTurn, TurnLog
+from rlinf_workers.agents.turn_log import LoggedTurn
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.language_model import LoadedModel, build_model
@@ -21,7 +21,7 @@ from rlinf_workers.models.sequences import completion_logits, pack_groups
 from rlinf_workers.roles.language.episodes import group_of
 from rlinf_workers.roles.language.history_pictures import by_reference, read_history
 from rlinf_workers.roles.language.late_groups import LateGroup
-from rlinf_workers.roles.language.open_episodes import OpenEpisode, OpenEpisodes, PendingTurn
+from rlinf_workers.roles.language.open_episodes import OpenEpisodes, PendingTurn
 from rlinf_workers.roles.language.turn_queue import TurnQueue
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.roles.records.pictures import ProcessedPicture, pictures_of
@@ -163,9 +163,9 @@ def test_the_engine_goes_on_with_a_history_that_has_pictures(model: Any):
         [3, *run_of(pictures[0]), 4, 5, *run_of(pictures[2]), 6],
         [3, 4],
     ]
-    episode = OpenEpisode(key=(0, 0, 0), index=0, log=TurnLog(keeps_histories=False), pictures=by_reference(pictures))
     for noise, history in enumerate(histories, 1):
-        queue.add(PendingTurn(episode=episode, turn=LoggedTurn(noise=noise), token_ids=history, request=None))
+        turn, there = LoggedTurn(noise=noise), by_reference(pictures)
+        queue.add(PendingTurn(episode=None, turn=turn, token_ids=history, pictures=there, request=None))
     queue.submit(SamplingSettings(group_size=1, max_new_tokens=5))
     turns = []
     while queue.is_running:

@@ -12,14 +12,20 @@ from rlinf_workers.agents.link import (
     Begin,
     EpisodeReport,
     JoinStage,
+    NewPicture,
+    PictureRequest,
+    PictureTensor,
     StageBroken,
     StageOver,
 )
+from rlinf_workers.agents.pictures import HistoryPicture
 from rlinf_workers.agents.records import AgentTrajectory, Sampled
 from rlinf_workers.agents.router import KEPT_TURNS, RankLink, Router
 
 STAGE = "train 3, weights 3"
 SAMPLED = Sampled(token_ids=[1], logprobs=[0.0], versions=[(1, 3)])
+PIXELS = {"pixel_values": PictureTensor(dtype="float32", shape=[1], content=b"four")}
+OF_TASK, OF_TOOL = (HistoryPicture(digest=digit * 16, token_ids=[4, 4]) for digit in "ab")
 
 
 class Episodes:
@@ -55,19 +61,26 @@ class Setting:
     def join(self, link, stage=STAGE):
         asyncio.run(self.router.join(link, JoinStage(stage=stage, num_ranks=self.num_ranks)))
 
-    def begin(self, rank, index, number=1):
+    def begin(self, rank, index, number=1, pictures=()):
         """Returns the episode's number in the router, if it begins there."""
-        task = AgentTask(index=index, member=0, step=3, phase="train", messages=[], text="", answer="")
+        task = AgentTask(
+            index=index, member=0, step=3, phase="train", messages=[], text="", answer="", pictures=list(pictures)
+        )
         before = len(self.episodes.begun)
         self.router.begin(self.ranks[rank], Begin(episode=number, task=task, noise=index))
         return self.episodes.begun[-1] if len(self.episodes.begun) > before else None
 
-    def ask(self, episode, request):
-        self.router.heard(Ask(request=request, episode=episode, token_ids=[1], noise=request))
+    def ask(self, episode, request, *pictures):
+        token_ids = [1, *(token for picture in pictures for token in picture.tokens)]
+        self.router.heard(Ask(request=request, episode=episode, token_ids=token_ids, noise=request))
 
     def sampling(self):
         """The requests at each rank."""
         return [sorted(rank.turns) for rank in self.ranks]
+
+    def pictures(self, rank):
+        """Of each picture that was sent to a rank: the episode, its digest, and whether its pixels came along."""
+        return [(one.episode, one.digest[0], bool(one.arguments)) for one in self.of(rank, NewPicture)]
 
     def of(self, rank, kind):
         return [message for message in self.sent[rank] if isinstance(message, kind)]
@@ -159,3 +172,42 @@ def test_no_turn_goes_to_an_engine_with_other_weights(three):
     assert three.episodes.num_cancelled == 2 and three.sampling() == [[], [], []]
     three.ask(episode, 2)
     assert three.sampling() == [[], [], []] and three.begin(0, 0) is not None
+
+
+def picture(episode, of):
+    return NewPicture(episode=episode, digest=of.digest, token_ids=of.token_ids, arguments=PIXELS)
+
+
+def test_an_engine_gets_the_pixels_of_a_turn_once(three):
+    """Those of the task from the episode's rank, when another engine samples; others from the router."""
+    episodes = [three.begin(0, index, index, [OF_TASK]) for index in range(1, KEPT_TURNS + 5)]
+    for request, episode in enumerate(episodes[: KEPT_TURNS + 1], 1):
+        three.ask(episode, request, OF_TASK)
+    assert not three.pictures(0) and not three.of(0, PictureRequest), "the rank has the pictures of its prompts"
+    moved = episodes[KEPT_TURNS + 1 :]
+    for request, episode in enumerate(moved[:2], 20):
+        three.ask(episode, request, OF_TASK)
+    assert [one.digest for one in three.of(0, PictureRequest)] == [OF_TASK.digest], "asked for once"
+    assert three.sampling()[1:] == [[], []]
+    three.router.take_picture(picture(0, OF_TASK))
+    assert three.sampling()[1:] == [[20], [21]] and three.pictures(1) == three.pictures(2) == [(0, "a", True)]
+    assert [type(one) for one in three.sent[1]] == [NewPicture, Ask]
+    three.router.heard(picture(moved[2], OF_TOOL))
+    assert three.pictures(0) == [(moved[2], "b", True)]
+    three.router.answer(three.ranks[1], Answer(request=20, sampled=SAMPLED))
+    three.ask(moved[2], 22, OF_TASK, OF_TOOL)
+    assert three.pictures(1)[1:] == [(0, "a", False), (0, "b", True)] and 22 in three.sampling()[1]
+
+
+def test_pictures_outlive_the_rank_that_had_them(three):
+    episode = three.begin(1, 0, 5, [OF_TASK])
+    three.router.heard(picture(episode, OF_TOOL))
+    three.ask(episode, 7, OF_TASK, OF_TOOL)
+    three.router.lost(three.ranks[1])
+    three.router.leave(three.ranks[0], 1)
+    three.router.leave(three.ranks[2], 1)
+    three.join(three.ranks[0])
+    assert not three.ranks[0].turns, "nobody has the picture of its task"
+    three.ranks[1] = three.rank(1)
+    assert three.begin(1, 0, 8, [OF_TASK]) is None and three.pictures(1) == [(5, "b", True), (8, "b", True)]
+    assert three.sampling() == [[], [7], []] and three.of(1, Ask)[-1].engine == "lost"

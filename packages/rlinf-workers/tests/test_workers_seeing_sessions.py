@@ -12,7 +12,7 @@ import pytest
 import torch
 from workers_harnesses import drawing
 from workers_rollouts import rollout_of_agents
-from workers_vision_folders import tiny_folder
+from workers_vision_folders import random_weights, seeing_prompts, tiny_folder
 
 from rlinf_comm import Channel, pack, unpack
 from rlinf_workers.agents.link import NewPicture
@@ -27,14 +27,13 @@ from rlinf_workers.agents.pictures import (
 )
 from rlinf_workers.agents.settings import PictureSettings
 from rlinf_workers.engines.sampling import SamplingSettings
-from rlinf_workers.models.language_model import ModelSettings, load_model, load_tokenizer
-from rlinf_workers.models.picture_files import PictureError, PictureFile
-from rlinf_workers.models.picture_processor import PictureProcessor
+from rlinf_workers.models.language_model import ModelSettings, load_model
+from rlinf_workers.models.picture_files import PictureError
 from rlinf_workers.models.pictures import joined_arguments
 from rlinf_workers.roles.language.agent_rollout import AgentRollout
 from rlinf_workers.roles.language.late_groups import late_from_start
 from rlinf_workers.roles.picture_pool import PicturePool
-from rlinf_workers.roles.records.language import Prompt, SampleGroup
+from rlinf_workers.roles.records.language import SampleGroup
 from rlinf_workers.worker import StepContext
 
 SAMPLING = SamplingSettings(group_size=2, max_new_tokens=3)
@@ -44,12 +43,7 @@ BOUND = 1e-5
 
 @pytest.fixture(scope="module")
 def seeing_model(tmp_path_factory) -> ModelSettings:
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
-    folder = tiny_folder(tmp_path_factory.mktemp("seeing"), "qwen2_5_vl")
-    torch.manual_seed(0)
-    AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
-    return ModelSettings(folder=folder, has_weights=True)
+    return random_weights(tiny_folder(tmp_path_factory.mktemp("seeing"), "qwen2_5_vl"))
 
 
 @pytest.fixture
@@ -64,27 +58,6 @@ def settings(seeing_model, monkeypatch):
         max_context_tokens=80,
         pictures=PictureSettings(folder=seeing_model.folder),
     )
-
-
-def prompts_of(folder: str, pool: PicturePool) -> list[Prompt]:
-    """Two prompts with a picture, as a driver makes them."""
-    processor = PictureProcessor(folder, load_tokenizer(folder))
-    prompts = []
-    for index in range(2):
-        token_ids, pictures = processor.encode(f"{processor.picture_text}1=", [PictureFile(drawing(10 * index + 5))])
-        assert pictures is not None
-        (picture,) = pictures.pictures
-        content = [part_of_url(PICTURE_URL + picture.digest), {"type": "text", "text": "1="}]
-        prompts.append(
-            Prompt(
-                index=index,
-                token_ids=torch.tensor(token_ids),
-                reference_answer="",
-                messages_json=json.dumps([{"role": "user", "content": content}]),
-                pictures=pool.place_all(pictures),
-            )
-        )
-    return prompts
 
 
 def plain_logprobs(model: Any, group: SampleGroup, row: int) -> torch.Tensor | None:
@@ -109,7 +82,7 @@ def test_turns_follow_the_pictures_of_the_task_and_of_messages(make_worker, sett
     """What was sampled against one forward pass of transformers over each whole row, and the bytes of pictures that
     move: into the pool, from the agent process, and through the channels of prompts and of samples."""
     pool = PicturePool(pytest.fail, capacity_bytes=1 << 24)
-    prompts = prompts_of(seeing_model.folder, pool)
+    prompts = seeing_prompts(seeing_model.folder, pool, ["1="] * 2)
     of_task = [one for prompt in prompts if prompt.pictures for one in prompt.pictures.pictures]
     worker = make_worker(AgentRollout, settings)
     worker._host.step = StepContext(step=3, phase="train", seed=11, num_items=2)
@@ -209,7 +182,9 @@ def test_a_replay_processes_the_pictures_of_the_record(make_worker, settings, se
         worker._host.step = StepContext(step=3, phase="train", seed=11, num_items=2)
         worker.weights_received(7)
         worker.earlier = None if decisions is None else [(0, json.loads(json.dumps(one))) for one in decisions]
-        groups = [one for whole in worker.sample(prompts_of(seeing_model.folder, pool)) for one in whole]
+        groups = [
+            one for whole in worker.sample(seeing_prompts(seeing_model.folder, pool, ["1="] * 2)) for one in whole
+        ]
         worker.close()
         decisions = worker.decisions
         outcomes.append(({one.index: one.digest() for one in groups}, sum("picture" in one for one in decisions)))
@@ -229,7 +204,7 @@ def test_episodes_that_outlive_a_step_keep_their_pictures(make_worker, reader, s
     agent = replace(settings.agent, max_new_tokens=8, max_context_tokens=96)
     late = replace(settings, train=sampling, max_lateness=1, agent=agent, max_prompt_tokens=agent.max_prompt_tokens)
     pool = PicturePool(pytest.fail, capacity_bytes=1 << 24)
-    prompts = prompts_of(seeing_model.folder, pool)
+    prompts = seeing_prompts(seeing_model.folder, pool, ["1="] * 2)
     worker = make_worker(AgentRollout, late)
     steps = [StepContext(step=step, phase="train", seed=11, num_items=2) for step in range(5)]
     worker.go_on_with([[late_from_start(replace(prompts[0], index=2), steps[0], 2)]])

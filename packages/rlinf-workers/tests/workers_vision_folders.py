@@ -1,11 +1,21 @@
 """Folders of tiny vision-language models: config, a tokenizer of single characters and an image processor."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen3VLConfig, Qwen3VLMoeConfig, SmolVLMConfig
+from workers_harnesses import drawing
+
+from rlinf_workers.agents.pictures import PICTURE_URL, part_of_url
+from rlinf_workers.models.language_model import ModelSettings, load_tokenizer
+from rlinf_workers.models.picture_files import PictureFile
+from rlinf_workers.models.picture_processor import PictureProcessor
+from rlinf_workers.roles.picture_pool import PicturePool
+from rlinf_workers.roles.records.language import Prompt
 
 QWEN = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
 SMOL = (
@@ -74,3 +84,36 @@ def tiny_folder(folder: Path, family: str) -> str:
     kind = "SmolVLMImageProcessor" if family == "smolvlm" else "Qwen2VLImageProcessor"
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": kind, **pictures}))
     return str(folder)
+
+
+def random_weights(folder: str) -> ModelSettings:
+    """A model with random weights in a folder of `tiny_folder`."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    torch.manual_seed(0)
+    AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    return ModelSettings(folder=folder, has_weights=True)
+
+
+def seeing_prompts(folder: str, pool: PicturePool, texts: Sequence[str]) -> list[Prompt]:
+    """Prompts with a picture each, as a driver makes them."""
+    processor = PictureProcessor(folder, load_tokenizer(folder))
+    prompts = []
+    for index, text in enumerate(texts):
+        token_ids, pictures = processor.encode(
+            f"{processor.picture_text}{text}", [PictureFile(drawing(10 * index + 5))]
+        )
+        assert pictures is not None
+        (picture,) = pictures.pictures
+        content = [part_of_url(PICTURE_URL + picture.digest), {"type": "text", "text": text}]
+        prompts.append(
+            Prompt(
+                index=index,
+                token_ids=torch.tensor(token_ids),
+                reference_answer="",
+                text=text,
+                messages_json=json.dumps([{"role": "user", "content": content}]),
+                pictures=pool.place_all(pictures),
+            )
+        )
+    return prompts

@@ -38,6 +38,7 @@ from rlinf_workers.agents.link import (
     Frames,
     FromAgents,
     JoinStage,
+    NewPicture,
     NoMoreEpisodes,
     ToAgents,
     Waiting,
@@ -404,7 +405,7 @@ async def serve(descriptor: int, settings: EpisodeSettings) -> None:
             case AbandonAll(number=abandoned):
                 await host.abandon()
                 messages.send(Abandoned(number=abandoned))
-            case JoinStage() | NoMoreEpisodes():
+            case JoinStage() | NoMoreEpisodes() | NewPicture():
                 raise AssertionError("these are for a router")
     await host.close()
 

@@ -146,16 +146,24 @@ class PictureTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 class NewPicture(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From the agent process: turns of this episode may follow a picture that its task does not have. It is sent before
-    the first of them."""
+    the first of them. To a router: the picture of a `PictureRequest`."""
 
     episode: int
+    """0: from a router, the next turn follows the picture; to a router, of any."""
     digest: str
-    token_ids: list[int]
+    token_ids: list[int] = []
+    """Empty: as `arguments`."""
     arguments: dict[str, PictureTensor] = {}
-    """Of the model; empty: another episode that runs has the picture, too."""
+    """Of the model; empty: the rank has them from an earlier message."""
     position_ids: PictureTensor | None = None
     file: bytes = b""
     """Its file, where `PictureSettings.sends_files`."""
+
+
+class PictureRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From a router: send a picture of this rank's prompts, because another engine samples a turn that follows it."""
+
+    digest: str
 
 
 class StageOver(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -199,8 +207,8 @@ class AgentsRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     text: str
 
 
-ToAgents = Begin | Answer | AbandonAll | JoinStage | NoMoreEpisodes
-FromEpisode = Ask | NewPicture | EpisodeReport
+ToAgents = Begin | Answer | AbandonAll | JoinStage | NoMoreEpisodes | NewPicture
+FromEpisode = Ask | NewPicture | PictureRequest | EpisodeReport
 FromAgents = AgentsReady | FromEpisode | Waiting | Abandoned | AgentsRefused | StageOver | StageBroken
 
 _encode = msgspec.msgpack.Encoder().encode

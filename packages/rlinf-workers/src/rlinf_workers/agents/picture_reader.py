@@ -45,7 +45,7 @@ class PictureReader:
             processed = await asyncio.to_thread(self._process, content)
         has_pixels = processed.digest not in self._sent
         file = content if self._settings.sends_files else b""
-        self._send(_message(episode, processed, file, has_pixels=has_pixels))
+        self._send(picture_message(episode, processed, file, has_pixels=has_pixels))
         self._sent.use(processed.digest, processed.num_bytes, None)
         return HistoryPicture(digest=processed.digest, token_ids=processed.token_ids.tolist())
 
@@ -99,8 +99,8 @@ class EpisodePictures:
         return self._of_task[picture.task_digest]
 
 
-def _message(episode: int, processed: Any, file: bytes, *, has_pixels: bool) -> NewPicture:
-    """Args: processed: a `ProcessedPicture`."""
+def picture_message(episode: int, processed: Any, file: bytes = b"", *, has_pixels: bool = True) -> NewPicture:
+    """A `ProcessedPicture` as a message."""
     arguments, positions = (processed.arguments, processed.position_ids) if has_pixels else ({}, None)
     return NewPicture(
         episode=episode,

@@ -30,6 +30,7 @@ from rlinf_workers.agents.link import (
     FromAgents,
     FromEpisode,
     JoinStage,
+    NewPicture,
     NoMoreEpisodes,
     StageBroken,
     StageOver,
@@ -265,14 +266,19 @@ class RouterLink(AgentLink):
         self.is_over = True
         """Whether the episodes of all ranks in this stage are over."""
 
-    def join(self, stage: str, num_ranks: int) -> None:
-        """Samples turns of a stage from here on (`JoinStage`), if it does not yet. Raises: PeerLost."""
+    def join(self, stage: str, num_ranks: int) -> bool:
+        """Samples turns of a stage from here on (`JoinStage`). Returns whether it did not yet. Raises: PeerLost."""
         if stage == self._stage and not self.is_over:
-            return
+            return False
         if not self._is_connected:
             self._connect()
         self._stage, self.is_over = stage, False
         self._send([JoinStage(stage=stage, num_ranks=num_ranks)])
+        return True
+
+    def send_picture(self, picture: NewPicture) -> None:
+        """Sends what a `PictureRequest` names."""
+        self._send([picture])
 
     def no_more(self) -> None:
         """This rank begins no further episodes in the stage."""

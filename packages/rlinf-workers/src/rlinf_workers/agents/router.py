@@ -6,6 +6,10 @@ A rank joins once its engine holds the weights of a stage, begins the episodes o
 episode until those of all ranks are over. Then it takes other weights. Which engine samples a turn decides no number:
 the noise of a turn follows from the tokens before it (noise.py).
 
+Histories refer to pictures (pictures.py). A rank that samples a turn needs the pixels of those that it follows: the
+router keeps what tools and requests add to episodes, asks an episode's rank for those of its task when another engine
+samples, and sends each of them to an engine once in a stage.
+
 Episodes live here and not in the ranks. If a rank is lost, or a stage is given up for another reason, turns under way
 wait; when the stage is made again with the same weights, ranks that begin an episode find it where it is.
 """
@@ -27,10 +31,13 @@ from rlinf_workers.agents.link import (
     EpisodeReport,
     FromAgents,
     JoinStage,
+    NewPicture,
+    PictureRequest,
     StageBroken,
     StageOver,
     Waiting,
 )
+from rlinf_workers.agents.pictures import RecentPictures, reference_of
 
 KEPT_SHARE, KEPT_TURNS = 1.5, 4
 """An episode stays at its engine, which has computed the conversation before, up to this many times the turns of the
@@ -59,6 +66,8 @@ class RankLink:
     """In which it samples turns; empty: in none."""
     turns: dict[int, Ask] = field(default_factory=dict)
     """Those that it samples, by request."""
+    pictures: RecentPictures[None] = field(default_factory=RecentPictures[None])
+    """Those that it has from the router."""
 
 
 @dataclass(eq=False)
@@ -67,8 +76,12 @@ class _Episode:
     """The rank that began it; None: it was lost or has left."""
     number: int
     """Of the episode in that rank."""
+    pictures: dict[int, str]
+    """Digests of all its pictures, by reference."""
     engine: RankLink | None = None
     """That of its latest turn."""
+    added: list[str] = field(default_factory=list)
+    """Digests of those that its task does not have."""
     report: EpisodeReport | None = None
     """None: it is not over."""
 
@@ -85,11 +98,15 @@ class Router:
         self._by_number: dict[int, _Episode] = {}
         self._num_begun = 0
         self._waiting: dict[int, Ask] = {}
-        """Turns for which no engine is there, by request."""
+        """Turns for which no engine is there, or no pixels, by request."""
         self._were_begun: set[int] = set()
         """Of these, requests that an engine had begun before it was lost or left."""
         self._ready: set[RankLink] = set()
         """Ranks that begin no further episodes."""
+        self._pictures: dict[str, NewPicture] = {}
+        """Those with pixels, by digest."""
+        self._requested: set[str] = set()
+        """Digests of those that an episode's rank will send."""
 
     # -- messages of ranks -----------------------------------------------------------------------------------------
 
@@ -103,11 +120,10 @@ class Router:
             self._take_back(other)  # replaced before its connection ended, as with a machine that is gone
         self._num_ranks = message.num_ranks
         rank.stage = message.stage
+        rank.pictures.clear()
         if rank not in self._ranks:
             self._ranks.append(rank)
-        waiting, self._waiting = self._waiting, {}
-        for ask in waiting.values():
-            self._route(ask)
+        self._route_waiting()
 
     def begin(self, rank: RankLink, message: Begin) -> None:
         """A rank begins an episode, or is its owner from now on if it has begun before."""
@@ -116,12 +132,16 @@ class Router:
         if number is None:
             self._num_begun += 1
             number = self._by_task[task] = self._num_begun
-            self._by_number[number] = _Episode(owner=rank, number=message.episode)
+            pictures = {reference_of(one.digest): one.digest for one in message.task.pictures}
+            self._by_number[number] = _Episode(owner=rank, number=message.episode, pictures=pictures)
             return self.episodes.begin(msgspec.structs.replace(message, episode=number))
         episode = self._by_number[number]
         episode.owner, episode.number = rank, message.episode
+        for digest in episode.added:
+            self._send_picture(rank, digest, episode.number)
         if episode.report is not None:
             rank.send(msgspec.structs.replace(episode.report, episode=episode.number))
+        self._route_waiting()
 
     def no_more(self, rank: RankLink) -> None:
         """A rank begins no further episodes."""
@@ -132,6 +152,12 @@ class Router:
         """An engine has sampled a turn."""
         if rank.turns.pop(message.request, None) is not None:
             self.episodes.answer(message)
+
+    def take_picture(self, message: NewPicture) -> None:
+        """A rank has sent a picture of its prompts."""
+        self._pictures[message.digest] = message
+        self._requested.discard(message.digest)
+        self._route_waiting()
 
     def leave(self, rank: RankLink, number: int) -> None:
         """A rank has given its stage up."""
@@ -162,6 +188,7 @@ class Router:
         self._waiting |= rank.turns
         self._were_begun |= rank.turns.keys()
         rank.turns = {}
+        self._requested.clear()
 
     # -- messages of episodes --------------------------------------------------------------------------------------
 
@@ -169,6 +196,8 @@ class Router:
         """An episode asks for a turn or is over, or the one that waits for longest is another."""
         if isinstance(message, Ask) and message.episode in self._by_number:
             self._route(message)
+        elif isinstance(message, NewPicture) and (episode := self._by_number.get(message.episode)) is not None:
+            self._add_picture(episode, message)
         elif isinstance(message, EpisodeReport) and (episode := self._by_number.get(message.episode)) is not None:
             episode.report = message
             if episode.owner is not None:
@@ -178,11 +207,18 @@ class Router:
             for rank in self._ranks:
                 rank.send(message)
 
+    def _route_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for ask in waiting.values():
+            self._route(ask)
+
     def _route(self, ask: Ask) -> None:
-        """Gives a turn to an engine, or has it wait for one."""
+        """Gives a turn to an engine, or has it wait for one, or for pixels."""
         episode = self._by_number[ask.episode]
+        if episode.report is not None:  # nobody waits for the turn, and its pictures may be gone
+            return
         engine = self._choose(episode)
-        if engine is None:
+        if engine is None or not self._pass_pictures(episode, ask, engine):
             self._waiting[ask.request] = ask
             return
         chosen: Engine = "" if episode.engine is None else "kept" if engine is episode.engine else "moved"
@@ -192,6 +228,40 @@ class Router:
         episode.engine = engine
         engine.turns[ask.request] = ask
         engine.send(msgspec.structs.replace(ask, episode=0, engine=chosen))
+
+    def _pass_pictures(self, episode: _Episode, ask: Ask, engine: RankLink) -> bool:
+        """Sends an engine the pictures that a turn follows. Returns whether all are there; an episode's own rank has
+        them, and is asked for those of its task."""
+        if engine is episode.owner or not episode.pictures:
+            return True
+        digests = dict.fromkeys(episode.pictures[token] for token in ask.token_ids if token in episode.pictures)
+        missing = [digest for digest in digests if digest not in self._pictures]
+        for digest in missing:
+            if episode.owner is not None and digest not in self._requested:
+                self._requested.add(digest)
+                episode.owner.send(PictureRequest(digest=digest))
+        if missing:
+            return False
+        for digest in digests:
+            self._send_picture(engine, digest, 0)
+        return True
+
+    def _add_picture(self, episode: _Episode, message: NewPicture) -> None:
+        """A tool or a request has added a picture to an episode."""
+        if message.arguments:
+            self._pictures[message.digest] = message
+        episode.pictures[reference_of(message.digest)] = message.digest
+        episode.added.append(message.digest)
+        if episode.owner is not None:
+            self._send_picture(episode.owner, message.digest, episode.number)
+
+    def _send_picture(self, rank: RankLink, digest: str, episode: int) -> None:
+        """Sends a picture for an episode of the rank, or with 0 for the next turn; its pixels if they are not there."""
+        picture = self._pictures[digest]
+        has_pixels = digest in rank.pictures
+        rank.pictures.use(digest, sum(len(one.content) for one in picture.arguments.values()), None)
+        nothing = NewPicture(episode=episode, digest=digest)
+        rank.send(nothing if has_pixels else msgspec.structs.replace(picture, episode=episode))
 
     def _choose(self, episode: _Episode) -> RankLink | None:
         """The engine of the episode's latest turn, or at first that of its owner, where its group begins; the least
@@ -222,3 +292,4 @@ class Router:
         self._stage, self._num_ranks, self._ranks = "", 0, []
         self._by_task, self._by_number = {}, {}
         self._waiting, self._were_begun, self._ready = {}, set(), set()
+        self._pictures, self._requested = {}, set()

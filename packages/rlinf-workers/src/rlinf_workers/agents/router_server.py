@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 from rlinf_comm.wire import Connection, Deadline, Hello, Listener, accept_handshake, send_hello
 from rlinf_workers.agents.host import AgentHost, MessageWriter, messages_of_rank, reason_of
-from rlinf_workers.agents.link import AbandonAll, Answer, Begin, JoinStage, NoMoreEpisodes
+from rlinf_workers.agents.link import AbandonAll, Answer, Begin, JoinStage, NewPicture, NoMoreEpisodes
 from rlinf_workers.agents.process import CONNECT_S, ROUTER_SERVICE, RouterAddress
 from rlinf_workers.agents.router import RankLink, Router
 from rlinf_workers.agents.settings import EpisodeSettings
@@ -104,6 +104,8 @@ class RouterServer:
                         router.answer(rank, message)
                     case NoMoreEpisodes():
                         router.no_more(rank)
+                    case NewPicture():
+                        router.take_picture(message)
                     case AbandonAll(number=number):
                         router.leave(rank, number)
         except Exception:

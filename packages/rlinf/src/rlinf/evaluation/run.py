@@ -243,7 +243,7 @@ class EvalRun:
     def _episodes(self, agent: AgentConfig) -> EpisodeSettings:
         return EpisodeSettings(
             **agent.episode_options,
-            routed=agent.router and self._pictures_of_agents is None,
+            routed=agent.router,
             agents={name: _untrained(one) for name, one in named_agents(agent).items()},
             max_new_tokens=self.config.max_new_tokens,
             tokenizer_folder=str(self.model.folder),
@@ -337,8 +337,6 @@ def prepare(config: EvalConfig) -> EvalRun:
         check_policies(config.agent)
         if reads_pictures(model.folder):
             refuse_other_models(config.agent, str(model.folder), "")
-            if config.agent.router:
-                notes.append("agent.router is not used: it passes no pictures on, and the model reads them")
         notes += check_partners(config.agent, config.chat_options, ways, "")
     if config.prompt_format == "auto":
         notes.append(f"prompt_format=auto: {benchmarks.encoder.describe()}")

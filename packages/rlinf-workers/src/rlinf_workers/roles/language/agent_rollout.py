@@ -23,10 +23,19 @@ from typing import Any
 
 import torch
 
-from rlinf_workers.agents.link import AgentTask, Answer, Ask, Begin, EpisodeReport, FromEpisode, NewPicture
+from rlinf_workers.agents.link import (
+    AgentTask,
+    Answer,
+    Ask,
+    Begin,
+    EpisodeReport,
+    FromEpisode,
+    NewPicture,
+    PictureRequest,
+)
 from rlinf_workers.agents.noise import noise_of_episode
-from rlinf_workers.agents.picture_reader import processed_file, processor_of
-from rlinf_workers.agents.pictures import HistoryPicture, RecentPictures, reference_of
+from rlinf_workers.agents.picture_reader import picture_message, processed_file, processor_of
+from rlinf_workers.agents.pictures import FIRST_REFERENCE, HistoryPicture, RecentPictures, reference_of
 from rlinf_workers.agents.process import AgentLink, AgentProcess, RouterLink
 from rlinf_workers.agents.records import turns
 from rlinf_workers.agents.replay import (
@@ -92,8 +101,6 @@ class AgentRollout(Rollout):
         self._router: RouterLink | None = None
         """None: this rank runs its own episodes."""
         self._agents: AgentLink
-        if settings.agent.routed and settings.agent.pictures is not None:
-            raise SettingsRefused("a router passes no pictures on; give EpisodeSettings.routed=False")
         if settings.agent.routed:
             address = partial(self.ask_driver, ROUTER)
             self._agents = self._router = RouterLink(self.name, address, self._interrupt)
@@ -108,6 +115,8 @@ class AgentRollout(Rollout):
         self._pictures: dict[int, dict[int, ProcessedPicture]] = {}
         """Number of an episode in the agent process -> pictures that its task does not have, by reference."""
         self._recent_pictures = RecentPictures[ProcessedPicture]()
+        self._passed_pictures: dict[int, ProcessedPicture] = {}
+        """By reference, those that the router has sent for the next turn that it asks for."""
         self._num_episodes = 0
         self._recorded_agents: RecordedAgents | None = None
         """In a replay, in place of the agent process."""
@@ -253,7 +262,8 @@ class AgentRollout(Rollout):
         if self._router is not None:
             versions = self.policy_version, *(one.version for one in self._served_policies.values())
             stage = f"{self.step.phase} {self.step.step}, weights {', '.join(map(str, versions))}"
-            self._router.join(stage, self.num_ranks)
+            if self._router.join(stage, self.num_ranks):
+                self._recent_pictures.clear()  # as the router does
         opened = OpenEpisodes(group_size, keeps_histories=self.records or is_late)
         self._groups = opened
         self._episodes.clear()
@@ -309,12 +319,15 @@ class AgentRollout(Rollout):
         for message in messages:
             if isinstance(message, NewPicture):
                 self._take_picture(message)
+            elif isinstance(message, PictureRequest):
+                self._send_picture(message)
+            elif isinstance(message, Ask) and not message.episode:
+                self._sample_routed(message)
         for message in [*held, *messages]:
+            if isinstance(message, PictureRequest) or not message.episode:
+                continue
             if isinstance(message, NewPicture):
                 self._record_picture(message)
-                continue
-            if isinstance(message, Ask) and not message.episode:
-                self._sample_routed(message)
                 continue
             episode = self._episodes.get(message.episode)
             if episode is None:  # it outlived a stage of training, and this is an evaluation
@@ -326,16 +339,31 @@ class AgentRollout(Rollout):
         return whole
 
     def _take_picture(self, message: NewPicture) -> None:
-        """Keeps a picture that an episode has seen, in memory that the trainer reads by reference."""
+        """Keeps a picture that an episode has seen, or that a turn for the router follows, in memory that the trainer
+        reads by reference."""
         reference = reference_of(message.digest)
         if message.arguments:
             picture = self._pool.place(picture_of(message))
         else:
             picture = self._recent_pictures[message.digest]
         self._recent_pictures.use(message.digest, picture.num_bytes, picture)
+        if not message.episode:
+            self._passed_pictures[reference] = picture
+            return
         self._pictures.setdefault(message.episode, {})[reference] = picture
         if (episode := self._episodes.get(message.episode)) is not None:
             episode.pictures[reference] = picture
+
+    def _send_picture(self, request: PictureRequest) -> None:
+        """Sends the router a picture of this rank's prompts; without an episode that has it, nobody waits for it."""
+        assert self._router is not None, "a router has asked"
+        if (picture := self._own_picture(reference_of(request.digest))) is not None:
+            self._router.send_picture(picture_message(0, picture))
+
+    def _own_picture(self, reference: int) -> ProcessedPicture | None:
+        """A picture of an episode that this rank has begun."""
+        episodes = self._episodes.values()
+        return next((one.pictures[reference] for one in episodes if reference in one.pictures), None)
 
     def _record_picture(self, message: NewPicture) -> None:
         """Puts a picture into the record of the step in which its episode goes on."""
@@ -410,11 +438,24 @@ class AgentRollout(Rollout):
             self.record("router/moved_turns", float(ask.engine == "moved"))
             self.record("router/lost_turns", float(ask.engine == "lost"))
         turn = LoggedTurn(noise=ask.noise, agent=ask.agent)
-        pending = PendingTurn(episode=None, turn=turn, token_ids=ask.token_ids, request=ask.request)
+        pending = PendingTurn(
+            episode=None, turn=turn, token_ids=ask.token_ids, pictures=self._passed(ask), request=ask.request
+        )
         self._queue_of.get(ask.agent, self._policy).add(pending)
 
+    def _passed(self, ask: Ask) -> dict[int, ProcessedPicture]:
+        """The pictures of a turn: from the router, or, of an episode of this rank, its own."""
+        passed, self._passed_pictures = self._passed_pictures, {}
+        if self._episode_settings.pictures is not None:
+            for reference in {token for token in ask.token_ids if token >= FIRST_REFERENCE} - passed.keys():
+                if (picture := self._own_picture(reference)) is not None:
+                    passed[reference] = picture
+        return passed
+
     def _queue(self, episode: OpenEpisode, turn: LoggedTurn, token_ids: Sequence[int], request: int | None) -> None:
-        pending = PendingTurn(episode=episode, turn=turn, token_ids=token_ids, request=request)
+        pending = PendingTurn(
+            episode=episode, turn=turn, token_ids=token_ids, pictures=episode.pictures, request=request
+        )
         episode.pending[turn.noise] = pending
         self._unheard.discard(turn.agent)
         self._queue_of.get(turn.agent, self._policy).add(pending)
@@ -592,6 +633,7 @@ class AgentRollout(Rollout):
         self._held.clear()
         self._pictures.clear()
         self._recent_pictures.clear()
+        self._passed_pictures.clear()
         self._episodes.clear()
         self._causes.clear()
         self._failures.clear()

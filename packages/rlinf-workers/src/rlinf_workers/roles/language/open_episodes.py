@@ -33,6 +33,8 @@ class PendingTurn:
     turn: LoggedTurn
     token_ids: Sequence[int]
     """What it follows."""
+    pictures: PicturesByReference
+    """Those that it may refer to."""
     request: int | None
     """Of the agent that waits for it; None: there is none, in a replay or until the agent has begun again."""
 

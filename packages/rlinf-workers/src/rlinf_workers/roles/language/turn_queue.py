@@ -105,7 +105,7 @@ class TurnQueue:
 def _unfinished(number: int, pending: PendingTurn) -> UnfinishedCompletion:
     """A turn for the engine, with the tokens that it has already, and noise of its own."""
     sampled = pending.turn.sampled
-    token_ids, pictures = read_history(pending.token_ids, pending.episode.pictures if pending.episode else {})
+    token_ids, pictures = read_history(pending.token_ids, pending.pictures)
     return UnfinishedCompletion(
         prompt=Prompt(index=number, token_ids=token_ids, reference_answer="", pictures=pictures),
         member=0,

@@ -119,13 +119,13 @@ def _check_routers(job: ReasoningJob, model_config: Mapping[str, Any]) -> None:
         )
 
 
-def pictures(job: ReasoningJob) -> Sequence[str]:
-    """What generates and trains a vision-language model supports pictures. Notes that its agents have no router."""
+def pictures(job: ReasoningJob) -> None:
+    """What generates and trains a vision-language model supports pictures."""
     config, kind = job.config, job.model_config.get("model_type")
     if kind not in VISION_LANGUAGE:
         if config.actor.freeze_vision_tower:
             raise UserError(f"actor.freeze_vision_tower=true: {kind} has no vision tower", hint="leave it out")
-        return ()
+        return
     if config.actor.freeze_vision_tower and config.actor.lora is not None:
         raise UserError(
             "actor.freeze_vision_tower=true: actor.lora trains the layers that its targets name",
@@ -141,15 +141,8 @@ def pictures(job: ReasoningJob) -> Sequence[str]:
     if problem := engine.pictures_problem(config.rollout.engine_options):
         raise UserError(f"rollout.engine={engine.name} does not support pictures, and {kind} reads them: {problem}")
     refuse_blind_trainer(config.actor, str(kind))
-    agent = config.rollout.agent
-    if agent is None:
-        return ()
-    refuse_other_models(agent, str(kind), "rollout.")
-    if not config.routes_turns:
-        return ()
-    unrouted = config.rollout.model_copy(update={"agent": agent.model_copy(update={"router": False})})
-    job.config = config.model_copy(update={"rollout": unrouted})
-    return (f"rollout.agent.router is not used: it passes no pictures on, and {kind} reads them",)
+    if config.rollout.agent is not None:
+        refuse_other_models(config.rollout.agent, str(kind), "rollout.")
 
 
 def further_policies(job: ReasoningJob) -> None:
