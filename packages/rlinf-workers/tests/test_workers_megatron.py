@@ -385,6 +385,17 @@ def test_with_the_experts_of_the_engine_the_gap_is_rounding(ranks, models):
         assert share == pytest.approx(1.0), "the weights are the same"
 
 
+@pytest.mark.parametrize(
+    ("case", "packs"),
+    [(VIRTUAL["PP2 VPP2"], True), (PACKED["CP2"], False)],
+    ids=["packed rows of a pipeline", "slices of padded ones"],
+)
+def test_an_update_reads_the_device_a_constant_number_of_times(case, packs, ranks, models):
+    name, *how = case
+    few, many = (ranks.call("device_reads", models[name], *how, packs, num_parts) for num_parts in (1, 5))
+    assert few == many, "nothing is read for a micro-batch"
+
+
 @pytest.mark.parametrize("options", [ACROSS, {"context_parallel": 2}], ids=["TP2", "CP2"])
 def test_the_memory_of_ranks_that_share_a_packed_row_is_counted(options, ranks, models):
     """The head is computed for each token of the rank, in two places: its states and its logits."""

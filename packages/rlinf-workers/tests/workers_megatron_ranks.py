@@ -5,11 +5,15 @@ import json
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import save_file
+from test_workers_device_reads import Reads
+from torch import Tensor
 from transformers import DeepseekV3Config, Glm4MoeConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
+from rlinf_algos import ppo_clip_loss
 from rlinf_workers.execution.worker_host import WorkerHost
 from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.lora import LoraModel, LoraSettings, find_targets
@@ -25,6 +29,7 @@ from rlinf_workers.testing.engines import tiny_model
 from rlinf_workers.trainers.base import OptimizerSettings
 from rlinf_workers.trainers.checkpoint import CheckpointFiles
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
+from rlinf_workers.trainers.statistics import totals_of
 from rlinf_workers.worker import Worker
 
 VOCAB, TEMPERATURE, NUM_SHARDS = 14, 0.8, 2
@@ -290,6 +295,7 @@ def study(
     def new_backend(optimizer):
         kind = ValueModel(model) if critic else TokenModel(model, TEMPERATURE, replays_routers=replays)
         if adapter:
+            assert isinstance(kind, TokenModel), "critics have no adapters"
             kind = adapted(kind)
         backend = make(kind, worker, optimizer=optimizer, num_shards=NUM_SHARDS, **options)
         if critic or adapter:
@@ -394,6 +400,12 @@ def sharing_put_aside(*arguments, **named):
     return backend
 
 
+def noted_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """In place of Tensor.cpu, which a CPU does not dispatch for its own tensors."""
+    vars(noted_cpu)["counts"]["cpu"] += 1
+    return tensor
+
+
 def kept_bytes(run) -> int:
     """What autograd saves while it runs, by storage, once; parameters, whose gradient is kept elsewhere, aside."""
     saved: dict[int, int] = {}
@@ -410,6 +422,32 @@ def kept_bytes(run) -> int:
 
 class Ranks(Worker):
     """Ranks that hold one model after the other, each cut otherwise."""
+
+    def device_reads(
+        self, model: ModelSettings, per_replica: int, options: dict, packs: bool, num_parts: int
+    ) -> dict[str, int]:
+        """What an update of so many micro-batches reads of the device, with the switch of a GPU set."""
+        from rlinf_workers.trainers.megatron import backend as megatron_backend, parallel
+        from rlinf_workers.trainers.megatron.make import megatron
+
+        def loss_of(answers):
+            terms = ppo_clip_loss(answers.logprobs, answers.logprobs.detach(), mask, mask).loss_terms
+            return terms.sum(), totals_of([terms.sum()], terms)
+
+        kind = TokenModel(model, 1.0)
+        backend = megatron(kind, self.cut(per_replica), optimizer=ADAMW, num_shards=NUM_SHARDS, **options)
+        batch, mask = batch_of(1), batch_of(1).loss_mask
+        query = packed_of(batch) if packs else batch
+        with patch.object(megatron_backend, "defers_checks", lambda _: True), patch.object(Tensor, "cpu", noted_cpu):
+            backend.begin(1)
+            with Reads() as reads:
+                vars(noted_cpu)["counts"] = reads.counts
+                for shard in [*backend.shards] * num_parts:
+                    backend.backward(shard, query, loss_of)
+                backend.finish_backward()
+                backend.step(1.0)
+        parallel.disconnect()
+        return dict(reads.counts)
 
     def kept_bytes(self, model: ModelSettings, per_replica: int, options: dict, sizes: dict) -> int:
         """What a rank keeps of a packed micro-batch of equally long completions until its backward pass."""

@@ -125,14 +125,15 @@ def part_of_rank(batch: PackedBatch, ranks: RankGroup, multiple: int = 1) -> Pac
     share = RowShare(ranks, len(batch.token_ids), multiple)
     places = batch.answers_at - share.first
     is_own = (places >= 0) & (places < share.num_own)
+    own = is_own.nonzero()[:, 0]  # waits for the device, once
     loss_mask = torch.zeros_like(batch.loss_mask)
     return replace(
         batch,
         token_ids=share.own(batch.token_ids),
         position_ids=share.own(batch.position_ids),
         attention=share.attention(batch.attention),
-        answers_at=places[is_own],
-        ids=batch.ids[is_own],
+        answers_at=places[own],
+        ids=batch.ids[own],
         loss_mask=loss_mask.masked_scatter(batch.loss_mask != 0, is_own.to(loss_mask.dtype)),
         experts=None if batch.experts is None else share.own(batch.experts),
         kept_tokens=None if batch.kept_tokens is None else batch.kept_tokens.of(is_own),

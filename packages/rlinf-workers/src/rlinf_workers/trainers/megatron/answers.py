@@ -35,7 +35,8 @@ def answers_of_states(states: Tensor, weight: Tensor, request: Query, first: int
 
     def answer(states: Tensor, targets: Tensor) -> Tensor:
         logits = linear(states, weight)
-        return _Answers.apply(logits, targets, request.temperature, first, num_words, group)  # pyright: ignore[reportReturnType]
+        settings = request.temperature, first, num_words, group, request.entropies
+        return _Answers.apply(logits, targets, *settings)  # pyright: ignore[reportReturnType]
 
     at_once = max(1, MAX_LOGITS_BYTES // (4 * len(weight)))
     if len(targets) <= at_once:
@@ -71,9 +72,16 @@ class _Answers(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, first: int, num_words: int, group: Any
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        temperature: float,
+        first: int,
+        num_words: int,
+        group: Any,
+        has_entropies: bool,
     ) -> Tensor:
-        """logits [N, rows of this rank], targets [N] -> [2, N]"""
+        """logits [N, rows of this rank], targets [N] -> [2, N]. `has_entropies`: entropies may have a gradient."""
         num_here = max(0, num_words - first)  # later rows are padding
         ctx.scaled = partial(_scaled, temperature=temperature, num_words=num_here)
         largest, total, weighted = logits.new_empty(3, len(logits), dtype=torch.float32)
@@ -91,7 +99,7 @@ class _Answers(torch.autograd.Function):
         total, target, weighted = sums = torch.stack([total, target.masked_fill(~is_mine, 0.0), weighted])
         dist.all_reduce(sums, group=group)
         entropy = total.log() - weighted / total
-        ctx.temperature = temperature
+        ctx.temperature, ctx.has_entropies = temperature, has_entropies
         ctx.save_for_backward(logits, largest + total.log(), entropy, places, is_mine)
         return torch.stack([target - total.log(), entropy])
 
@@ -101,18 +109,17 @@ class _Answers(torch.autograd.Function):
         ((of_logprobs, of_entropies),) = (gradient / ctx.temperature for gradient in gradients)
         logits, normaliser, entropy, places, is_mine = ctx.saved_tensors
         of_logits = torch.empty_like(logits)
-        has_entropies = bool((of_entropies != 0).any())
         for rows in _chunks(logits):
             logprobs = ctx.scaled(logits[rows]) - normaliser[rows, None]
             of_rows = logprobs.exp()
-            if has_entropies:
+            if ctx.has_entropies:
                 weights = logprobs.clamp_(min=LEAST_LOGPROB).add_(entropy[rows, None]).mul_(of_entropies[rows, None])
                 of_rows *= weights.add_(of_logprobs[rows, None])
             else:
                 of_rows *= of_logprobs[rows, None]
             of_rows.neg_().scatter_add_(1, places[rows, None], (of_logprobs * is_mine)[rows, None])
             of_logits[rows] = of_rows
-        return of_logits, None, None, None, None, None
+        return of_logits, None, None, None, None, None, None
 
 
 def _scaled(logits: Tensor, *, temperature: float, num_words: int) -> Tensor:

@@ -11,6 +11,7 @@ runs a multiple of its stages of them: micro-batches of one token, whose gradien
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from rlinf_algos import DeferredChecks
 from rlinf_comm.weights import Layout, ReshardExecutor, reshard_plan
 from rlinf_comm.weights.layouts import TransformerShape, huggingface_layout
 from rlinf_sched.derive import ModelShape
@@ -27,14 +29,14 @@ from rlinf_workers.models.placement import tensors_of
 from rlinf_workers.models.trainable import TokenModel, ValueModel
 from rlinf_workers.models.weight_files import WeightFiles, region
 from rlinf_workers.models.weight_names import CONVERTS
-from rlinf_workers.trainers.base import NOT_ASKED, LossOf, ModelOutputs, OptimizerSettings, shards_of
+from rlinf_workers.trainers.base import NOT_ASKED, LossOf, ModelOutputs, OptimizerSettings, defers_checks, shards_of
 from rlinf_workers.trainers.checkpoint import OPTIMIZER, num_steps_in, parameter_of, shared_out
 from rlinf_workers.trainers.megatron.files import gathered, leaving_out, owned, stacked
 from rlinf_workers.trainers.megatron.options import MegatronOptions
 from rlinf_workers.trainers.megatron.queries import Batch, PackedQuery, Query, TokenQuery, query_of
 from rlinf_workers.trainers.megatron.storages import Storages
 from rlinf_workers.trainers.served import Served
-from rlinf_workers.trainers.statistics import Statistics
+from rlinf_workers.trainers.statistics import Statistics, StatisticSums
 from rlinf_workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ class MegatronBackend:
         self.shards: Sequence[int] = []
         self._waiting: list[tuple[Query, Finish]] = []
         """Micro-batches of a pipeline, whose passes `finish_backward` runs."""
-        self._statistics: dict[int, Tensor] = {}
+        self._statistics, self._checks = StatisticSums(), DeferredChecks()
         self._adapters: Adapters | None = None
         self._wrap(trains=optimizer is not None)
         if optimizer is not None:
@@ -179,7 +181,8 @@ class MegatronBackend:
         self._is_updating = self._begins = True
         if not self._storages.are_away:
             self._zero_gradients()
-        self._statistics = {shard: torch.zeros(num_statistics, dtype=torch.float64) for shard in self.shards}
+        self._statistics = StatisticSums(self.shards, num_statistics)
+        self._checks = DeferredChecks()
 
     def _zero_gradients(self) -> None:
         self._begins = False
@@ -194,25 +197,28 @@ class MegatronBackend:
             self._insert(request, whole, answers.detach())
             self._place.stage.sum_(whole).requires_grad_()
             outputs = self._head.evaluation(whole, entropies=entropies)
-            loss, statistics = loss_of(replace(outputs, router_agreement=self._router_agreement(request)))
+            checks = self._checks.collecting() if defers_checks(self._worker.device) else nullcontext()
+            with checks:
+                loss, statistics = loss_of(replace(outputs, router_agreement=self._router_agreement(request)))
             self.count(shard, statistics)
             (gradient,) = torch.autograd.grad(loss, whole)
             return (answers * request.own(gradient)).sum(), torch.tensor(0), {}
 
-        request = self._query(batch)
+        request = self._query(batch, entropies=entropies)
         self._waiting.append((request, finish))
         if self._options.pipeline_parallel == 1:
             self._run_waiting()
 
     def count(self, shard: int, statistics: Statistics) -> None:
-        self._statistics[shard] += torch.as_tensor(statistics, dtype=torch.float64).cpu()
+        self._statistics.add(shard, statistics)
 
     def finish_backward(self) -> list[float]:
         from megatron.core.distributed import finalize_model_grads
 
         self._run_waiting()
         finalize_model_grads(self._called)
-        sums = torch.stack(list(self._statistics.values())).sum(0)
+        sums = torch.stack(self._statistics.of_shards()).sum(0)
+        self._checks.raise_if_failed()
         self._worker.replica_ranks.broadcast_(sums, self._options.ranks_per_replica - 1)  # from the last stage
         return self._worker.replicas.sum_(sums).tolist()
 
@@ -253,10 +259,15 @@ class MegatronBackend:
         """The number of positions is a multiple of it."""
         return self._options.tensor_parallel if self._options.sequence_parallel else 1
 
-    def _query(self, batch: Batch) -> Query:
-        """This rank's part of a micro-batch."""
+    def _query(self, batch: Batch, *, entropies: bool = False) -> Query:
+        """This rank's part of a micro-batch.
+
+        Args:
+            entropies: they may have a gradient.
+        """
         replays = isinstance(self._base, TokenModel) and self._base.replays_routers
-        return query_of(batch, self._head.temperature, self._place.slices, self._multiple, replays_routers=replays)
+        how: dict[str, bool] = {"replays_routers": replays, "entropies": entropies}
+        return query_of(batch, self._head.temperature, self._place.slices, self._multiple, **how)
 
     def _router_agreement(self, request: Query) -> Tensor:
         """As in `ModelOutputs`, after a pass of the last stage: of its layers."""

@@ -45,6 +45,11 @@ class Query(Protocol):
     def temperature(self) -> float: ...
 
     @property
+    def entropies(self) -> bool:
+        """Whether entropies may have a gradient."""
+        ...
+
+    @property
     def shape(self) -> tuple[int, int]:
         """B, C"""
         ...
@@ -63,7 +68,13 @@ class Query(Protocol):
 
 
 def query_of(
-    batch: Batch, temperature: float, slices: RankGroup, multiple: int, *, replays_routers: bool = False
+    batch: Batch,
+    temperature: float,
+    slices: RankGroup,
+    multiple: int,
+    *,
+    replays_routers: bool = False,
+    entropies: bool = True,
 ) -> Query:
     """This rank's part of a micro-batch.
 
@@ -72,11 +83,13 @@ def query_of(
         slices: the ranks that divide the micro-batch, with the same shards of the model's matrices.
         multiple: the number of positions is a multiple of it.
         replays_routers: a packed batch's experts are used.
+        entropies: they may have a gradient.
     """
     if isinstance(batch, PackedBatch):
         batch = batch if replays_routers else replace(batch, experts=None)
-        return PackedQuery.of(batch, temperature, slices, multiple)
-    return TokenQuery.of(batch, temperature).row_slice(slices.rank, slices.num_ranks).padded(multiple)
+        return PackedQuery.of(batch, temperature, slices, multiple, entropies=entropies)
+    query = TokenQuery.of(batch, temperature).row_slice(slices.rank, slices.num_ranks).padded(multiple)
+    return replace(query, entropies=entropies)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +105,7 @@ class TokenQuery:
     """B, of which this may be a slice."""
     rows: Tensor
     """[r] int64, the rows of the micro-batch that it has; the remaining ones of the R are filler."""
+    entropies: bool = True
 
     @classmethod
     def of(cls, batch: SequenceBatch | ExampleBatch, temperature: float) -> TokenQuery:
@@ -137,12 +151,13 @@ class TokenQuery:
             return self
         rows = torch.arange(number, -(-self.num_rows // num_slices) * num_slices, num_slices, device=self.rows.device)
         of_slice = rows.clamp(max=self.num_rows - 1)
+        num_own = len(range(number, self.num_rows, num_slices))
         return replace(
             self,
             token_ids=self.token_ids[of_slice],
             before=self.before[of_slice],
             targets=self.targets[of_slice],
-            rows=rows[rows < self.num_rows],
+            rows=rows[:num_own],
         )
 
     def padded(self, multiple: int) -> TokenQuery:
@@ -215,12 +230,19 @@ class PackedQuery:
 
     part: PackedBatch
     """Of n tokens; the M tokens with an output of this rank are the `before` and `targets`, [1, M]."""
+    places: Tensor
+    """[M] int64, of these tokens among the B times C of the micro-batch."""
     temperature: float
+    entropies: bool
 
     @classmethod
-    def of(cls, batch: PackedBatch, temperature: float, slices: RankGroup, multiple: int) -> PackedQuery:
+    def of(
+        cls, batch: PackedBatch, temperature: float, slices: RankGroup, multiple: int, *, entropies: bool
+    ) -> PackedQuery:
         is_whole = slices.num_ranks == 1 and len(batch.token_ids) % multiple == 0
-        return cls(part=batch if is_whole else part_of_rank(batch, slices, multiple), temperature=temperature)
+        part = batch if is_whole else part_of_rank(batch, slices, multiple)
+        places = torch.nonzero_static(part.loss_mask.flatten(), size=len(part.ids))[:, 0]  # its size is known here
+        return cls(part=part, places=places, temperature=temperature, entropies=entropies)
 
     @property
     def before(self) -> Tensor:
@@ -256,7 +278,7 @@ class PackedQuery:
         return torch.cat([experts[: self.num_real], some.expand_as(experts[self.num_real :])])
 
     def insert(self, whole: Tensor, answers: Tensor) -> None:
-        whole[:, self.part.loss_mask != 0] = answers[:, 0]
+        whole.flatten(1)[:, self.places] = answers[:, 0]
 
     def own(self, whole: Tensor) -> Tensor:
-        return whole[:, None, self.part.loss_mask != 0]
+        return whole.flatten(1)[:, None, self.places]

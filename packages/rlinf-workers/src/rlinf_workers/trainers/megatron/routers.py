@@ -78,4 +78,4 @@ def agreed(model: nn.Module, num_tokens: int) -> Tensor:
     """
     shares = torch.stack([router.shares for router in routers_of(model) if router.shares is not None]).mean(0)
     own = shares[:num_tokens]
-    return torch.stack([own.sum(), own.new_tensor(len(own))])
+    return torch.stack([own.sum(), own.new_full((), len(own))])
