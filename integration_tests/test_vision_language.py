@@ -98,6 +98,22 @@ def new_model(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_judge_from_a_folder_sees_the_problems_pictures(new_model, tmp_path):
+    """A random judge prefers some completions; with the pictures of other problems it judges otherwise."""
+    judge = {"kind": "judge", "path": new_model, "question": "{completion}{prompt}", "accepts": "1", "rejects": "0"}
+    settings = TINY | {f"reward.{name}": value for name, value in judge.items()} | {"reward.graded": "true"}
+    means = []
+    for shuffled in ("false", "true"):
+        keys = {"task.shuffle_pictures": shuffled, "run.num_steps": 1, "sft_warm_up": "null"}
+        run = train_here("count-shapes-grpo", tmp_path / shuffled, settings | keys)
+        assert "does not see" not in (run / "manifest.json").read_text()
+        (step,) = rows(run)
+        assert 0 < step["reward/mean"] < 1 and step["reward/judge_failures"] == 0
+        means.append(step["reward/mean"])
+    assert means[0] != means[1]
+
+
+@pytest.mark.slow
 def test_demonstrations_and_pairs_are_learned_with_their_pictures(new_model, tmp_path):
     """Both learn; with the pictures of other rows the losses are others."""
     task = make_task(CountShapesTask(kind="count-shapes"), 0)

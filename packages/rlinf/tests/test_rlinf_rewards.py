@@ -61,6 +61,19 @@ def refused(tmp_path: Path, section: str) -> str:
             "reward_model",
             {"folder": "/some/folder", "batch_size": 16, "max_tokens": None},
         ),
+        (
+            "kind: judge\npath: /some/folder\nquestion: '{completion}?'\ngraded: true",
+            "rlinf_workers.roles.language.model_judge:ModelJudge",
+            {
+                "folder": "/some/folder",
+                "question": "{completion}?",
+                "accepts": "Yes",
+                "rejects": "No",
+                "graded": True,
+                "max_tokens": 16384,
+                "max_pixels": None,
+            },
+        ),
     ],
 )
 def test_kinds(tmp_path, section, rule, options):
@@ -107,6 +120,7 @@ def test_a_weighted_sum(tmp_path):
         ("kind: function\npath: rw.py:ok", "reward.path='rw.py:ok'; allowed: package.module:name; here rw:ok"),
         ("kind: function\npath: a/rw.py:ok", "reward.path='a/rw.py:ok'; allowed: package.module:name; here rw:ok"),
         ("kind: model", "reward.path is not set; give --reward.path VALUE"),
+        ("kind: judge\npath: /a\nquestion: Right?", "reward.question has no {completion}, so it is the same for all"),
         ("kind: length\nfree: 9\nlimit: 5", "reward.limit=5 is not more than reward.free=9; use at least 10"),
         (WEIGHTED.replace("0.1", "0"), "reward.terms.form.weight=0 has no effect; leave the term out"),
         (WEIGHTED.replace("numeric", "random"), "reward.terms.answer.reward.kind=random is a control for a whole run"),

@@ -7,6 +7,7 @@ from .base import (
     RewardPart as RewardPart,
     RewardResult as RewardResult,
     close_reward as close_reward,
+    judge_failure as judge_failure,
 )
 from .boxes import last_boxed as last_boxed
 from .choice import MultipleChoice as MultipleChoice, multiple_choice as multiple_choice, stated_letter as stated_letter

@@ -208,8 +208,9 @@ class AgentsRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToAgents = Begin | Answer | AbandonAll | JoinStage | NoMoreEpisodes | NewPicture
-FromEpisode = Ask | NewPicture | PictureRequest | EpisodeReport
-FromAgents = AgentsReady | FromEpisode | Waiting | Abandoned | AgentsRefused | StageOver | StageBroken
+FromEpisode = Ask | NewPicture | EpisodeReport
+ForRank = FromEpisode | PictureRequest
+FromAgents = AgentsReady | ForRank | Waiting | Abandoned | AgentsRefused | StageOver | StageBroken
 
 _encode = msgspec.msgpack.Encoder().encode
 to_agents = msgspec.msgpack.Decoder(ToAgents).decode

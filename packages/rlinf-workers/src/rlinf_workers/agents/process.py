@@ -26,9 +26,9 @@ from rlinf_workers.agents.link import (
     AgentsRefused,
     Answer,
     Begin,
+    ForRank,
     Frames,
     FromAgents,
-    FromEpisode,
     JoinStage,
     NewPicture,
     NoMoreEpisodes,
@@ -79,7 +79,7 @@ class AgentLink:
         """Hands turns to their episodes."""
         self._send(messages)
 
-    def take(self, *, waits: bool) -> list[FromEpisode]:
+    def take(self, *, waits: bool) -> list[ForRank]:
         """The messages that have arrived.
 
         Args:
@@ -87,13 +87,13 @@ class AgentLink:
 
         Raises: ProcessLost or PeerLost if the process has ended.
         """
-        messages: list[FromEpisode] = []
+        messages: list[ForRank] = []
         while True:
             try:
                 message = self._next(None if waits and not messages else 0.0)
             except queue.Empty:
                 return messages
-            if isinstance(message, FromEpisode):
+            if isinstance(message, ForRank):
                 messages.append(message)
             elif self._is_end(message):
                 return messages
@@ -200,7 +200,7 @@ class AgentProcess(AgentLink):
         self._wait_until_ready()
         super().begin(messages)
 
-    def take(self, *, waits: bool) -> list[FromEpisode]:
+    def take(self, *, waits: bool) -> list[ForRank]:
         """As in AgentLink. Raises: SettingsRefused too, if the process cannot start with these settings."""
         self._wait_until_ready()
         return super().take(waits=waits)

@@ -53,6 +53,7 @@ from .language.logprob_mismatch import (
     mismatch_sums as mismatch_sums,
     worst_token as worst_token,
 )
+from .language.model_judge import word_tokens as word_tokens
 from .language.preferences import DpoSettings as DpoSettings
 from .language.probe import probe_refusal as probe_refusal
 from .language.reference import Reference as Reference

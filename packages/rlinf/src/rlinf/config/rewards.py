@@ -75,6 +75,45 @@ class ModelReward(Section):
     )
 
 
+QUESTION = (
+    "{prompt}\n\nA proposed answer to this:\n{completion}\n\nThe reference answer:\n{answer}\n\n"
+    "Is the proposed answer right? Say Yes or No."
+)
+
+
+class JudgeReward(Section):
+    """The verdict of a language model that is asked about the completion; it may see the problem's pictures."""
+
+    kind: Literal["judge"]
+    path: ModelPath = Field(
+        description="Model folder, or its name on the Hub. A vision-language model sees the pictures of the problem."
+    )
+    question: str = Field(
+        default=QUESTION,
+        description="What the model reads; {prompt}, {completion} and {answer} stand for the texts. Pictures are at "
+        "the markers of the prompt, or before the prompt.",
+    )
+    accepts: str = Field(default="Yes", min_length=1, description="Word that begins the answer for a right completion.")
+    rejects: str = Field(default="No", min_length=1, description="Word that begins the answer for a wrong completion.")
+    graded: bool = Field(
+        default=False,
+        description="The reward is the probability of `accepts` among both words. false: 1 if that is more than a "
+        "half, else 0.",
+    )
+    max_tokens: int = Field(
+        default=16384, ge=1, description="Tokens of a forward pass; a longer question has a pass of its own."
+    )
+    max_pixels: int | None = Field(
+        default=None, ge=1, description="Larger pictures are reduced to this many pixels; null: as the folder says."
+    )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if "{completion}" not in self.question:
+            yield Conflict(
+                keys=("reward.question",), text=" has no {completion}, so it is the same for all completions"
+            )
+
+
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -137,6 +176,7 @@ TermReward = Annotated[
     | MathRewardConfig
     | CodeRewardConfig
     | ModelReward
+    | JudgeReward
     | FunctionReward
     | LengthReward
     | LengthTargetReward,
@@ -209,4 +249,6 @@ COMPARING = ("exact", "numeric", "multiple_choice", "math", "code")
 def compares_with_answer(reward: RewardConfig) -> bool:
     """Returns whether a reward compares completions with a reference answer. What a custom function does is its own
     affair, so it does not need one."""
+    if isinstance(reward, JudgeReward):
+        return "{answer}" in reward.question
     return reward.kind in COMPARING or any(map(compares_with_answer, members_of(reward).values()))

@@ -14,6 +14,7 @@ from rlinf.config.rewards import (
     ChoiceReward,
     CodeRewardConfig,
     FunctionReward,
+    JudgeReward,
     LengthReward,
     LengthTargetReward,
     MathRewardConfig,
@@ -55,7 +56,7 @@ FUNCTIONS = {
     **{kind: RULES[kind] for kind in ("exact", "numeric", "format", "multiple_choice")},
 }
 """Kind of `reward.kind` -> the function that `rlinf eval` calls for it."""
-JUDGES = ("exact", "numeric", "random", "multiple_choice", "math", "code")
+JUDGES = ("exact", "numeric", "random", "multiple_choice", "math", "code", "judge")
 """Kinds that judge whether an answer is right; `random` does so in evaluations."""
 
 
@@ -105,6 +106,9 @@ def reward_spec(config: RewardConfig, *, random_stands_for: str) -> RewardSpec:
         case ModelReward():
             options = {"folder": str(config.path), "batch_size": config.batch_size, "max_tokens": config.max_tokens}
             return RewardSpec(rule="reward_model", options=options)
+        case JudgeReward():
+            options = config.model_dump(exclude={"kind", "path"}) | {"folder": str(config.path)}
+            return RewardSpec(rule="rlinf_workers.roles.language.model_judge:ModelJudge", options=options)
 
 
 def judging_s(config: RewardConfig) -> float:
@@ -136,6 +140,8 @@ def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:
             raise UserError(f"{key}.kind=math needs math-verify", hint="pip install 'rlinf[math]'")
         case ModelReward():
             check_model_folder(config.path, key=f"{key}.path")
+        case JudgeReward():
+            _check_judge(config, key)
         case FunctionReward():
             try:
                 get_reward(config.path)
@@ -155,9 +161,21 @@ def check_reward(config: RewardConfig, key: str = "reward") -> tuple[str, ...]:
     return ()
 
 
+def _check_judge(config: JudgeReward, key: str) -> None:
+    """Raises: UserError for a folder that is no model, and for words that it cannot tell apart."""
+    from rlinf_workers.models import load_tokenizer  # imports torch
+    from rlinf_workers.roles import word_tokens
+
+    check_model_folder(config.path, key=f"{key}.path")
+    try:
+        word_tokens(load_tokenizer(str(config.path)), config.accepts, config.rejects)
+    except RewardError as error:
+        raise UserError(f"{key}.accepts: {error}") from error
+
+
 def reward_folders(config: RewardConfig, key: str = "reward") -> dict[str, Path]:
-    """Config key -> folder of each reward model."""
-    if isinstance(config, ModelReward):
+    """Config key -> folder of each reward model and each judge."""
+    if isinstance(config, ModelReward | JudgeReward):
         return {f"{key}.path": config.path}
     folders = (reward_folders(member, place) for place, member in members_of(config, key).items())
     return {place: folder for below in folders for place, folder in below.items()}
@@ -168,12 +186,21 @@ def blind_judges(config: RewardConfig, key: str = "reward") -> list[str]:
     match config:
         case ModelReward():
             return [f"{key}.kind=model judges the text alone: a reward model does not see the pictures of the problems"]
+        case JudgeReward() if not sees(config):
+            return [f"{key}.path={config.path} reads text alone, and does not see the pictures of the problems"]
         case FunctionReward():
             return [
                 f"{key}.path={config.path} does not see the pictures of the problems; with a parameter `pictures` it "
                 "gets their files"
             ]
     return [note for place, member in members_of(config, key).items() for note in blind_judges(member, place)]
+
+
+def sees(judge: JudgeReward) -> bool:
+    """Whether the judge reads pictures."""
+    from rlinf_workers.models import reads_pictures  # imports torch
+
+    return reads_pictures(judge.path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,8 +243,10 @@ def try_rewards(config: RewardConfig, problem: TaskProblem, key: str = "reward")
             place = f"{key}.sources.{source}"
             try_rewards(members[place], problem, place)
             judges = all(member.kind in JUDGES for member in members.values())
-            is_custom = any(isinstance(member, FunctionReward) for member in members.values())
-            return TriedReward(judges=judges, reads_rows=True, reads_pictures=is_custom)
+            may_see = any(isinstance(member, FunctionReward | JudgeReward) for member in members.values())
+            return TriedReward(judges=judges, reads_rows=True, reads_pictures=may_see)
+        case JudgeReward():
+            return TriedReward(judges=True, reads_pictures=sees(config))
         case FunctionReward():
             return try_own_reward(reward_spec(config, random_stands_for="exact"), problem, f"{key}.path={config.path}")
         case CodeRewardConfig():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf.config.inputs import check_model_folder, model_family
 from rlinf.config.reasoning import AUTO_ENGINE, ReasoningConfig
-from rlinf.config.rewards import FunctionReward, ModelReward, RewardConfig, members_of
+from rlinf.config.rewards import FunctionReward, JudgeReward, ModelReward, RewardConfig, members_of
 from rlinf.config.tasks import FilesTask
 from rlinf.jobs.checks import check_data, refused
 from rlinf.jobs.spec import JobSpec, with_shards
@@ -85,7 +85,7 @@ def _check_reward(reward: RewardConfig, key: str) -> None:
     for place, member in members_of(reward, key).items():
         _check_reward(member, place)
     match reward:
-        case ModelReward():
+        case ModelReward() | JudgeReward():
             check_model_folder(reward.path, key=f"{key}.path")
         case FunctionReward():
             refused(Registry("reward").locate, reward.path, f"{key}.path={reward.path}")
