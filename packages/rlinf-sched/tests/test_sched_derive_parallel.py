@@ -110,10 +110,17 @@ def test_experts_over_four_nodes_cost_more_than_a_pipeline_over_them() -> None:
 
 
 def test_only_whole_layers_and_heads_are_shared_out() -> None:
-    assert {(one.width, one.num_stages) for one in layouts(QWEN_7B, 8)} == {(2, 4), (4, 2)}
-    assert not list(layouts(QWEN_7B, 32))  # 4 KV heads, 28 layers
+    assert {(one.width, one.num_stages) for one in layouts(QWEN_7B, 8)} == {(1, 8), (2, 4), (4, 2)}
+    assert [one.num_stages for one in layouts(QWEN_7B, 128)] == []  # 4 KV heads, 28 layers
     assert InstanceLayout(width=32, num_stages=1) in layouts(QWEN_MOE, 32)
     assert InstanceLayout(width=8, num_stages=4) in layouts(QWEN_MOE, 32)
+
+
+def test_a_pipeline_is_as_slow_as_its_stage_with_most_layers() -> None:
+    even, uneven = (
+        _item_s(QWEN_7B, H100, InstanceLayout(width=1, num_stages=stages), 1e12, 1, passes=0) for stages in (4, 8)
+    )
+    assert uneven / even == pytest.approx((4 / 28) / (7 / 28))  # 28 layers: stages of 7, and of 3 or 4
 
 
 def test_more_ranks_lose_more_and_a_pipeline_waits() -> None:

@@ -38,15 +38,19 @@ class InstanceLayout:
     def num_devices(self) -> int:
         return self.width * self.num_stages
 
+    def largest_share(self, num_layers: int) -> float:
+        """Layers of the stage that has most of them, over the mean: the others wait for it. At least 1."""
+        return math.ceil(num_layers / self.num_stages) * self.num_stages / num_layers
+
 
 def layouts(model: ModelShape, num_devices: int) -> Iterator[InstanceLayout]:
     """The ways in which so many devices, a power of two, can share a model. Tensor parallelism stays within a node;
-    experts may be dealt out over several."""
+    experts may be dealt out over several. Some stages may have a layer more than others."""
     for width in (1 << k for k in range(num_devices.bit_length())):
         num_stages = num_devices // width
         divides = model.num_experts % width == 0 if model.num_experts else model.num_kv_heads % width == 0
         is_near = bool(model.num_experts) or width <= GPUS_PER_NODE
-        if divides and is_near and model.num_layers % num_stages == 0:
+        if divides and is_near and num_stages <= model.num_layers:
             yield InstanceLayout(width=width, num_stages=num_stages)
 
 

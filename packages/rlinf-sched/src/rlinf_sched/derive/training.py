@@ -88,7 +88,8 @@ def train_profile(
     for size, num_ranks in itertools.product(_sizes(model, sharding), NUMBERS_OF_RANKS):
         uneven = longest_share(costs, minibatch_items, num_ranks)
         most = uneven * minibatch_items / num_ranks
-        item_s, step_s = _train_s(model, gpu, size, item_flops, item_tokens, micro_batch_tokens, most)
+        layout, item_s, step_s = _trained(model, gpu, size, item_flops, item_tokens, micro_batch_tokens, most)
+        largest = layout.largest_share(model.num_layers)
         gather_s = 0.0
         if is_sharded:
             # weights gathered forward and backward, gradients scattered, once for each micro-batch, overlapped
@@ -102,8 +103,8 @@ def train_profile(
                 num_ranks=num_ranks,
                 points=_points(uneven * item_s, gather_s, max_items),
                 step_s=num_minibatches * step_s,
-                state_bytes=whole * model.num_parameters // size,
-                sharded_state_bytes=shared * model.num_parameters,
+                state_bytes=round(largest * whole * model.num_parameters / size),
+                sharded_state_bytes=round(largest * shared * model.num_parameters),
                 work_bytes=gathered + _activation_bytes(model, micro_batch_tokens, training=True) // size,
                 item_work_bytes=round(_ITEM_BYTES_PER_TOKEN * item_tokens),
             )
@@ -130,15 +131,16 @@ def forward_profile(
     """The profile of one forward pass over whole sequences: log-probabilities of a reference, values of a critic."""
     instances = []
     for size in _sizes(model, "model"):
-        item_s = min(
-            _item_s(model, gpu, layout, item_tokens * model.forward_flops(context_tokens), item_tokens, passes=2)
-            for layout in layouts(model, size)
+        flops = item_tokens * model.forward_flops(context_tokens)
+        layout, item_s = min(
+            ((layout, _item_s(model, gpu, layout, flops, item_tokens, passes=2)) for layout in layouts(model, size)),
+            key=lambda both: both[1],
         )
         instances.append(
             InstanceProfile(
                 num_devices=size,
                 points=_points(item_s, 0.0, max_items),
-                state_bytes=model.weights_bytes // size,
+                state_bytes=round(layout.largest_share(model.num_layers) * model.weights_bytes / size),
                 work_bytes=_activation_bytes(model, micro_batch_tokens, training=False) // size,
                 item_work_bytes=round(_ITEM_BYTES_PER_TOKEN * item_tokens),
                 offload_s=0.0,  # weights do not change, and the host keeps its copy
@@ -174,7 +176,7 @@ def _sizes(model: ModelShape, sharding: Sharding) -> tuple[int, ...]:
     return (1,) if sharding == "data" else tuple(size for size in PARALLEL_SIZES if any(layouts(model, size)))
 
 
-def _train_s(
+def _trained(
     model: ModelShape,
     gpu: Gpu,
     size: int,
@@ -182,22 +184,24 @@ def _train_s(
     item_tokens: float,
     micro_batch_tokens: int,
     num_items: float,
-) -> tuple[float, float]:
-    """Seconds of an item, and those of a mini-batch's bubble, in the layout that trains `num_items` fastest."""
+) -> tuple[InstanceLayout, float, float]:
+    """The layout that trains `num_items` fastest, with seconds of an item, and those of a mini-batch's bubble."""
 
-    def times(layout: InstanceLayout) -> tuple[float, float]:
+    def timed(layout: InstanceLayout) -> tuple[InstanceLayout, float, float]:
         item_s = _item_s(model, gpu, layout, item_flops, item_tokens, passes=6)
-        return item_s, bubble_s(layout, micro_batch_tokens / item_tokens * item_s)
+        return layout, item_s, bubble_s(layout, micro_batch_tokens / item_tokens * item_s)
 
-    return min(map(times, layouts(model, size)), key=lambda both: num_items * both[0] + both[1])
+    return min(map(timed, layouts(model, size)), key=lambda three: num_items * three[1] + three[2])
 
 
 def _item_s(
     model: ModelShape, gpu: Gpu, layout: InstanceLayout, item_flops: float, item_tokens: float, *, passes: int
 ) -> float:
-    """Seconds of an item on an instance: its arithmetic, and `passes` exchanges between its devices in each layer."""
+    """Seconds of an item on the slowest stage of an instance: its arithmetic, and `passes` exchanges between the
+    devices in each layer."""
     arithmetic_s = item_flops / (layout.num_devices * utilisation(model) * gpu.flops_per_s)
-    return arithmetic_s + item_tokens * shared_layer_s(model, gpu, layout.width, passes=passes) / layout.num_stages
+    exchange_s = item_tokens * shared_layer_s(model, gpu, layout.width, passes=passes) / layout.num_stages
+    return layout.largest_share(model.num_layers) * (arithmetic_s + exchange_s)
 
 
 def _points(item_s: float, other_item_s: float, max_items: int) -> tuple[TimePoint, ...]:
