@@ -104,6 +104,18 @@ def test_a_recipe_is_planned_for_gpus_that_are_not_there(plan):
     assert "16 x NVIDIA H200" in explanation["sentences"][0]
 
 
+def test_what_cuda_takes_of_a_gpu_is_no_room_for_state(plan, monkeypatch: pytest.MonkeyPatch):
+    alone = ["gsm8k-grpo", "--model.path", "Qwen2.5-1.5B", "--cluster.num_devices", "1", "--gpu", "H200", "--json"]
+
+    def offloading() -> set[str]:
+        stages = json.loads(plan(*alone).out)["plan"]["stages"]
+        return {stage["stage"] for stage in stages if stage["offload"]}
+
+    assert not offloading()
+    monkeypatch.setattr("rlinf.planning.memory.CONTEXT_BYTES", 18 << 30)
+    assert offloading()
+
+
 def test_what_a_rank_needs_is_told_by_kind(plan, tmp_path: Path):
     """On the terminal and on the page; the kinds of a pass add up to the peak."""
     out = plan(*RECIPE, "--output", "page").out

@@ -127,11 +127,16 @@ class MemoryPool:
         return self.needed_bytes - self.has_bytes
 
 
+def cuda_bytes(loads: Sequence[Load]) -> int:
+    """Memory of a GPU that CUDA and NCCL take in the processes of these ranks, whether their state is there or not."""
+    return DEVICE_BYTES + sum(load.context_bytes for load in loads)
+
+
 def device_place(name: str, has_bytes: int, loads: Sequence[Load]) -> MemoryPool:
     """What stays there, and the largest of those that take turns."""
     resident = sum(load.versions.gpu_bytes + (0 if load.offload else load.memory.state) for load in loads)
     needed = max((resident + load.peak - (0 if load.offload else load.memory.state) for load in loads), default=0)
-    of_cuda = DEVICE_BYTES + sum(load.context_bytes for load in loads)
+    of_cuda = cuda_bytes(loads)
     cached_bytes = round((ALLOCATED_SHARE - 1) * max(0, needed - sum(load.memory.kv_pool for load in loads)))
     return MemoryPool(
         name=name,

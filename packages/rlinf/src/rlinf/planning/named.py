@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -49,9 +50,12 @@ def explain_named(
         modes: tuple[Mode, ...] | None = None if mode == "auto" else (mode,)
         now = ["planning"]
         with LiveLine().doing(lambda: now[-1]):
-            explanation = explain_problem(
-                problem, modes=modes, num_draws=num_draws, asks_what_if=what_if, on_progress=now.append
+            explain = partial(
+                explain_problem, modes=modes, num_draws=num_draws, asks_what_if=what_if, on_progress=now.append
             )
+            explanation = explain(problem)
+            if config is not None:
+                explanation = _beside_cuda(config, explanation, explain)
     except SchedError as error:
         raise UserError(str(error)) from error
     if config is not None:
@@ -59,6 +63,30 @@ def explain_named(
         notes = (*config.notes, *of_job, *explanation.notes)
         explanation = replace(explanation, notes=notes)
     return explanation, config
+
+
+def _beside_cuda(
+    config: JobConfig, explanation: PlanExplanation, explain: Callable[[Problem], PlanExplanation]
+) -> PlanExplanation:
+    """The explained plan of a recipe; another one if it needs what CUDA takes of the GPUs in the plan's processes, as
+    the check before a run counts it. Raises: SchedError if nothing fits beside that."""
+    from rlinf.planning.memory import cuda_bytes, device_place
+
+    cluster = explanation.problem.cluster
+    loads = job_spec(config).loads(config, explanation.plan, cluster)
+    by_device = [[load for load in loads if index in load.devices] for index in range(len(cluster.devices))]
+    places = [
+        device_place(device.name, device.memory_bytes, own)
+        for device, own in zip(cluster.devices, by_device, strict=True)
+        if own
+    ]
+    if all(place.missing_bytes <= 0 for place in places):
+        return explanation
+    taken = max(map(cuda_bytes, by_device))
+    devices = tuple(replace(device, memory_bytes=device.memory_bytes - taken) for device in cluster.devices)
+    beside = explain(replace(explanation.problem, cluster=replace(cluster, devices=devices)))
+    note = f"planned for what {taken / 2**30:.1f} GiB of CUDA's own memory leave of each GPU"
+    return replace(beside, problem=replace(beside.problem, cluster=cluster), notes=(*beside.notes, note))
 
 
 def _problem(
