@@ -8,13 +8,15 @@ from test_workers_packed import GROUPS, ROUNDING, SHAPE
 from transformers import AutoConfig
 
 from rlinf_workers.launchers.local.launcher import LocalLauncher
-from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.language_model import ModelSettings, build_model
 from rlinf_workers.models.packed import pack_without_padding
+from rlinf_workers.models.picture_processor import reads_pictures
 from rlinf_workers.models.sequences import pack_groups
 from rlinf_workers.models.trainable import Likeliest, LogitNorms, TokenModel, ValueModel
-from rlinf_workers.roles.records.language import ExampleBatch
+from rlinf_workers.roles.records.language import ExampleBatch, SampleGroup
 from rlinf_workers.testing.backends import Chooser, trial_worker
 from rlinf_workers.testing.launchers import launched, start
+from rlinf_workers.testing.pictures import prompt_with_pictures, tiny_vision_language
 from rlinf_workers.trainers.base import OptimizerSettings
 from rlinf_workers.trainers.fsdp2.backend import fsdp2
 from rlinf_workers.trainers.replicated.backend import ReplicatedBackend
@@ -39,7 +41,7 @@ EXPERTS = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
 }
-EXAMPLES = ExampleBatch(shard=0, token_ids=torch.arange(3, 24).view(3, 7), loss_mask=torch.ones(3, 7))
+EXAMPLES = ExampleBatch(shard=0, token_ids=torch.arange(3, 24).view(3, 7) % 13, loss_mask=torch.ones(3, 7))
 
 
 class Sharing(Worker):
@@ -53,16 +55,17 @@ class Sharing(Worker):
         kind = ValueModel(model) if of_values else TokenModel(model, 0.7, balances_routers=has_experts)
         size = self.identity.num_ranks_per_replica
         trained = BACKENDS[backend](kind, self, optimizer=SETTINGS, num_shards=2, sequence_parallel=size)
-        before = trained.forward(pack_without_padding(GROUPS), entropies=True)
+        groups = GROUPS if not reads_pictures(folder) else groups_with_pictures(model)
+        before = trained.forward(pack_without_padding(groups), entropies=True)
         outputs = [before.logprobs, before.entropies, before.values]
         if not of_values:
-            outputs.append(trained.forward(LogitNorms(pack_without_padding(GROUPS))).logit_norms)
-            outputs.append(trained.forward(Likeliest(pack_without_padding(GROUPS))).is_likeliest)
+            outputs.append(trained.forward(LogitNorms(pack_without_padding(groups))).logit_norms)
+            outputs.append(trained.forward(Likeliest(pack_without_padding(groups))).is_likeliest)
         totals = []
         for number in range(3):
             trained.begin(2)
             for shard in trained.shards:
-                for group in GROUPS[shard::2]:
+                for group in groups[shard::2]:
                     trained.backward(shard, pack_without_padding([group]), loss_of, entropies=True)
                 if number == 0 and shard == 0 and not of_values:
                     trained.backward(shard, EXAMPLES, lambda answers: (answers.logprobs.sum(), [1.0, 0.0]))
@@ -83,6 +86,21 @@ class Sharing(Worker):
                 attempt()
             texts.append(str(caught.value))
         return texts
+
+
+def groups_with_pictures(settings: ModelSettings) -> list[SampleGroup]:
+    """Pictures of several sizes; the second half of each row begins in one of them, or has none."""
+    model = build_model(settings, torch.device("cpu"))
+    groups = []
+    for index, sizes in enumerate([[(3, 4)], [(1, 2), (2, 5)], [], [(1, 1), (1, 3), (2, 2)]]):
+        mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
+        prompt = prompt_with_pictures(model, index, sizes)
+        ids = torch.arange(2, 8).view(2, 3) * mask.long()
+        zeros = torch.zeros_like(mask)
+        groups.append(
+            SampleGroup(prompt=prompt, completion_ids=ids, loss_mask=mask, rollout_logprobs=zeros, policy_version=0)
+        )
+    return groups
 
 
 def loss_of(answers):
@@ -133,6 +151,12 @@ def two_ranks(tmp_path_factory, fork_server):
 @pytest.mark.parametrize("name", MODELS)
 def test_two_ranks_equal_one(tmp_path, two_ranks, backend, name):
     check_equal(two_ranks, backend, folder_of(tmp_path, *MODELS[name]))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)])
+def test_each_rank_computes_the_pictures_of_its_tokens(tmp_path, two_ranks, backend, name):
+    check_equal(two_ranks, backend, tiny_vision_language(name, tmp_path).folder)
 
 
 def test_the_loss_of_routers_counts_the_tokens_of_all_ranks(tmp_path, two_ranks):

@@ -25,6 +25,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ArchitectureConfig, ReasoningConfig, SftWarmUpConfig
 from rlinf.config.tasks import DrawnTaskConfig, FilesTask
 from rlinf.errors import UserError
+from rlinf.jobs.models import refuse_blind_trainer
 from rlinf.jobs.reasoning import checks
 from rlinf.jobs.reasoning.prompts import WARM_UP_OFFSET, PromptSource
 from rlinf.tasks import TaskProblem
@@ -358,6 +359,15 @@ def test_what_agents_that_see_cannot_have_is_refused(tmp_path: Path) -> None:
         UserError, match=r"rollout.engine=huggingface does not support.*leave engine_options.keep_turns out"
     ):
         checks.pictures(agent_that_sees("--rollout.engine_options.keep_turns=true"))
+    flags = [
+        "--mode=collocated",
+        "--actor.backend_options.sequence_parallel=2",
+        "--actor.max_tokens_per_micro_batch=99",
+    ]
+    shared = load_config("count-shapes-grpo", parse_overrides(flags)).actor
+    refuse_blind_trainer(shared, "qwen2_5_vl")
+    with pytest.raises(UserError, match=r"actor.backend_options.sequence_parallel: does not support pictures"):
+        refuse_blind_trainer(shared, "smolvlm")
     tiny_folder(tmp_path, "qwen2_5_vl")
     judge = f"--rollout.agent.agents={{solver: {{}}, judge: {{trains: false, path: {tmp_path}}}}}"
     with pytest.raises(UserError, match=r"rollout.agent.agents.judge.path: pictures are processed for one model"):

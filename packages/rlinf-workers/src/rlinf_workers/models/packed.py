@@ -79,6 +79,8 @@ class PackedBatch:
     """Those of the segments of the row, in their order; empty: all are text alone."""
     picture_places: Tensor | None = None
     """[N] bool, where there are pictures: their tokens."""
+    picture_parts: tuple[slice, ...] = ()
+    """Of each picture, those of its tokens that this rank has; empty: all of them."""
     share: RowShare | None = None
     """Where several ranks compute the row together; N and M then count this rank's tokens. None: the whole row."""
 
@@ -120,8 +122,6 @@ def part_of_rank(batch: PackedBatch, ranks: RankGroup, multiple: int = 1) -> Pac
         multiple: each rank's number of tokens, padding included, is a multiple of it.
     """
     assert isinstance(batch.attention, PackedAttention), "a row is shared once"
-    if any(batch.pictures):
-        raise ValueError("ranks share packed rows of text alone; leave sequence_parallel out for pictures")
     share = RowShare(ranks, len(batch.token_ids), multiple)
     places = batch.answers_at - share.first
     is_own = (places >= 0) & (places < share.num_own)
@@ -130,7 +130,7 @@ def part_of_rank(batch: PackedBatch, ranks: RankGroup, multiple: int = 1) -> Pac
     return replace(
         batch,
         token_ids=share.own(batch.token_ids),
-        position_ids=share.own(batch.position_ids),
+        position_ids=share.own(batch.position_ids.T).T,
         attention=share.attention(batch.attention),
         answers_at=places[own],
         ids=batch.ids[own],
@@ -138,7 +138,26 @@ def part_of_rank(batch: PackedBatch, ranks: RankGroup, multiple: int = 1) -> Pac
         experts=None if batch.experts is None else share.own(batch.experts),
         kept_tokens=None if batch.kept_tokens is None else batch.kept_tokens.of(is_own),
         share=share,
+        **_own_pictures(batch, share),
     )
+
+
+def _own_pictures(batch: PackedBatch, share: RowShare) -> dict[str, Any]:
+    """The fields about pictures of a rank's part: those of which it has tokens. Their tower computes them whole, and on
+    each rank that has some; the model uses the features of the rank's tokens alone."""
+    if batch.picture_places is None:
+        return {}
+    there, parts, places = [], [], batch.picture_places.nonzero()[:, 0]
+    for picture in (one for pictures in batch.pictures if pictures is not None for one in pictures.pictures):
+        own, places = places[: picture.num_tokens] - share.first, places[picture.num_tokens :]
+        if own.any() and own[-1] >= 0 and own[0] < share.num_own:
+            there.append(picture)
+            parts.append(slice(int((own < 0).sum()), int((own < share.num_own).sum())))
+    return {
+        "pictures": (Pictures(pictures=tuple(there), begins=(0,) * len(there)),) if there else (),
+        "picture_places": share.own(batch.picture_places),
+        "picture_parts": tuple(parts),
+    }
 
 
 def computed_parts(group: SampleGroup) -> tuple[Tensor, Tensor]:
@@ -328,7 +347,7 @@ def packed_states(model: Any, batch: PackedBatch) -> Tensor:
 def _call(model: Any, called: Any, batch: PackedBatch, **arguments: Any) -> Any:
     attention, positions = batch.attention, batch.position_ids
     num_layers = model.config.get_text_config().num_hidden_layers
-    with packed(model), seen(model, batch.pictures, batch.picture_places) as pictures:
+    with packed(model), seen(model, batch.pictures, batch.picture_places, batch.picture_parts) as pictures:
         attention.num_calls = 0
         outputs = called(
             input_ids=batch.token_ids[None],

@@ -49,7 +49,9 @@ def freeze_vision_tower(model: Any) -> None:
 
 
 @contextmanager
-def seen(model: Any, pictures: Sequence[Pictures | None], places: Tensor | None = None) -> Iterator[dict[str, Tensor]]:
+def seen(
+    model: Any, pictures: Sequence[Pictures | None], places: Tensor | None = None, parts: Sequence[slice] = ()
+) -> Iterator[dict[str, Tensor]]:
     """Arguments with which the model sees pictures; in this context, at their own placeholders alone.
 
     On a CPU, its vision tower computes each picture by itself: together they would round differently, and the numbers
@@ -59,6 +61,7 @@ def seen(model: Any, pictures: Sequence[Pictures | None], places: Tensor | None 
         pictures: of each sequence, in the order of the rows of the call; None: it is text alone.
         places: bool, of the shape of the call's token ids, or without its batch dimension: the tokens of these
             pictures. None: all placeholders are theirs.
+        parts: of each picture, those of its tokens that the call has; empty: all of them. Its pictures are not tiled.
     """
     there = [picture for one in pictures if one is not None for picture in one.pictures]
     if not there:
@@ -69,6 +72,10 @@ def seen(model: Any, pictures: Sequence[Pictures | None], places: Tensor | None 
     replaced: dict[str, Any] = {}
     if len(separate) > 1:
         replaced["get_image_features"] = partial(_one_by_one, base.get_image_features, separate)
+    if parts:
+        assert model.config.model_type not in TILED, "refused before: the features of tiles are not in a row"
+        whole = replaced.get("get_image_features", base.get_image_features)
+        replaced["get_image_features"] = partial(_parts_of, whole, parts)
     if places is not None:
         replaced["get_placeholder_mask"] = partial(
             _of_places, base.get_placeholder_mask, ~places.to(device), _plain_token(model.config)
@@ -111,6 +118,15 @@ def _one_by_one(
             pairs = zip(layers, other.deepstack_features, strict=True)
             first.deepstack_features = [[*mine, *theirs] for mine, theirs in pairs]
     return first
+
+
+def _parts_of(features: Callable[..., Any], parts: Sequence[slice], *arguments: Any, **options: Any) -> Any:
+    """The features of some tokens of each picture."""
+    outputs = features(*arguments, **options)
+    outputs.pooler_output = [one[part] for one, part in zip(outputs.pooler_output, parts, strict=True)]
+    if (layers := getattr(outputs, "deepstack_features", None)) is not None:
+        outputs.deepstack_features = [[one[part] for one, part in zip(each, parts, strict=True)] for each in layers]
+    return outputs
 
 
 def _of_places(

@@ -11,7 +11,7 @@ from typing import Any
 from rlinf.config.common import EngineConfig, TrainerConfig
 from rlinf.config.inputs import own_code
 from rlinf.errors import UserError
-from rlinf_workers.models import end_tokens
+from rlinf_workers.models import TILED, end_tokens
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -63,9 +63,9 @@ def refuse_blind_trainer(actor: TrainerConfig, kind: str) -> None:
     trainer = actor.trainer_spec
     if not trainer.computes_transformers:
         reason, hint = f"actor.backend={trainer.name}", "use --actor.backend fsdp2 or replicated"
-    elif trainer.sequence_ranks(actor.backend_options) > 1:
+    elif trainer.sequence_ranks(actor.backend_options) > 1 and kind in TILED:
         reason = f"actor.backend_options.{trainer.sequence_option}"
-        hint = "leave it out: ranks share packed rows of text alone"
+        hint = "leave it out: tiles of a picture are not divided among ranks"
     else:
         return
     raise UserError(f"{reason}: does not support pictures, and {kind} reads them", hint=hint)
