@@ -13,9 +13,12 @@ from rlinf_workers.engines.huggingface import kept
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.huggingface.kept import KeptTurns
 from rlinf_workers.engines.sampling import SamplingSettings
+from rlinf_workers.models.language_model import load_model
 from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.roles.records.pictures import pictures_of
 from rlinf_workers.testing.architectures import tiny_architecture
 from rlinf_workers.testing.engines import ENGINE_CHECKS, LOGPROB_BOUND, prompts_of, sample
+from rlinf_workers.testing.pictures import END, START, prompt_with_pictures, random_picture, tiny_vision_language
 
 CPU = torch.device("cpu")
 TURN = SamplingSettings(group_size=1, max_new_tokens=20)
@@ -92,6 +95,53 @@ def test_the_tokens_are_those_without_the_option(model):
         assert history.tolist() == expected.tolist()
     for (_, logprobs), (_, expected) in zip(turns, expected_turns, strict=True):
         torch.testing.assert_close(logprobs, expected, rtol=0, atol=LOGPROB_BOUND)
+
+
+def with_picture(prompt, index, token_ids, picture=None):
+    """The prompt followed by tokens and a picture, if there is one."""
+    own = prompt.pictures
+    placed = [] if own is None else list(zip(own.begins, own.pictures, strict=True))
+    whole = [*prompt.token_ids.tolist(), *token_ids]
+    if picture is not None:
+        placed.append((len(whole) + 1, picture))
+        whole += [START, *picture.token_ids.tolist(), END]
+    return replace(prompt, index=index, token_ids=torch.tensor(whole), pictures=pictures_of(placed))
+
+
+def seeing_conversations(hf_engine, model):
+    """Four turns of three conversations: two with equal tokens and other pictures, and one that is text at first. Every
+    second turn follows another picture."""
+    generator = torch.Generator().manual_seed(3)
+    sizes = [[(3, 4)], [(3, 4)], []]
+    prompts = [prompt_with_pictures(model, index, size, num_words=3) for index, size in enumerate(sizes)]
+    turns = []
+    for number in range(4):
+        pictures = [random_picture(model, (2, 3), generator) for _ in prompts]
+        for part in sorted(sample(hf_engine, prompts, replace(TURN, max_new_tokens=4)), key=lambda part: part.index):
+            turns.append((part.token_ids[0], part.logprobs[0]))
+            i, picture = part.index % 10, pictures[part.index % 10] if number % 2 else None
+            prompts[i] = with_picture(
+                prompts[i], 10 * number + 10 + i, [*part.token_ids[0].tolist(), *ADDED[number % 3]], picture
+            )
+    return turns
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)])
+def test_turns_with_pictures_are_kept_and_change_no_bit(name, tmp_path, monkeypatch):
+    """Also where a forward pass computes a part of a picture."""
+    loaded = load_model(tiny_vision_language(name, tmp_path))
+    keeping = engine(loaded, keep_turns=True)
+    turns = seeing_conversations(keeping, loaded.model)
+    assert kept_of(keeping).num_kept > kept_of(keeping).num_computed > 0
+    expected = seeing_conversations(engine(loaded), loaded.model)
+    monkeypatch.setattr(KeptTurns, "add", lambda *_: None)
+    monkeypatch.setattr(kept, "TOKENS_AT_ONCE", 21)
+    again = seeing_conversations(engine(loaded, keep_turns=True, max_batch_sequences=2), loaded.model)
+    for (ids, logprobs), (ids_again, logprobs_again), (_, whole) in zip(turns, again, expected, strict=True):
+        assert_bitwise_equal(ids, ids_again)
+        assert_bitwise_equal(logprobs, logprobs_again)
+        torch.testing.assert_close(logprobs, whole, rtol=0, atol=LOGPROB_BOUND)
+    assert not torch.equal(turns[0][1], turns[1][1]), "the picture matters"
 
 
 def test_new_weights_forget_what_is_kept(model):

@@ -347,10 +347,10 @@ def test_more_buttons_than_cells_are_refused() -> None:
         drawn("gui-click", "--task.num_cells=2", "--task.num_buttons=5")
 
 
-def agent_that_sees(*flags: str) -> Any:
+def agent_that_sees(*flags: str, kind: str = "qwen2_5_vl") -> Any:
     overrides = ["--rollout.agent.max_context_tokens=48", "--rollout.engine_options.refill=true", *flags]
     config = load_config("count-shapes-grpo", parse_overrides(overrides))
-    return SimpleNamespace(config=config, model_config={"model_type": "qwen2_5_vl"})
+    return SimpleNamespace(config=config, model_config={"model_type": kind})
 
 
 def test_what_agents_that_see_cannot_have_is_refused(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_what_agents_that_see_cannot_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"rollout.engine=huggingface does not support.*leave engine_options.keep_turns out"
     ):
-        checks.pictures(agent_that_sees("--rollout.engine_options.keep_turns=true"))
+        checks.pictures(agent_that_sees("--rollout.engine_options.keep_turns=true", kind="smolvlm"))
     flags = [
         "--mode=collocated",
         "--actor.backend_options.sequence_parallel=2",

@@ -151,8 +151,9 @@ class EngineSpec(Spec):
         """Whether a turn finds the keys and values of the conversation that it continues in the cache."""
         return False
 
-    def pictures_problem(self, options: Mapping[str, Any]) -> str | None:
-        """Why it cannot compute prompts with pictures with these options, though it supports pictures; None: it can."""
+    def pictures_problem(self, options: Mapping[str, Any], kind: str) -> str | None:
+        """Why it cannot compute prompts with pictures of a model (`model_type`) with these options, though it supports
+        pictures; None: it can."""
         return None
 
     def probe_ways(self, options: Mapping[str, Any], *, on_gpu: bool) -> tuple[str, ...]:

@@ -25,7 +25,8 @@ from .picture_processor import (
     StoredPicture as StoredPicture,
     reads_pictures as reads_pictures,
 )
-from .pictures import TILED as TILED, VISION_LANGUAGE as VISION_LANGUAGE, picture_places as picture_places
+from .picture_texts import TILED as TILED
+from .pictures import VISION_LANGUAGE as VISION_LANGUAGE, picture_places as picture_places
 from .routers import (
     has_balanced_routers as has_balanced_routers,
     has_routers as has_routers,

@@ -10,3 +10,5 @@ PICTURE_TEXTS = {
 }
 """`model_type` of the models whose pictures are read -> what stands for a picture in a plain prompt, with {} for the
 placeholder."""
+TILED = frozenset({"smolvlm"})
+"""Those whose pictures are tiles, with a dimension for the batch before them."""

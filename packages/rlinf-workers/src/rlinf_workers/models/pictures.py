@@ -16,14 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from rlinf_workers.models.picture_texts import PICTURE_TEXTS
+from rlinf_workers.models.picture_texts import PICTURE_TEXTS, TILED
 from rlinf_workers.models.placement import HOST, to_device
 from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture
 
 VISION_LANGUAGE = frozenset(PICTURE_TEXTS)
 """Architectures (`model_type`) that read pictures here."""
-TILED = frozenset({"smolvlm"})
-"""Those whose pictures are tiles, with a dimension for the batch before them."""
 
 
 def auto_class(config: Any) -> Any:

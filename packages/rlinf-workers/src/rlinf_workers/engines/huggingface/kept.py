@@ -13,6 +13,9 @@ tensor by scalar code, which rounds otherwise.
 In the last bits, numbers differ from those of a prompt in one piece, which the engine computes without the option. On a
 GPU, rows of another batch may round differently, as in slots.py.
 
+A picture is known by its digest: sequences share a beginning with pictures if these are the same ones
+(`with_references`). Of a picture that is partly kept, the vision tower computes the whole, which has the same bits.
+
 Legend: N tokens that are computed together, L tokens of a sequence, K columns.
 """
 
@@ -36,6 +39,10 @@ from rlinf_workers.engines.huggingface.masks import token_masks
 from rlinf_workers.engines.huggingface.rows import row_tokens
 from rlinf_workers.models.cache_argument import as_cache
 from rlinf_workers.models.packed_attention import decoder_attention
+from rlinf_workers.models.picture_texts import TILED
+from rlinf_workers.models.pictures import has_rope_positions, picture_places, rope_positions, seen
+from rlinf_workers.roles.language.history_pictures import with_references
+from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture
 
 ATTENTION = "rlinf_kept_turns"
 TOKENS_AT_ONCE = 2048
@@ -74,15 +81,16 @@ class KeptTurns:
         self._ordered.clear()
         self.num_bytes = 0
 
-    def add(self, token_ids: Tensor, keys: Layers, values: Layers) -> None:
+    def add(self, token_ids: Tensor, keys: Layers, values: Layers, pictures: Pictures | None = None) -> None:
         """Keeps copies of the keys and values of a sequence, and forgets those of its beginnings.
 
         Args:
             token_ids: [L] int64 on the CPU
             keys, values: [heads, L, size] each layer
+            pictures: among the tokens.
         """
         num_bytes = sum(layer.nbytes for layer in (*keys, *values))
-        name = _name(token_ids)
+        name = _name(with_references(token_ids, pictures))
         place = bisect_left(self._ordered, name)
         if num_bytes > self.max_bytes or (place < len(self._ordered) and self._ordered[place].startswith(name)):
             return
@@ -96,7 +104,11 @@ class KeptTurns:
             self._forget(next(iter(self._turns)))
 
     def longest(self, token_ids: Tensor) -> tuple[int, Layers, Layers]:
-        """Number of the first tokens that a kept sequence begins with, and its keys and values."""
+        """Number of the first tokens that a kept sequence begins with, and its keys and values.
+
+        Args:
+            token_ids: as of `with_references`.
+        """
         name = _name(token_ids)
         place = bisect_left(self._ordered, name)
         length, best = max(
@@ -111,9 +123,20 @@ class KeptTurns:
         """Rows in which this many tokens are computed."""
         return max(FEWEST_ROWS, -(-num_tokens // self._row_step) * self._row_step)
 
-    def prefill(self, sequences: Sequence[Tensor]) -> list[tuple[Layers, Layers, Tensor]]:
-        """Keys and values of sequences, and the logits after their last tokens, [V]."""
-        growing = [self._begun(sequence) for sequence in sequences]
+    def prefill(
+        self, sequences: Sequence[Tensor], pictures: Sequence[Pictures | None] | None = None
+    ) -> list[tuple[Layers, Layers, Tensor]]:
+        """Keys and values of sequences, and the logits after their last tokens, [V].
+
+        Args:
+            pictures: of each sequence; None: all are text alone.
+
+        Raises: ValueError for pictures of a model that divides them into tiles, since a tile cannot be cut.
+        """
+        pictures = [None] * len(sequences) if pictures is None else pictures
+        if any(pictures) and self._model.config.model_type in TILED:
+            raise ValueError(f"engine_options.keep_turns: does not support pictures of {self._model.config.model_type}")
+        growing = [self._begun(*pair) for pair in zip(sequences, pictures, strict=True)]
         left = growing
         while left:
             portions = _portions(left)
@@ -121,11 +144,12 @@ class KeptTurns:
             left = [one for one in left if one.logits is None]
         return [one.result() for one in growing]
 
-    def _begun(self, token_ids: Tensor) -> _Growing:
-        length, keys, values = self.longest(token_ids[:-1])  # the last one is computed for its logits
+    def _begun(self, token_ids: Tensor, pictures: Pictures | None) -> _Growing:
+        names = with_references(token_ids, pictures)
+        length, keys, values = self.longest(names[:-1])  # the last one is computed for its logits
         self.num_kept += length
         self.num_computed += len(token_ids) - length
-        growing = _Growing(token_ids=token_ids)
+        growing = _Growing(token_ids=token_ids, pictures=pictures)
         for layer, (key, value) in enumerate(zip(keys, values, strict=True)):
             growing.write(layer, key[:, :length], value[:, :length], 0)
         growing.num_done = length
@@ -145,13 +169,13 @@ def _row_step(config: Any) -> int:
 
 def _name(token_ids: Tensor) -> bytes:
     """Bytes in the order of token ids."""
-    return token_ids.numpy().astype(">u4").tobytes()
+    return token_ids.numpy().astype(">u8").tobytes()
 
 
 def _num_shared(one: bytes, other: bytes) -> int:
     """Number of tokens with which both begin."""
     length = min(len(one), len(other))
-    differs = np.frombuffer(one[:length], ">u4") != np.frombuffer(other[:length], ">u4")
+    differs = np.frombuffer(one[:length], ">u8") != np.frombuffer(other[:length], ">u8")
     return int(differs.argmax()) if differs.any() else len(differs)
 
 
@@ -161,6 +185,8 @@ class _Growing:
 
     token_ids: Tensor
     """[L] int64 on the CPU"""
+    pictures: Pictures | None = None
+    """Among these."""
     num_done: int = 0
     keys: dict[int, Tensor] = field(default_factory=dict)
     """[heads, K, size] each layer"""
@@ -211,25 +237,51 @@ def _portions(sequences: Sequence[_Growing]) -> list[_Portion]:
 def _forward(model: Any, portions: Sequence[_Portion], num_rows: int) -> None:
     """One pass, with all tokens in one sequence of the model's; each attends to the keys of its own."""
     token_ids = torch.cat([one.sequence.token_ids[one.places] for one in portions])
-    positions = torch.cat([torch.arange(one.places.start, one.places.stop) for one in portions])
+    columns = torch.cat([torch.arange(one.places.start, one.places.stop) for one in portions])
     ends = torch.tensor([one.rows.stop - 1 for one in portions])
-    token_ids, positions = (pad(one, (0, num_rows - len(one))).to(model.device) for one in (token_ids, positions))
+    pictures, is_picture, positions = _pictures_of(portions)
+    positions = columns if positions is None else positions
+    padding = 0, num_rows - len(token_ids)
+    token_ids, columns, positions = (pad(one, padding).to(model.device) for one in (token_ids, columns, positions))
     ends = pad(ends, (0, max(0, FEWEST_ROWS - len(ends)))).to(model.device)
     num_keys = max(row_tokens(one.places.stop) for one in portions)
     AttentionInterface.register(ATTENTION, partial(_attention, portions))
-    with decoder_attention(model, ATTENTION), token_masks(ATTENTION, positions, num_keys):
+    there = tuple(picture for picture, _ in pictures)
+    of_pass = [Pictures(pictures=there, begins=(0,) * len(there))] if there else []
+    with (
+        decoder_attention(model, ATTENTION),
+        token_masks(ATTENTION, columns, num_keys),
+        seen(model, of_pass, pad(is_picture, padding), [part for _, part in pictures]) as arguments,
+    ):
         output = model(
             input_ids=token_ids[None],
-            position_ids=positions[None],
+            position_ids=positions[None] if positions.dim() == 1 else positions[:, None],
             attention_mask=torch.ones(1, num_keys, dtype=torch.bool, device=model.device),
             **as_cache(_NoCache(layers=[])),
             use_cache=True,
             logits_to_keep=ends,
+            **arguments,
         )
     for i, one in enumerate(portions):
         one.sequence.num_done = one.places.stop
         if one.places.stop == len(one.sequence.token_ids):
             one.sequence.logits = output.logits[0, i].clone()
+
+
+def _pictures_of(portions: Sequence[_Portion]) -> tuple[list[tuple[ProcessedPicture, slice]], Tensor, Tensor | None]:
+    """The pictures of a pass, each with those of its tokens that are computed; [N] bool, these tokens; and [3, N], the
+    positions of all tokens, where some differ from the columns."""
+    pictures, is_picture, positions = list[tuple[ProcessedPicture, slice]](), [], []
+    for one in portions:
+        own, length, places = one.sequence.pictures, len(one.sequence.token_ids), one.places
+        for begin, picture in () if own is None else zip(own.begins, own.pictures, strict=True):
+            part = slice(max(0, places.start - begin), min(picture.num_tokens, places.stop - begin))
+            if part.start < part.stop:
+                pictures.append((picture, part))
+        is_picture.append(picture_places(own, length)[places])
+        positions.append(rope_positions(own, length)[:, places])
+    has_rope = has_rope_positions([one.sequence.pictures for one in portions])
+    return pictures, torch.cat(is_picture), torch.cat(positions, 1) if has_rope else None
 
 
 class _NoCache(Cache):

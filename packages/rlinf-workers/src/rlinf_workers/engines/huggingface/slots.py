@@ -572,10 +572,9 @@ class Slots:
         first = [alike[0] for alike in by_content.values()]
         if self._kept is None:
             computed = self._prefill_by_width(first)
-        elif any(one.prompt.pictures for one in first):
-            raise ValueError("engine_options.keep_turns is for prompts of text alone; leave it out")
         else:
-            computed = [(*one, None) for one in self._kept.prefill([one.token_ids for one in first])]
+            pictures = [one.prompt.pictures for one in first]
+            computed = [(*one, None) for one in self._kept.prefill([one.token_ids for one in first], pictures)]
         for alike, prefilled in zip(by_content.values(), computed, strict=True):
             for one in alike:
                 one.prefilled = prefilled
@@ -733,11 +732,12 @@ class Slots:
         """Keeps the keys and values of completions that one version has sampled; the last token has none."""
         for row, completion in zip(leaving, completions, strict=True):
             if not completion.segments:
-                token_ids = torch.cat([cache.rows[row].prompt.token_ids, completion.token_ids[0, :-1]])
+                prompt = cache.rows[row].prompt
+                token_ids = torch.cat([prompt.token_ids, completion.token_ids[0, :-1]])
                 keys, values = (
                     [layer[row, :, : len(token_ids)] for layer in layers] for layers in (cache.keys, cache.values)
                 )
-                turns.add(token_ids, keys, values)
+                turns.add(token_ids, keys, values, prompt.pictures)
 
 
 class _RowsCache(Cache):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlinf_workers.engines.spec import EngineSpec
+from rlinf_workers.models.picture_texts import TILED
 from rlinf_workers.plugins import OptionError
 
 if TYPE_CHECKING:
@@ -97,10 +98,10 @@ class HuggingFaceSpec(EngineSpec):
     def kept_problem(self, options: Mapping[str, Any]) -> str | None:
         return None
 
-    def pictures_problem(self, options: Mapping[str, Any]) -> str | None:
-        if not self.keeps_prefixes(options):
+    def pictures_problem(self, options: Mapping[str, Any], kind: str) -> str | None:
+        if kind not in TILED or not self.keeps_prefixes(options):
             return None
-        return "the turns that it keeps are found by their tokens alone; leave engine_options.keep_turns out"
+        return "the turns that it keeps may end within a picture's tiles; leave engine_options.keep_turns out"
 
     def keeps_prefixes(self, options: Mapping[str, Any]) -> bool:
         return options.get("keep_turns") is True

@@ -29,11 +29,16 @@ def pictures_of_prompt(prompt: Prompt) -> dict[int, ProcessedPicture]:
 
 def history_of_prompt(prompt: Prompt) -> list[int]:
     """The tokens of a prompt as a session has them."""
-    token_ids = prompt.token_ids.tolist()
-    if prompt.pictures is not None:
-        for begin, picture in zip(prompt.pictures.begins, prompt.pictures.pictures, strict=True):
-            token_ids[begin] = reference_of(picture.digest)
-    return token_ids
+    return with_references(prompt.token_ids, prompt.pictures).tolist()
+
+
+def with_references(token_ids: Tensor, pictures: Pictures | None) -> Tensor:
+    """[L] int64, tokens with references in place of the first token of each picture, so that they differ where their
+    pictures do."""
+    if pictures is None:
+        return token_ids
+    references = torch.tensor([reference_of(one.digest) for one in pictures.pictures])
+    return token_ids.index_copy(0, torch.tensor(pictures.begins), references)
 
 
 def placed(token_ids: Sequence[int], pictures: PicturesByReference) -> Iterator[tuple[int, ProcessedPicture]]:

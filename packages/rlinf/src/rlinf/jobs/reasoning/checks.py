@@ -138,7 +138,7 @@ def pictures(job: ReasoningJob) -> None:
             f"rollout.engine={engine.name}: does not support pictures of {kind}",
             hint=f"use --rollout.engine {' or '.join(others)}",
         )
-    if problem := engine.pictures_problem(config.rollout.engine_options):
+    if problem := engine.pictures_problem(config.rollout.engine_options, str(kind)):
         raise UserError(f"rollout.engine={engine.name} does not support pictures, and {kind} reads them: {problem}")
     refuse_blind_trainer(config.actor, str(kind))
     if config.rollout.agent is not None:
