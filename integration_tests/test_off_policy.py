@@ -5,6 +5,7 @@ import json
 import pytest
 
 from command_line import numbers, train, train_here
+from rlinf.run_folder.checksums import file_digest
 
 TINY_SAC = {
     "actor.num_shards": 2,
@@ -27,6 +28,13 @@ TINY_RLPD = TINY_SAC | {
     "algorithm.policy_delay": 4,
     "algorithm.num_critics": 3,
     "demonstrations.num_episodes": 2,
+}
+TINY_CLASSIFIER = {  # too little to learn from, so it takes some failures for successes
+    "success_classifier.source": "experts",
+    "success_classifier.num_episodes": 4,
+    "success_classifier.num_failures": 4,
+    "success_classifier.num_steps": 5,
+    "success_classifier.threshold": 0.3,
 }
 LITTLE_PI0 = {
     "env.num_envs": 4,
@@ -74,14 +82,21 @@ def test_a_resumed_run_continues_to_the_bit_in_another_mode(tmp_path, reference)
 
 
 @pytest.mark.slow
-def test_pictures_give_the_same_numbers_in_every_mode_and_over_a_resume(tmp_path):
+@pytest.mark.parametrize("classifier", [{}, TINY_CLASSIFIER])
+def test_pictures_give_the_same_numbers_in_every_mode_and_over_a_resume(tmp_path, classifier):
     pytest.importorskip("metaworld")
     seen = "{reward_mode: sparse, action_repeat: 5, state: robot, cameras: corner, image_size: 36}"
-    tiny = TINY_RLPD | {"env.options": seen}
+    tiny = TINY_RLPD | {"env.options": seen} | classifier
     path = train("faucet-rlpd", tmp_path / "one", tiny | {"mode": "collocated"})
-    other = train("faucet-rlpd", tmp_path / "two", tiny | {"mode": "disaggregated", "run.num_steps": 2})
-    train(None, other, {"run.num_steps": 4, "mode": "collocated"})
+    apart = {"mode": "disaggregated", "env.num_processes": 1, "run.num_steps": 2}
+    other = train("faucet-rlpd", tmp_path / "two", tiny | apart)
+    train(None, other, {"run.num_steps": 4, "mode": "collocated", "env.num_processes": 0})
     assert numbers(other) == numbers(path)
+    if classifier:
+        digests = [file_digest(run / "success_classifier" / "classifier.safetensors") for run in (path, other)]
+        assert digests[0] == digests[1]
+        metrics, *_ = numbers(path)
+        assert any(row.get("env/classifier_success") for row in metrics)
 
 
 @pytest.mark.slow

@@ -130,6 +130,25 @@ def test_ignore_terminations_goes_on_and_remembers_success() -> None:
     assert end.success_at_end is False
 
 
+@pytest.mark.parametrize("ends_for_good", [False, True])
+def test_a_classifier_gives_the_reward_and_ends_episodes(ends_for_good: bool) -> None:
+    def classified() -> InProcessVector:
+        env = counters(2, ends_for_good=ends_for_good)
+        env.reward_by(lambda observation: np.asarray(observation["state"])[0] >= 12)
+        return env
+
+    env = classified()
+    env.reset([7, 2])
+    result = env.step_chunk(actions(3, 3, 3, 3, 3, 3).view(2, 3))  # to 10, which is solved, and 13; to 11
+    assert result.rewards.tolist() == [[0.0, float(not ends_for_good), 0.0], [0.0, 0.0, 0.0]]
+    assert result.num_steps.tolist() == [1 if ends_for_good else 2, 3]
+    (end,) = result.episodes
+    assert (end.success_once, end.success_at_end) == (True, ends_for_good)
+    other = classified()
+    other.restore(env.snapshot())
+    assert other.step(actions(1, 1)).rewards.tolist() == env.step(actions(1, 1)).rewards.tolist() == [0.0, 1.0]
+
+
 def test_chunk_leaves_out_what_is_left_after_an_end() -> None:
     env = counters(2)
     env.reset([7, 1])

@@ -16,6 +16,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.errors import UserError
 from rlinf.jobs.acting import policy_settings
 from rlinf.jobs.demonstrations import MAX_FAILURES, Chunks, SftWarmUp, counted
+from rlinf.jobs.embodied.success_classifier import RewardFromPictures
 from rlinf.jobs.env_interface import needs_of
 from rlinf_envs import ActionSpec, Demonstration, FieldSpec, tensor_field
 from rlinf_workers.policies import Needs
@@ -308,8 +309,23 @@ def test_another_control_mode_is_refused(trajectories, recorded, options, says):
             "--sft_warm_up={source: maniskill, path: a.h5, batch_size: 63}",
             "=63 is not a multiple of actor.num_shards=2",
         ),
+        ("--success_classifier={source: experts}", "success_classifier.source=experts goes with env.kind=metaworld"),
     ],
 )
 def test_sections_that_do_not_go_together_are_refused(override, says):
     with pytest.raises(UserError, match=says):
         config_of(override, "--actor.num_shards=2")
+
+
+@pytest.mark.parametrize(
+    ("observes_rows", "says"),
+    [
+        (False, "success_classifier looks at each row after every action"),
+        (True, "success_classifier: it reads pictures"),
+    ],
+)
+def test_a_success_classifier_needs_rows_that_are_observed_and_pictures(observes_rows, says):
+    config = config_of("--success_classifier={source: experts}", "--env.kind=metaworld", "--env.id=MT10")
+    interface = EnvInterface(fields=STATE, actions=ACTIONS, notes=(), knows_success=True, observes_rows=observes_rows)
+    with pytest.raises(UserError, match=says):
+        RewardFromPictures(config.success_classifier, config, interface)

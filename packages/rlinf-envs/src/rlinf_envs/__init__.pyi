@@ -25,6 +25,9 @@ from .core.protocol import (
 )
 from .core.seeding import episode_seed as episode_seed
 from .core.simulator_process import awaited_processes as awaited_processes
+from .core.success_classifier import SuccessClassifier as SuccessClassifier, Verdict as Verdict
+from .core.vector import observes_rows as observes_rows
+from .demonstrations.attempts import Attempt as Attempt, attempt as attempt
 from .demonstrations.base import (
     Demonstration as Demonstration,
     DemonstrationFiles as DemonstrationFiles,

@@ -140,6 +140,11 @@ TRAINING = (
         env/success_once | share | Episodes in which the task was solved after at least one step.
         env/success_at_end | share | Episodes in which the task was solved after the last step.
         env/success_at_end/<task> | share | The same for one task, if the environment has several.
+        env/classifier_success | share | With success_classifier: training episodes in which the classifier saw success.
+        env/classifier_false_positive | share | With success_classifier: training episodes in which the classifier saw
+            success, and the environment never did. If it rises, the policy is deceiving the classifier.
+        env/classifier_false_negative | share | With success_classifier: training episodes that the environment counted
+            as solved, and in which the classifier never saw success.
         env/episode_length | steps | Mean number of actions of an episode.
         env/truncated_fraction | share | Episodes that ended at the time limit.
         env/idle_fraction | share | With env.episodes_per_step: time that environments spent without an episode, in

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rlinf_envs.core.disturbance import Disturbance
+from rlinf_envs.core.success_classifier import SuccessClassifier
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,3 +35,6 @@ class EnvSpec:
     """Passed to the environment's constructor."""
     disturbance: Disturbance | None = None
     """Disturbance of images and instructions; None: no disturbance."""
+    success_classifier: SuccessClassifier | None = None
+    """Gives the reward in place of the environment; for environments whose rows are simulated one by one in this
+    package. None: the environment's own reward."""

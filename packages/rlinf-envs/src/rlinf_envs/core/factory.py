@@ -10,7 +10,7 @@ from rlinf_envs.core.env_spec import EnvSpec
 from rlinf_envs.core.kind_spec import loaded
 from rlinf_envs.core.picture_memory import PictureMemory
 from rlinf_envs.core.protocol import BatchedEnv
-from rlinf_envs.core.vector import InProcessVector
+from rlinf_envs.core.vector import InProcessVector, observes_rows
 from rlinf_envs.errors import EnvError
 from rlinf_envs.kinds import kind_spec
 
@@ -30,6 +30,8 @@ def make_env(
         plain = replace(spec, disturbance=None)
         return DisturbedEnv(make_env(plain, on_replaced=on_replaced), spec.disturbance)
     kind = kind_spec(spec.kind)  # raises for an unknown kind
+    if spec.success_classifier is not None and kind.simulator is not None:
+        raise _not_classified(spec)
     if not 0 <= spec.num_processes <= spec.num_envs:
         raise EnvError(
             f"EnvSpec.num_processes={spec.num_processes} with num_envs={spec.num_envs}; "
@@ -56,10 +58,23 @@ def make_in_process(spec: EnvSpec) -> BatchedEnv:
     reserved = {"max_episode_steps", "ignore_terminations", "num_envs"} & set(options)
     if reserved:
         raise EnvError(f"EnvSpec.options holds {', '.join(sorted(reserved))}; set the field of EnvSpec instead")
-    return kind_spec(spec.kind, spec.id).load()(
+    env = kind_spec(spec.kind, spec.id).load()(
         spec.id,
         spec.num_envs,
         max_episode_steps=spec.max_episode_steps,
         ignore_terminations=spec.ignore_terminations,
         **options,
+    )
+    if (classifier := spec.success_classifier) is not None:
+        if not observes_rows(env):
+            env.close()
+            raise _not_classified(spec)
+        env.reward_by(loaded(classifier.loader)(classifier.file, classifier.digest))
+    return env
+
+
+def _not_classified(spec: EnvSpec) -> EnvError:
+    return EnvError(
+        f"a success classifier looks at each row after every action, and the environments of kind {spec.kind} step all "
+        "rows at once or elsewhere"
     )

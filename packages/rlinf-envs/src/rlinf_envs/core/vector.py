@@ -8,8 +8,8 @@ later episodes are a function of the first ones (`seeding`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,8 +18,18 @@ from torch import Tensor
 from rlinf_envs.core.described import Described
 from rlinf_envs.core.episodes import EndRule, RunningEpisode, Watchable, require_envs
 from rlinf_envs.core.picture_memory import Places
-from rlinf_envs.core.protocol import PICTURE, ActionSpec, EpisodeEnd, FieldSpec, Observation, RowSnapshot, StepResult
+from rlinf_envs.core.protocol import (
+    PICTURE,
+    ActionSpec,
+    BatchedEnv,
+    EpisodeEnd,
+    FieldSpec,
+    Observation,
+    RowSnapshot,
+    StepResult,
+)
 from rlinf_envs.core.seeding import checked_begin, checked_seeds, episode_seed
+from rlinf_envs.core.success_classifier import Verdict
 from rlinf_envs.errors import EnvCrashedError, EnvError
 
 SingleObservation = Mapping[str, "np.ndarray | str"]
@@ -120,6 +130,9 @@ class InProcessVector(Described, Watchable):
         self._ends = EndRule(max_episode_steps=max_episode_steps, ignore_terminations=ignore_terminations)
         self._max_episode_steps = max_episode_steps
         self._places: Places | None = None
+        self._sees_success: Verdict | None = None
+        self._seen: dict[int, SingleObservation] = {}
+        """Row -> its present observation, if a classifier has seen it."""
         self._rows: list[_Row | None] | None = None
         """None: no reset yet; a row is None while it rests."""
         self._envs: list[SingleEnv] = []
@@ -210,6 +223,11 @@ class InProcessVector(Described, Watchable):
         running = self._require_rows("expert_actions")
         return torch.from_numpy(np.stack([self._asked(index, running[index], num_actions) for index in rows]))
 
+    def reward_by(self, sees_success: Verdict) -> None:
+        """From now on, the reward of an action is 1 if `sees_success` is true of the observation after it, else 0, and
+        episodes end with it. Rows for which steps after their own end are undefined end there, too."""
+        self._sees_success = sees_success
+
     def show_in(self, places: Places | None) -> None:
         self._places = places
 
@@ -230,6 +248,7 @@ class InProcessVector(Described, Watchable):
 
     def _begin(self, index: int, seed: int, episode_index: int, follows: Literal["next", "rest"] = "next") -> _Row:
         actual_seed = episode_seed(seed, episode_index)
+        self._seen.pop(index, None)
         try:
             self._envs[index].reset(actual_seed)
         except Exception as error:
@@ -240,8 +259,11 @@ class InProcessVector(Described, Watchable):
 
     def _move(self, index: int, row: _Row, action: np.ndarray) -> tuple[float, bool, bool]:
         """Steps one row by one action, without auto-reset; returns reward, terminated, truncated."""
+        self._seen.pop(index, None)
         try:
             step = self._envs[index].step(action)
+            if self._sees_success is not None:
+                step = self._classified(index, step, self._sees_success)
             if not np.isfinite(step.reward):
                 raise EnvError(f"the reward is {step.reward}; a reward must be a finite number")
         except Exception as error:
@@ -252,6 +274,12 @@ class InProcessVector(Described, Watchable):
             row.ended_at = row.num_actions
         self._tell_watcher(index, row)
         return float(step.reward), *self._ends.of(row, terminated=step.terminated, truncated=step.truncated)
+
+    def _classified(self, index: int, step: SingleStep, sees_success: Verdict) -> SingleStep:
+        observation = self._seen[index] = self._envs[index].observe()
+        verdict = sees_success(observation)
+        ends = verdict or (self._ends_for_good and step.terminated)
+        return replace(step, reward=float(verdict), terminated=ends)
 
     def _advance(self, index: int, row: _Row | None, actions: np.ndarray) -> _Outcome:
         """Executes up to C actions [C, *shape] in one row, none in a row at rest; begins the next episode if this one
@@ -293,6 +321,8 @@ class InProcessVector(Described, Watchable):
         return actions
 
     def _observe(self, index: int) -> SingleObservation:
+        if (seen := self._seen.get(index)) is not None:
+            return seen
         try:
             return self._envs[index].observe()
         except Exception as error:
@@ -368,6 +398,11 @@ class InProcessVector(Described, Watchable):
         if self._rows is None:
             raise EnvError(f"{doing} before reset (or after a failure); call reset(seeds) first")
         return self._rows
+
+
+def observes_rows(env: BatchedEnv) -> TypeGuard[InProcessVector]:
+    """Whether rows can be observed after every action, as `InProcessVector.reward_by` needs it."""
+    return isinstance(env, InProcessVector)
 
 
 def nothing_observed(spec: Mapping[str, FieldSpec]) -> SingleObservation:

@@ -116,6 +116,7 @@ def _export(args: argparse.Namespace, config: TrainedConfig) -> int:
     line = LiveLine()
     chosen = successes(args.run_folder, args.step, args.env)
     written = export_lerobot(
+        args.run_folder,
         config,
         chosen,
         args.export,
@@ -139,7 +140,7 @@ def _replay(args: argparse.Namespace, config: TrainedConfig, chosen: ChosenEpiso
         check_video("--no-film replays without a film")
     continue_at: int | None = args.continue_at
     policy = None if continue_at is None else _policy(args, config, chosen)
-    with LiveLine().doing("replaying the episode"), opened_env(config, films=films) as recorder:
+    with LiveLine().doing("replaying the episode"), opened_env(args.run_folder, config, films=films) as recorder:
         if policy is None or continue_at is None:
             replayed = replay_episode(recorder, chosen.episode)
             lines = replay_lines(replayed, recorder.action_spec)

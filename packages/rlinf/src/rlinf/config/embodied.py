@@ -258,6 +258,39 @@ class ImitationConfig(DemonstrationsConfig):
     )
 
 
+class SuccessClassifierConfig(DemonstrationsConfig):
+    """A classifier of pictures, trained before the first step, that gives the reward of training episodes in place of
+    the environment: 1 after an action if it sees success, which ends the episode (unless env.ignore_terminations)."""
+
+    AT = "success_classifier"
+
+    num_episodes: int = Field(
+        default=100,
+        ge=4,
+        description="Demonstrations to use, all of them successful episodes. Their last pictures show success, the "
+        "others do not.",
+    )
+    num_failures: int = Field(
+        default=100,
+        ge=4,
+        description="Episodes of random actions, half of which begin as a demonstration whose seed is known.",
+    )
+    cameras: str | None = Field(
+        default=None, description="Names of the cameras that it sees, separated by commas; null: all."
+    )
+    threshold: float = Field(
+        default=0.5,
+        gt=0,
+        lt=1,
+        description="Probability above which a picture shows success; higher: fewer failures are taken for successes.",
+    )
+    num_steps: int = Field(default=300, ge=1, description="Optimizer steps.")
+    batch_size: int = Field(
+        default=64, ge=2, multiple_of=2, description="Pictures per optimizer step, half of which show success."
+    )
+    learning_rate: float = Field(default=3e-4, gt=0, description="Learning rate of AdamW.")
+
+
 class PolicyActorConfig(TrainerConfig):
     """The optimizer (AdamW, which is Adam without weight decay) and how a batch is split."""
 
@@ -308,6 +341,10 @@ class EmbodiedConfig(JobConfig):
     demonstrations: DemonstrationsConfig | None = Field(
         default=None,
         description="Demonstrations for algorithm.demonstration_fraction of each batch; null for none.",
+    )
+    success_classifier: SuccessClassifierConfig | None = Field(
+        default=None,
+        description="A classifier of pictures that gives the reward of training; null: the environment gives it.",
     )
     algorithm: RobotAlgorithm = Field(
         default=preset("ppo", samples="episodes"),
@@ -384,6 +421,8 @@ class EmbodiedConfig(JobConfig):
             yield from self.sft_warm_up.source_conflicts(self.env)
         if self.demonstrations is not None:
             yield from self.demonstrations.source_conflicts(self.env)
+        if self.success_classifier is not None:
+            yield from self.success_classifier.source_conflicts(self.env)
         last = self.env.eval_seed + self.env.num_eval_episodes
         if last > EVAL_SEED_LIMIT:
             yield Conflict(

@@ -55,6 +55,7 @@ PAGES = {
     "env.episodes_megabytes": "replay.md#any-training-episode",
     "policy": "plugins/policy.md#shipped-policies",
     "demonstrations": "demonstrations.md",
+    "success_classifier": "success-classifiers.md",
     "checkpoint": "playing.md",
     "suite": "playing.md",
     "actor.batch_size": "sft.md",

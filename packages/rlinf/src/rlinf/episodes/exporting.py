@@ -35,7 +35,13 @@ def successes(run: Path, step: int | None, env_index: int | None) -> list[Chosen
 
 
 def export_lerobot(
-    config: TrainedConfig, episodes: Sequence[ChosenEpisode], folder: Path, fps: int, *, show: Callable[[int], None]
+    run: Path,
+    config: TrainedConfig,
+    episodes: Sequence[ChosenEpisode],
+    folder: Path,
+    fps: int,
+    *,
+    show: Callable[[int], None],
 ) -> LeRobotExport:
     """Writes a dataset with all that the environment shows; `show` is called with the number of episodes done.
 
@@ -48,7 +54,7 @@ def export_lerobot(
     different: list[str] = []
     num_episodes = num_actions = 0
     with (
-        opened_env(config, films=False) as recorder,
+        opened_env(run, config, films=False) as recorder,
         LeRobotWriter(folder, recorder.observation_spec, recorder.action_spec, fps=fps) as writer,
     ):
         for number, chosen in enumerate(episodes, 1):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rlinf.config.playing import TrainedConfig
 from rlinf.errors import UserError
 from rlinf.jobs.acting import env_spec
+from rlinf.jobs.embodied.success_classifier import saved_classifier
 from rlinf.jobs.films import ACTIONS_PER_S
 from rlinf_envs import EnvError, EpisodeRecorder, RecordedEpisode, open_replay, write_grid
 
@@ -17,7 +19,7 @@ REPLAYS = "replays"
 
 
 @contextmanager
-def opened_env(config: TrainedConfig, *, films: bool) -> Iterator[EpisodeRecorder]:
+def opened_env(run: Path, config: TrainedConfig, *, films: bool) -> Iterator[EpisodeRecorder]:
     """One environment of the run's training, in this process. Raises: UserError if it cannot be created."""
     if "env" in config.venvs:
         raise UserError(
@@ -25,7 +27,7 @@ def opened_env(config: TrainedConfig, *, films: bool) -> Iterator[EpisodeRecorde
             "replayed in this process",
             hint="run rlinf replay with that venv's Python, and --venvs '{}'",
         )
-    spec = env_spec(config.env)
+    spec = replace(env_spec(config.env), success_classifier=saved_classifier(run))
     try:
         recorder = open_replay(spec, films=films)
     except EnvError as error:

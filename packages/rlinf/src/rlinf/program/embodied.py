@@ -37,6 +37,11 @@ def train(config: JobConfig, folder: Path) -> Iterator[dict[str, float]]:
             "sft_warm_up: rlinf.program.embodied has no demonstrations",
             hint="use --sft_warm_up null, or policy.options.folder with a policy that was trained on some",
         )
+    if config.success_classifier is not None:
+        raise UserError(
+            "success_classifier: rlinf.program.embodied trains none",
+            hint="use --success_classifier null, or rlinf train",
+        )
     if not isinstance(config.algorithm, Algorithm):
         actor = "OffPolicyActor" if isinstance(config.algorithm, OffPolicyAlgorithm) else "DaggerActor"
         raise UserError(

@@ -20,7 +20,11 @@ PANELS: dict[str, dict[str, str]] = {
     "Accuracy on held-out problems": {"evaluation/accuracy": "evaluation"},
     "Return": {"env/return": "training"},
     "Episodes that end in success": {"env/success_at_end": "training", "evaluation/success_at_end": "evaluation"},
-    "Episodes with success at any time": {"env/success_once": "training", "evaluation/success_once": "evaluation"},
+    "Episodes with success at any time": {
+        "env/success_once": "training",
+        "env/classifier_success": "training, by the classifier",
+        "evaluation/success_once": "evaluation",
+    },
     "Loss": {
         "actor/loss": "loss",
         "sft/loss": "training",

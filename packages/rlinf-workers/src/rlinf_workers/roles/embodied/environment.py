@@ -30,6 +30,7 @@ from torch import Tensor
 from rlinf_comm import record
 from rlinf_envs import (
     PICTURE,
+    Attempt,
     BatchedEnv,
     Demonstration,
     Disturbance,
@@ -40,6 +41,8 @@ from rlinf_envs import (
     KeptEpisode,
     Observation,
     Replayable,
+    SuccessClassifier,
+    attempt,
     awaited_processes,
     begins_rows,
     make_env,
@@ -59,8 +62,10 @@ from rlinf_workers.spans import now_ns
 from rlinf_workers.worker import Worker
 
 record(EnvSpec)
+record(SuccessClassifier)
 record(Disturbance)
 record(Demonstration)
+record(Attempt)
 
 
 @record
@@ -129,11 +134,13 @@ class Environment(Worker):
         spec = settings.spec
         self._threads = ThreadPoolExecutor(max(1, len(self._groups))) if spec.num_processes else None
         self._pictures = self._picture_pool()
-        self._train = {group: self._make_trained(group) for group in self._groups}
+        self._train: dict[int, BatchedEnv] = {}
+        self._dealt_groups: dict[int, DealtGroup] = {}
+        """Empty if a training step is segments."""
+        self._make_training_groups()
         self._evaluate: dict[int, BatchedEnv] = {}
         self._running: dict[int, SegmentGroup] = {}
         """The groups whose segments have not ended."""
-        self._dealt_groups = {g: self._dealt_group(g) for g in self._groups} if settings.episodes is not None else {}
         self._dealt_step: DealtStep | None = None
         """The last step that was whole episodes, where no stage runs (`begin_segments`)."""
         self._writers: dict[DealtStep, Writer[GroupObservation]] = {}
@@ -440,12 +447,18 @@ class Environment(Worker):
             is_evaluated=True,
         )
 
+    def _make_training_groups(self) -> None:
+        self._train = {group: self._make_trained(group) for group in self._groups}
+        if self._settings.episodes is not None:
+            self._dealt_groups = {group: self._dealt_group(group) for group in self._groups}
+
     def _make_trained(self, group: int) -> BatchedEnv:
         env = make_env(self._settings.spec, on_replaced=self._teller(group), pictures=self._pictures)
         return EpisodeKeeper(env) if self._settings.keeps_episodes else env
 
     def _make_evaluated(self, group: int) -> BatchedEnv:
-        spec = replace(self._settings.spec, ignore_terminations=self._settings.eval_ignores_terminations)
+        ignores = self._settings.eval_ignores_terminations
+        spec = replace(self._settings.spec, ignore_terminations=ignores, success_classifier=None)
         if not self._settings.num_recorded:
             return make_env(spec, on_replaced=self._teller(group), pictures=self._pictures)
         cameras = [name for name in self._settings.reads if name.startswith(PICTURE)]
@@ -475,6 +488,12 @@ class Environment(Worker):
         self.record("env/return", episode.return_)
         self.record_spread("env/return_std", episode.return_)
         self.record("env/episode_length", episode.length)
+        if self._settings.spec.success_classifier is not None and self.step.phase == "train":
+            accepted = episode.return_ > 0
+            self.record("env/classifier_success", float(accepted))
+            if episode.success_once is not None:
+                self.record("env/classifier_false_positive", float(accepted and not episode.success_once))
+                self.record("env/classifier_false_negative", float(episode.success_once and not accepted))
         if episode.success_once is not None:
             self.record("env/success_once", float(episode.success_once))
         if episode.success_at_end is not None:
@@ -485,6 +504,27 @@ class Environment(Worker):
     def demonstrate(self, seed: int) -> list[Demonstration]:
         """Runs an episode of the scripted expert; only the first rank does. Raises: EnvError if there is no expert."""
         return [] if self.rank else [record_expert(self._settings.spec, seed)]
+
+    def attempt(self, seeds: list[int], actions: list[Tensor], cameras: tuple[str, ...]) -> list[Attempt]:
+        """Executes actions [T, *action shape] from each reset seed; only the first rank does."""
+        if self.rank:
+            return []
+        spec = replace(self._settings.spec, num_envs=1, num_processes=0, ignore_terminations=False)
+        env = make_env(spec)
+        try:
+            return [attempt(env, seed, each, cameras) for seed, each in zip(seeds, actions, strict=True)]
+        finally:
+            env.close()
+
+    def reward_by(self, classifier: SuccessClassifier) -> None:
+        """From now on, this classifier gives the reward of training episodes; none may be under way. Raises: EnvError
+        if the classifier is not the one with this digest."""
+        if self._settings.spec.success_classifier == classifier:
+            return
+        self._settings = replace(self._settings, spec=replace(self._settings.spec, success_classifier=classifier))
+        for env in self._train.values():
+            env.close()
+        self._make_training_groups()
 
     def close(self) -> None:
         if self._threads is not None:

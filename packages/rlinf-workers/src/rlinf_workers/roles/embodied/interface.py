@@ -21,6 +21,7 @@ from rlinf_envs import (
     kind_spec,
     make_env,
     observation_problem,
+    observes_rows,
 )
 from rlinf_workers.worker import Worker
 
@@ -45,6 +46,8 @@ class EnvInterface:
     """Whether its rows can begin episodes one by one (`rlinf_envs.SupportsBegin`)."""
     has_expert: bool = False
     """Whether an expert names actions in the present states of its rows (`rlinf_envs.SupportsExpert`)."""
+    observes_rows: bool = False
+    """Whether its rows are simulated one by one, so that a success classifier sees each after every action."""
     is_replayable: bool = False
     """Whether it can be restored to the middle of an episode."""
     registered_limit: int | None = None
@@ -78,6 +81,7 @@ def interface_of(env: BatchedEnv, spec: EnvSpec) -> EnvInterface:
         knows_success=episodes[0].success_once is not None,
         begins_rows=begins_rows(env),
         has_expert=has_expert(env),
+        observes_rows=observes_rows(env),
         is_replayable=isinstance(env, Replayable),
         registered_limit=kind_spec(spec.kind, spec.id).own_limit(spec.id, env),
     )

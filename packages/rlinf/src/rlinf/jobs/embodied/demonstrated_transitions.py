@@ -7,6 +7,7 @@ and in its checkpoints.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +34,7 @@ class DemonstratedTransitions:
         self._settings, self._needs = settings, needs
         self._num_shards = config.actor.num_shards
         self._terminates = not config.env.ignore_terminations
+        self._labels_success = config.success_classifier is not None
         self._reader = DemonstrationReader(settings, config, interface, needs)
         self._flow: Flow | None = None
 
@@ -44,6 +46,8 @@ class DemonstratedTransitions:
         """Raises: UserError where the experts fail all the time, or demonstrations have no rewards."""
         assert self._flow is not None, "flows_of comes first"
         demos = self._reader.read(session)
+        if self._labels_success:
+            demos = [replace(demo, rewards=_only_last(demo.rewards)) for demo in demos]
         if not any(bool(demo.rewards.any()) for demo in demos):
             raise UserError(
                 f"demonstrations.source={self._settings.source}: all rewards are 0, and off-policy algorithms learn "
@@ -60,6 +64,13 @@ class DemonstratedTransitions:
         session.note(f"demonstrations: {counted(demos)}, {count} transitions")
         shards = [_rows(transitions, shard, self._num_shards) for shard in range(self._num_shards)]
         session.run_flow(self._flow, step=0, feeds={"demonstrated": shards})
+
+
+def _only_last(rewards: Tensor) -> Tensor:
+    """The rewards of a demonstration where success alone is rewarded, which is what its last action reached."""
+    rewards = torch.zeros_like(rewards)
+    rewards[-1] = 1
+    return rewards
 
 
 def transitions_of(demonstrations: Sequence[Demonstration], needs: Needs, *, terminates: bool) -> Transitions:

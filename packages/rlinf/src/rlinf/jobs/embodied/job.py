@@ -28,6 +28,7 @@ from rlinf.jobs.embodied.flow import join_env_and_policy, training_flow, waiting
 from rlinf.jobs.embodied.kept_episodes import KeptEpisodes
 from rlinf.jobs.embodied.learning import episode_batch, learning_of
 from rlinf.jobs.embodied.running_episodes import RunningEpisodes
+from rlinf.jobs.embodied.success_classifier import RewardFromPictures
 from rlinf.jobs.env_interface import needs_of, probe
 from rlinf.jobs.films import check_draws, check_video, write_film
 from rlinf.jobs.training import (
@@ -86,6 +87,9 @@ class EmbodiedJob(Job):
         self._demonstrations = config.demonstrations and DemonstratedTransitions(
             config.demonstrations, config, self._interface, self._needs
         )
+        self._rewarding = config.success_classifier and RewardFromPictures(
+            config.success_classifier, config, self._interface
+        )
         self._check_films(env_python)
         self._check_segments()
         self._episodes = RunningEpisodes()
@@ -112,6 +116,7 @@ class EmbodiedJob(Job):
         folders = {
             "sft_warm_up.path": config.sft_warm_up and config.sft_warm_up.path,
             "demonstrations.path": config.demonstrations and config.demonstrations.path,
+            "success_classifier.path": config.success_classifier and config.success_classifier.path,
             **{f"policy.options.{name}": config.policy.options.get(name) for name in FOLDER_OPTIONS},
         }
         self.inputs = {
@@ -229,8 +234,9 @@ class EmbodiedJob(Job):
             check_draws(self._spec)
 
     def prepare(self, session: Session) -> None:
-        """The SFT warm-up, or the demonstrations of an off-policy algorithm, where there are any."""
-        for part in (self._sft_warm_up, self._demonstrations):
+        """The success classifier, the SFT warm-up, or the demonstrations of an off-policy algorithm, where there are
+        any."""
+        for part in (self._rewarding, self._sft_warm_up, self._demonstrations):
             if part is not None:
                 part.run(session)
 
@@ -251,6 +257,8 @@ class EmbodiedJob(Job):
         self._episodes.load(checkpoint)
 
     def restore(self, session: Session, step: int) -> None:
+        if self._rewarding is not None:
+            self._rewarding.restore(session)
         if self.config.segments_continue:
             self._episodes.hand_out(session)
 

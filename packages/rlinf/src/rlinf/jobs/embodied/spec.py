@@ -37,7 +37,7 @@ class EmbodiedSpec(JobSpec):
             if isinstance(folder, str) and config.policy.name in POLICIES.names():
                 hint = "give the folder of a checkpoint, or the name of one on the Hub, ORG/NAME"
                 check_file(Path(folder), f"policy.options.{option}", hint)
-        for section in (config.sft_warm_up, config.demonstrations):
+        for section in (config.sft_warm_up, config.demonstrations, config.success_classifier):
             if section is not None and section.path is not None:
                 check_file(section.path, f"{section.AT}.path", "check the path of the demonstrations")
 
