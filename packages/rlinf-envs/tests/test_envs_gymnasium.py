@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlinf_envs import EnvError, EnvSpec, RenderingUnavailableError, make_env, tensor_field
+from rlinf_envs import EnvError, EnvSpec, EpisodeRecorder, RenderingUnavailableError, make_env, tensor_field
 from rlinf_envs.adapters.gymnasium.env import GymnasiumEnv, vector_of_callable
 from rlinf_envs.testing import check_env
 
@@ -27,7 +27,12 @@ class Spaces(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.got.append(action)
-        return self.observation_space.sample(), 0.0, False, False, {"is_success": len(self.got) == 2}
+        info = {
+            "is_success": len(self.got) == 2,
+            "reward_reach": np.float32(0.25 * len(self.got)),
+            "reward_of": "reach",
+        }
+        return self.observation_space.sample(), 0.0, False, False, info
 
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float64)
@@ -143,12 +148,15 @@ def test_unusable_action_space() -> None:
         GymnasiumEnv(Spaces(BOX, spaces.Text(3)))
 
 
-def test_success_is_read_from_is_success() -> None:
-    env = vector_of_callable(lambda: Spaces(BOX, BOX), 1, max_episode_steps=3)
+def test_success_and_the_components_of_the_reward_are_read_from_info() -> None:
+    env = EpisodeRecorder(vector_of_callable(lambda: Spaces(BOX, BOX), 1, max_episode_steps=3))
+    env.want([0])
     env.reset([0])
     (end,) = [end for _ in range(3) for end in env.step(torch.zeros(1, 2)).episodes]
     assert end.success_once is True
     assert end.success_at_end is False
+    (episode,) = env.take()
+    assert {name: of.tolist() for name, of in episode.reward_components.items()} == {"reach": [0.25, 0.5, 0.75]}
 
 
 def test_unknown_id_names_close_ones() -> None:

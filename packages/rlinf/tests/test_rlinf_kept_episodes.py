@@ -12,7 +12,7 @@ import torch
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config, to_yaml
 from rlinf.config.overrides import parse_overrides
-from rlinf.episodes.screen import largest_rewards, reward_rows
+from rlinf.episodes.screen import component_line, largest_rewards, reward_rows
 from rlinf.errors import UserError
 from rlinf.jobs.embodied.kept_episodes import KeptEpisodes, StepEpisodes
 from rlinf.run_folder import RunFolder
@@ -209,6 +209,10 @@ def test_rewards_are_condensed():
     rewards[[3, 9]] = 0.5, -2
     assert largest_rewards(rewards) == "rewards at 2 of 20 actions; the largest: -2 at action 10, 0.5 at action 4"
     assert reward_rows(rewards)[:2] == [("1-3", "0", "0", "0"), ("4-6", "0.5", "0", "0.5")]
+    assert reward_rows(rewards, {"reach": rewards / 2})[1] == ("4-6", "0.5", "0", "0.5", "0.25")
+    halves = {"reach": rewards / 2, "grasp": rewards / 2}
+    assert component_line(rewards, halves) == "components of the reward: reach -0.75, grasp -0.75; they add up to it"
+    assert "they do not add up to it" in component_line(rewards, {"reach": rewards / 2})
     assert reward_rows(rewards[3:5]) == [("1", "0.5", "0.5", "0.5"), ("2", "0", "0", "0")]
     with pytest.raises(UserError, match="damaged"):
         StepEpisodes.load(Path(__file__))

@@ -27,12 +27,12 @@ from .core.seeding import episode_seed as episode_seed
 from .core.simulator_process import awaited_processes as awaited_processes
 from .core.success_classifier import SuccessClassifier as SuccessClassifier, Verdict as Verdict
 from .core.vector import observes_rows as observes_rows
-from .demonstrations.attempts import Attempt as Attempt, attempt as attempt
 from .demonstrations.base import (
     Demonstration as Demonstration,
     DemonstrationFiles as DemonstrationFiles,
     RunEnvironment as RunEnvironment,
 )
+from .demonstrations.execution import ExecutedEpisode as ExecutedEpisode, execute_episode as execute_episode
 from .demonstrations.experts import record_expert as record_expert
 from .demonstrations.files import open_demonstrations as open_demonstrations
 from .demonstrations.lerobot_writer import LeRobotWriter as LeRobotWriter

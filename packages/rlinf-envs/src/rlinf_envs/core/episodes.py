@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class Moment:
     """Actions of the episode so far; 0 right after the reset."""
     success: bool | None = None
     """Whether the task counts as solved now; None right after the reset, or if the environment does not define it."""
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    """What the reward of the last action consists of, as far as the environment reports it."""
     is_past_end: bool = False
     """The episode had ended before this action, and the environment does not define such steps."""
 
@@ -63,6 +65,8 @@ class RunningEpisode:
     success_once: bool | None = None
     success: bool | None = None
     task: str | None = None
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    """Of the last action."""
     ended_at: int | None = None
     """Actions after which the environment reported termination; more follow if terminations are ignored."""
 
@@ -87,6 +91,7 @@ class RunningEpisode:
             seed=self.seed,
             num_actions=self.num_actions,
             success=self.success,
+            reward_components=self.reward_components,
             is_past_end=ends_for_good and self.ended_at is not None and self.num_actions > self.ended_at,
         )
 

@@ -17,7 +17,8 @@ class SuccessClassifier:
     """A classifier in a file. Plain values only, so that it can be stored and sent.
 
     After every action the environment is observed. The reward is 1 if the classifier sees success, else 0, and success
-    ends the episode unless terminations are ignored. `EpisodeEnd` has the success of the environment itself.
+    ends the episode unless terminations are ignored. `EpisodeEnd` has the success of the environment itself, and
+    `Moment.reward_components` its reward.
     """
 
     loader: str

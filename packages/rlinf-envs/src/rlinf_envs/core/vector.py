@@ -48,6 +48,8 @@ class SingleStep:
     """Whether the task counts as solved right now; None if the environment does not define success."""
     task: str | None = None
     """The task of the episode, if the environment has several."""
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    """Name -> value of what the reward consists of, as far as the environment reports it."""
 
 
 class SingleEnv(Protocol):
@@ -270,6 +272,7 @@ class InProcessVector(Described, Watchable):
             raise self._crash(index, f"step {row.num_actions} of its episode", error, row) from error
         row.actions.append(action)
         row.add(float(step.reward), step.success, step.task)
+        row.reward_components = step.reward_components
         if step.terminated and row.ended_at is None:
             row.ended_at = row.num_actions
         self._tell_watcher(index, row)
@@ -279,7 +282,7 @@ class InProcessVector(Described, Watchable):
         observation = self._seen[index] = self._envs[index].observe()
         verdict = sees_success(observation)
         ends = verdict or (self._ends_for_good and step.terminated)
-        return replace(step, reward=float(verdict), terminated=ends)
+        return replace(step, reward=float(verdict), terminated=ends, reward_components={"environment": step.reward})
 
     def _advance(self, index: int, row: _Row | None, actions: np.ndarray) -> _Outcome:
         """Executes up to C actions [C, *shape] in one row, none in a row at rest; begins the next episode if this one

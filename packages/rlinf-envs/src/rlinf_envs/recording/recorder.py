@@ -6,7 +6,7 @@ An `EpisodeRecorder` wraps an environment and does not change its numbers.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,9 @@ class RecordedEpisode:
     successes: np.ndarray | None = None
     """[T] bool: whether the task counted as solved after each action; None if the environment does not define that, or
     not in this process."""
+    reward_components: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Name -> [T] float64, what the rewards consist of, 0 for actions that do not report it; empty if the environment
+    reports nothing, or not in this process. `save` leaves them out."""
 
     def save(self, folder: Path) -> Path:
         """Writes the episode to seed-<seed>.npz."""
@@ -75,6 +78,7 @@ class _Take:
     rewards: list[np.ndarray] = field(default_factory=list)
     pictures: list[np.ndarray] = field(default_factory=list)
     successes: list[bool | None] = field(default_factory=list)
+    reward_components: list[Mapping[str, float]] = field(default_factory=list)
 
 
 class EpisodeRecorder(EnvWrapper):
@@ -185,6 +189,7 @@ class EpisodeRecorder(EnvWrapper):
             return
         if moment.num_actions:
             take.successes.append(moment.success)
+            take.reward_components.append(moment.reward_components)
         if not self._draws_moments or self.problem is not None:
             return
         assert self._watched is not None, "only such an environment calls this"
@@ -255,4 +260,8 @@ def _whole(take: _Take, end: EpisodeEnd) -> RecordedEpisode:
         rewards=np.concatenate(take.rewards),
         pictures=pictures,
         successes=np.array(take.successes, bool) if is_known else None,
+        reward_components={
+            name: np.array([components.get(name, 0.0) for components in take.reward_components])
+            for name in dict.fromkeys(name for components in take.reward_components for name in components)
+        },
     )

@@ -131,7 +131,14 @@ def _export(args: argparse.Namespace, config: TrainedConfig) -> int:
 
 def _replay(args: argparse.Namespace, config: TrainedConfig, chosen: ChosenEpisode) -> int:
     from rlinf.episodes.replaying import REPLAYS, opened_env, write_film
-    from rlinf.episodes.screen import REWARD_COLUMNS, episode_lines, largest_rewards, replay_lines, reward_rows
+    from rlinf.episodes.screen import (
+        REWARD_COLUMNS,
+        component_line,
+        episode_lines,
+        largest_rewards,
+        replay_lines,
+        reward_rows,
+    )
     from rlinf.jobs.films import check_video
     from rlinf_envs import replay_episode
 
@@ -148,10 +155,12 @@ def _replay(args: argparse.Namespace, config: TrainedConfig, chosen: ChosenEpiso
             name += f"-continued-at-{continue_at}"
             replayed, lines = policy.continued(recorder, chosen, continue_at)
         problem = recorder.problem
-    rewards = replayed.recorded.rewards
+    rewards, components = replayed.recorded.rewards, replayed.recorded.reward_components
     print("\n".join([*episode_lines(chosen, replayed, config.env), *lines]))
-    print(f"\n{aligned([REWARD_COLUMNS, *reward_rows(rewards)])}")
+    print(f"\n{aligned([(*REWARD_COLUMNS, *components), *reward_rows(rewards, components)])}")
     print(largest_rewards(rewards))
+    if components:
+        print(component_line(rewards, components))
     if films:
         path = args.film or args.run_folder / REPLAYS / f"{name}.mp4"
         is_written = write_film(path, replayed.recorded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ MAX_PARTS = 8
 """Rows of the table of rewards."""
 MAX_LARGEST = 3
 """Largest rewards that are named."""
+NONE: Mapping[str, np.ndarray] = {}
 MAX_DIMENSIONS = 16
 """Action dimensions whose share at a bound is printed."""
 
@@ -108,10 +109,18 @@ def _bound_lines(taken: np.ndarray, spec: ActionSpec) -> list[str]:
     return [f"actions at a bound, to which larger ones are clipped: {at_bound.mean():.1%} ({by_dimension}{more})"]
 
 
-def reward_rows(rewards: np.ndarray) -> list[tuple[str, ...]]:
-    """Returns rows of `REWARD_COLUMNS`, each of a part of the episode."""
+def reward_rows(rewards: np.ndarray, components: Mapping[str, np.ndarray] = NONE) -> list[tuple[str, ...]]:
+    """Returns rows of `REWARD_COLUMNS`, each of a part of the episode, with the sum of each component."""
     parts = [part for part in np.array_split(np.arange(len(rewards)), MAX_PARTS) if len(part)]
-    return [(_span(part), *(f"{n:.4g}" for n in _sums(rewards[part]))) for part in parts]
+    sums = [(*_sums(rewards[part]), *(float(values[part].sum()) for values in components.values())) for part in parts]
+    return [(_span(part), *(f"{n:.4g}" for n in numbers)) for part, numbers in zip(parts, sums, strict=True)]
+
+
+def component_line(rewards: np.ndarray, components: Mapping[str, np.ndarray]) -> str:
+    """Says which components the rewards of an episode have, and whether they add up."""
+    sums = ", ".join(f"{name} {values.sum():.4g}" for name, values in components.items())
+    adds_up = np.allclose(sum(components.values()), rewards, rtol=1e-4, atol=1e-5)
+    return f"components of the reward: {sums}; they {'add' if adds_up else 'do not add'} up to it"
 
 
 def largest_rewards(rewards: np.ndarray) -> str:

@@ -7,8 +7,8 @@ Spaces are mapped as follows. Observations: numbers of any kind become "state" (
 of the space, Discrete ones one-hot), a Box that is an image by the rules of `gymnasium_pictures` becomes "image.<key>"
 ("image.main" if it is the whole observation), a Text becomes "instruction". Values are checked against the space.
 Actions: Box is continuous; Discrete, MultiDiscrete and MultiBinary are discrete. Success is `info["success"]` or
-`info["is_success"]`, if an environment sets one. An environment with a method `expert_actions(num_actions)` has an
-expert (`rlinf_envs.SupportsExpert`).
+`info["is_success"]`, if an environment sets one; numbers `info["reward_<name>"]` are components of the reward. An
+environment with a method `expert_actions(num_actions)` has an expert (`rlinf_envs.SupportsExpert`).
 """
 
 from __future__ import annotations
@@ -83,6 +83,10 @@ def _vector(
     )
 
 
+COMPONENT = "reward_"
+"""Prefix of the names in `info` under which Gymnasium's own environments report what a reward consists of."""
+
+
 class GymnasiumEnv:
     """One Gymnasium environment as a `rlinf_envs.core.vector.SingleEnv`."""
 
@@ -131,6 +135,11 @@ class GymnasiumEnv:
             terminated=bool(_scalar(terminated, "terminated")),
             truncated=bool(_scalar(truncated, "truncated")),
             success=None if success is None else bool(_scalar(success, "info['success']")),
+            reward_components={
+                name.removeprefix(COMPONENT): float(value)
+                for name, value in outcome.items()
+                if isinstance(name, str) and name.startswith(COMPONENT) and isinstance(value, (int, float, np.number))
+            },
         )
 
     def observe(self) -> SingleObservation:

@@ -30,7 +30,6 @@ from torch import Tensor
 from rlinf_comm import record
 from rlinf_envs import (
     PICTURE,
-    Attempt,
     BatchedEnv,
     Demonstration,
     Disturbance,
@@ -38,13 +37,14 @@ from rlinf_envs import (
     EpisodeEnd,
     EpisodeKeeper,
     EpisodeRecorder,
+    ExecutedEpisode,
     KeptEpisode,
     Observation,
     Replayable,
     SuccessClassifier,
-    attempt,
     awaited_processes,
     begins_rows,
+    execute_episode,
     make_env,
     pack_episodes,
     record_expert,
@@ -65,7 +65,7 @@ record(EnvSpec)
 record(SuccessClassifier)
 record(Disturbance)
 record(Demonstration)
-record(Attempt)
+record(ExecutedEpisode)
 
 
 @record
@@ -319,7 +319,7 @@ class Environment(Worker):
             index=group,
             env=self._train[group],
             read=self._read,
-            report=self._record_episode,
+            report=self._record_training_episode,
             segments=[training_seeds(context.seed, context.step, group, num_envs, same_start=same_start)],
             num_chunks=settings.num_steps // settings.chunk_size,
             chunk_size=settings.chunk_size,
@@ -404,7 +404,7 @@ class Environment(Worker):
     def _record_dealt(self, step: DealtStep) -> None:
         """Records the episodes of a step that has ended, and how long simulators had none since the one before."""
         for end, cut in step.ends:
-            self._record_episode(end, cut)
+            self._record_training_episode(end, cut)
         passed = []
         for index, group in self._dealt_groups.items():
             rounds, simulated = self._idle_since.get(index, (0, 0))
@@ -488,12 +488,6 @@ class Environment(Worker):
         self.record("env/return", episode.return_)
         self.record_spread("env/return_std", episode.return_)
         self.record("env/episode_length", episode.length)
-        if self._settings.spec.success_classifier is not None and self.step.phase == "train":
-            accepted = episode.return_ > 0
-            self.record("env/classifier_success", float(accepted))
-            if episode.success_once is not None:
-                self.record("env/classifier_false_positive", float(accepted and not episode.success_once))
-                self.record("env/classifier_false_negative", float(episode.success_once and not accepted))
         if episode.success_once is not None:
             self.record("env/success_once", float(episode.success_once))
         if episode.success_at_end is not None:
@@ -501,18 +495,26 @@ class Environment(Worker):
             if episode.task is not None:
                 self.record(f"env/success_at_end/{episode.task}", float(episode.success_at_end))
 
+    def _record_training_episode(self, episode: EpisodeEnd, cut: bool) -> None:
+        self._record_episode(episode, cut)
+        if self._settings.spec.success_classifier is None:
+            return
+        accepted = episode.return_ > 0
+        self.record("env/classifier_success", float(accepted))
+        if episode.success_once is not None:
+            self.record("env/classifier_false_positive", float(accepted and not episode.success_once))
+            self.record("env/classifier_false_negative", float(episode.success_once and not accepted))
+
     def demonstrate(self, seed: int) -> list[Demonstration]:
         """Runs an episode of the scripted expert; only the first rank does. Raises: EnvError if there is no expert."""
         return [] if self.rank else [record_expert(self._settings.spec, seed)]
 
-    def attempt(self, seeds: list[int], actions: list[Tensor], cameras: tuple[str, ...]) -> list[Attempt]:
-        """Executes actions [T, *action shape] from each reset seed; only the first rank does."""
-        if self.rank:
-            return []
+    def execute(self, seeds: list[int], actions: list[Tensor], cameras: tuple[str, ...]) -> list[ExecutedEpisode]:
+        """Executes actions [T, *action shape] from each reset seed, in an environment of its own."""
         spec = replace(self._settings.spec, num_envs=1, num_processes=0, ignore_terminations=False)
         env = make_env(spec)
         try:
-            return [attempt(env, seed, each, cameras) for seed, each in zip(seeds, actions, strict=True)]
+            return [execute_episode(env, seed, each, cameras) for seed, each in zip(seeds, actions, strict=True)]
         finally:
             env.close()
 

@@ -23,7 +23,7 @@ from rlinf.errors import UserError
 from rlinf.jobs.demonstrations import DemonstrationReader, counted
 from rlinf.run_folder.checkpoints import writing_with_checksums
 from rlinf.run_folder.checksums import damage, file_digest
-from rlinf_envs import ActionSpec, Attempt, Demonstration, SuccessClassifier
+from rlinf_envs import ActionSpec, Demonstration, ExecutedEpisode, SuccessClassifier
 from rlinf_workers.policies import CLASSIFIER_LOADER, Needs, PictureClassifier, PolicyError, encoded_cameras
 from rlinf_workers.roles import TRAIN_SEED_BIT, EnvInterface
 
@@ -54,12 +54,12 @@ class Labelled:
     """[N] bool"""
 
     @classmethod
-    def of(cls, attempts: Sequence[Attempt]) -> Labelled:
+    def of(cls, episodes: Sequence[ExecutedEpisode]) -> Labelled:
         """All pictures of episodes, of which the last one shows success if the episode succeeded."""
-        names = attempts[0].pictures
-        pictures = {name: torch.cat([one.pictures[name] for one in attempts]) for name in names}
+        names = episodes[0].pictures
+        pictures = {name: torch.cat([one.pictures[name] for one in episodes]) for name in names}
         is_success = []
-        for one in attempts:
+        for one in episodes:
             num_pictures = len(next(iter(one.pictures.values())))
             is_success.append(
                 torch.arange(num_pictures) == num_pictures - 1 if one.success else torch.zeros(num_pictures)
@@ -97,7 +97,7 @@ class RewardFromPictures:
 
         Raises: UserError where no demonstration or no other episode can be used.
         """
-        successes, failures = self._attempts(session, self._reader.read(session))
+        successes, failures = self._episodes(session, self._reader.read(session))
         train, held_out = _split(successes, failures)
         session.note(f"success classifier: trained on {train.counts}, measured on {held_out.counts}")
         classifier = PictureClassifier(self._shapes, self._seed)
@@ -119,40 +119,45 @@ class RewardFromPictures:
 
     # -- pictures ----------------------------------------------------------------------------------------------------
 
-    def _attempts(self, session: Session, demos: list[Demonstration]) -> tuple[list[Attempt], list[Attempt]]:
+    def _episodes(
+        self, session: Session, demos: list[Demonstration]
+    ) -> tuple[list[ExecutedEpisode], list[ExecutedEpisode]]:
         """The demonstrations, and episodes of random actions."""
         settings = self._settings
         session.note(f"success classifier: {counted(demos)}, {settings.num_failures} episodes of random actions")
         seeded = [(one.seed, one.actions) for one in demos if one.seed is not None]
-        shown = self._executed(session, seeded)
-        if seeded and not any(one.success is not False for one in shown):
+        demonstrated = self._executed(session, seeded)
+        if seeded and not any(one.success is not False for one in demonstrated):
             raise UserError(f"success_classifier.source={settings.source}: no replayed demonstration succeeds")
-        shown = [replace(one, success=one.success is not False) for one in shown]
+        demonstrated = [replace(one, success=one.success is not False) for one in demonstrated]
         # Files without seeds do not show what the last action led to; its picture is nearest to that.
-        shown += [
-            Attempt(pictures={name: _pictures(one, name) for name in self._cameras}, success=True)
+        demonstrated += [
+            ExecutedEpisode(pictures={name: _pictures(one, name) for name in self._cameras}, success=True)
             for one in demos
             if one.seed is None
         ]
         generator = np.random.default_rng([self._seed, SEED_STREAM])
         seeds = [int(seed) | TRAIN_SEED_BIT for seed in generator.integers(0, TRAIN_SEED_BIT, settings.num_failures)]
+        # A held-out episode continues a held-out demonstration.
+        continued = seeded[: len(seeded) - len(seeded) % HELD_OUT]
         wandering = []
         for number, seed in enumerate(seeds):
             actions = random_actions(self._actions, self._limit, generator)
-            if seeded and number % 2:
-                seed, demonstrated = seeded[number // 2 % len(seeded)]
-                num_kept = int(generator.integers(0, len(demonstrated)))
-                actions = torch.cat([demonstrated[:num_kept], actions[num_kept:]])
+            if continued and number // HELD_OUT % 2:
+                seed, kept_actions = continued[number % len(continued)]
+                num_kept = int(generator.integers(0, len(kept_actions)))
+                actions = torch.cat([kept_actions[:num_kept], actions[num_kept:]])
             wandering.append((seed, actions))
-        return shown, self._executed(session, wandering)
+        return demonstrated, self._executed(session, wandering)
 
-    def _executed(self, session: Session, episodes: Sequence[tuple[int, Tensor]]) -> list[Attempt]:
-        attempts: list[Attempt] = []
+    def _executed(self, session: Session, episodes: Sequence[tuple[int, Tensor]]) -> list[ExecutedEpisode]:
+        executed: list[ExecutedEpisode] = []
         for first in range(0, len(episodes), EPISODES_AT_ONCE):
             seeds, actions = zip(*episodes[first : first + EPISODES_AT_ONCE], strict=True)
-            for of_rank in session.group("env").call("attempt", list(seeds), list(actions), self._cameras):
-                attempts += of_rank
-        return attempts
+            arguments = (list(seeds), list(actions), self._cameras)
+            (of_rank,) = session.group("env").call("execute", *arguments, ranks=[0])
+            executed += of_rank
+        return executed
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -219,7 +224,7 @@ def _pictures(demonstration: Demonstration, name: str) -> Tensor:
     return pictures
 
 
-def _split(successes: list[Attempt], failures: list[Attempt]) -> tuple[Labelled, Labelled]:
+def _split(successes: list[ExecutedEpisode], failures: list[ExecutedEpisode]) -> tuple[Labelled, Labelled]:
     """For training, and held out."""
     held_out = [*successes[::HELD_OUT], *failures[::HELD_OUT]]
     train = [one for each in (successes, failures) for number, one in enumerate(each) if number % HELD_OUT]

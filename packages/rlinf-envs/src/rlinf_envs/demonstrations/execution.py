@@ -12,7 +12,7 @@ from rlinf_envs.core.protocol import BatchedEnv, tensor_field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
+class ExecutedEpisode:
     """The pictures of an episode of T actions."""
 
     pictures: dict[str, Tensor]
@@ -21,7 +21,7 @@ class Attempt:
     """Whether the task counted as solved after the last action; None if the environment does not define success."""
 
 
-def attempt(env: BatchedEnv, seed: int, actions: Tensor, cameras: Sequence[str]) -> Attempt:
+def execute_episode(env: BatchedEnv, seed: int, actions: Tensor, cameras: Sequence[str]) -> ExecutedEpisode:
     """Executes actions from a reset on, until they or the episode end.
 
     Args:
@@ -39,4 +39,4 @@ def attempt(env: BatchedEnv, seed: int, actions: Tensor, cameras: Sequence[str])
         if result.episodes:
             success = result.episodes[0].success_at_end
             break
-    return Attempt(pictures={name: torch.stack(values) for name, values in pictures.items()}, success=success)
+    return ExecutedEpisode(pictures={name: torch.stack(values) for name, values in pictures.items()}, success=success)
