@@ -78,16 +78,20 @@ def parts_with_figures(*, tiny: bool, trl_python: str) -> list[Part]:
             ),
         ),
         Part(name="sync, float32", limit_s=45, arguments=(sync, *fake, "--trained", "float32"), prints=True),
-        Part(
-            name="TRL",
-            limit_s=75,
-            arguments=(
-                *("-m", "benchmarks.throughput.trl_comparison", "--trl-python", trl_python, "--trl-dtypes", "bfloat16"),
-                *("--max-tokens", "32768", "--rounds", "2", "--warmup", "1", "--output", "{output}"),
-            ),
-            env_vars=() if tiny else (("TRL_COMPARISON_TASK", "gpu"),),
-            skip=no_trl,
-        ),
+        *[
+            Part(
+                name=name,
+                limit_s=75,
+                arguments=(
+                    *("-m", "benchmarks.throughput.trl_comparison", "--trl-python", trl_python),
+                    *("--trl-dtypes", "bfloat16", "--max-tokens", "32768"),
+                    *("--rounds", "2", "--warmup", "1", "--output", "{output}"),
+                ),
+                env_vars=() if tiny else (("TRL_COMPARISON_TASK", task),),
+                skip=no_trl,
+            )
+            for name, task in {"TRL": "gpu", "TRL, 1.5B": "gpu-1.5B"}.items()
+        ],
     ]
 
 

@@ -86,7 +86,11 @@ EXPECTED = (
     ),
     Expected(
         "steps", "0.5B, SGLang's step over huggingface's",
-        f"{SUMMARY}/sglang_over_huggingface", "at most", 1.0, "0.8 derived; 1.4 to 2.3 before", CONSTANTS,
+        f"{SUMMARY}/sglang_over_huggingface/0.5B", "at most", 1.0, "0.8 derived; 1.4 to 2.3 before", CONSTANTS,
+    ),
+    Expected(
+        "steps", "1.5B, SGLang's step over huggingface's",
+        f"{SUMMARY}/sglang_over_huggingface/1.5B", "at most", 1.0, "0.8 derived", CONSTANTS,
     ),
     Expected(
         "sync, float32", "lent, flat copies",
@@ -99,6 +103,10 @@ EXPECTED = (
     Expected(
         "TRL", "0.5B, TRL's step over ours",
         "comparisons/0/median_of_ratios", "at least", 4.0, "2.56 before", "`flow_seconds_by_span`",
+    ),
+    Expected(
+        "TRL, 1.5B", "1.5B, TRL's step over ours",
+        "comparisons/0/median_of_ratios", "at least", 4.0, "not estimated", "`flow_seconds_by_span`",
     ),
 )  # fmt: skip
 """By importance, as the parts run."""

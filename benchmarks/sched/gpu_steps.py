@@ -106,8 +106,11 @@ WORKLOADS = {
     ),
 }
 """In order of importance; the engine is `huggingface`."""
+SERVED = {"0.5B, SGLang, 64 x 8 x 256": "0.5B, 64 x 8 x 256", "1.5B, SGLang, 32 x 8 x 256": "1.5B, 32 x 8 x 256"}
+"""Workload with SGLang -> the one with `huggingface`."""
 SGLANG = {
-    "0.5B, SGLang, 64 x 8 x 256": replace(WORKLOADS["0.5B, 64 x 8 x 256"], overrides=["--rollout.engine", "sglang"])
+    name: replace(WORKLOADS[plain], overrides=[*WORKLOADS[plain].overrides, "--rollout.engine", "sglang"])
+    for name, plain in SERVED.items()
 }
 """Where it is installed."""
 TINY = {"tiny": Workload(recipe="gsm8k-grpo", model="tiny", num_prompts=4, new_tokens=8)}
@@ -232,17 +235,19 @@ def measure(
     }
 
 
-def summary(rows: Mapping[str, dict[str, Any]]) -> dict[str, float]:
+def summary(rows: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """Over all workloads: errors of derived steps, and predicted over measured memory of a workload's roles."""
 
     def total(memory: Mapping[str, Any], key: str) -> int:
         return sum(role[key] for role in memory.values())
 
     errors = [abs(row["predicted"]["derived"]["step_s"] / row["step_s"] - 1) for row in rows.values()]
-    steps = {"median_error": statistics.median(errors), "worst_error": max(errors)}
-    plain, served = (rows.get(next(iter(workloads))) for workloads in (WORKLOADS, SGLANG))
-    if plain and served:
-        steps["sglang_over_huggingface"] = served["step_s"] / plain["step_s"]
+    steps: dict[str, Any] = {"median_error": statistics.median(errors), "worst_error": max(errors)}
+    steps["sglang_over_huggingface"] = {
+        SGLANG[served].model: rows[served]["step_s"] / rows[plain]["step_s"]
+        for served, plain in SERVED.items()
+        if served in rows and plain in rows
+    }
     measured = [row["memory"] for row in rows.values() if row["memory"]]
     if not measured:
         return steps

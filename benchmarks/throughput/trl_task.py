@@ -5,6 +5,7 @@ interpreter can import it. TRL_COMPARISON_TASK chooses one, for every process of
     long    2.9M parameters, prompts of 6 tokens, completions of up to 32
     pictures  a Qwen2.5-VL of 3.3M parameters that sees a picture of 112 x 112 pixels (49 tokens) with each prompt
     gpu     the shape of Qwen2.5-0.5B with random weights, on one GPU: prompts of 128 tokens, completions of up to 256
+    gpu-1.5B  the same with the shape of Qwen2.5-1.5B, and half as many prompts
 """
 
 from __future__ import annotations
@@ -73,6 +74,18 @@ TASKS = {
         num_prompts=32,
         device="cuda",
     ),
+    "gpu-1.5B": Task(
+        many_characters(151_936 - NUM_SPECIAL_TOKENS),
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_layers=28,
+        max_new_tokens=256,
+        num_heads=12,
+        num_kv_heads=2,
+        tied=True,
+        num_prompts=16,
+        device="cuda",
+    ),
 }
 NAME = os.environ.get("TRL_COMPARISON_TASK", "sort")
 TASK = TASKS[NAME]
@@ -108,7 +121,7 @@ def prompts(step: int) -> list[str]:
     generator = random.Random(step)
     if NAME == "sort":
         return [f"{generator.randrange(10**8):08d}=" for _ in range(NUM_PROMPTS)]
-    if NAME == "gpu":
+    if TASK.device == "cuda":
         return ["".join(generator.choices(ALPHABET, k=128)) for _ in range(NUM_PROMPTS)]
     return [f"{generator.randint(10, 99)}+{generator.randint(10, 99)}=" for _ in range(NUM_PROMPTS)]
 
@@ -137,5 +150,5 @@ def picture_processor(folder: str, tokenizer: Any) -> Any:
 
 def reward(completion: str) -> float:
     """The share of digits in the longest completion; on the GPU, where they are rare, of characters with even codes."""
-    counts = (not ord(character) % 2 if NAME == "gpu" else character.isdigit() for character in completion)
+    counts = (not ord(character) % 2 if TASK.device == "cuda" else character.isdigit() for character in completion)
     return sum(counts) / MAX_NEW_TOKENS
