@@ -146,7 +146,7 @@ def test_positions_of_a_row_are_those_of_transformers(model: Any):
         9,
     ]
     token_ids, seen = read_history(history, by_reference(pictures))
-    expected = own_positions(model, token_ids, joined_arguments(pictures).get("image_grid_thw"))
+    expected = own_positions(model, token_ids, joined_arguments(pictures))
     if expected is not None:
         assert torch.equal(rope_positions(seen, len(token_ids)), expected)
 

@@ -24,14 +24,23 @@ from rlinf_workers.roles.picture_pool import PicturePool
 from rlinf_workers.roles.records.language import Example, Prompt, SampleGroup
 from rlinf_workers.roles.records.pictures import ProcessedPicture, pictures_of
 from rlinf_workers.testing.backends import check_ranks
-from rlinf_workers.testing.pictures import IMAGE, SeeingSubject, prompt_with_pictures, tiny_vision_language
+from rlinf_workers.testing.pictures import (
+    IMAGE,
+    VIDEO,
+    SeeingSubject,
+    own_positions,
+    prompt_with_pictures,
+    tiny_vision_language,
+)
 from rlinf_workers.trainers.fsdp2.backend import fsdp2
 
 CPU = torch.device("cpu")
 BOUND = 1e-5
 """Nats; rounding in float32."""
-SIZES = [[(1, 1)], [(2, 3), (1, 2)], [], [(3, 1)], [(2, 2)], [(1, 4), (3, 2), (1, 1)]]
-"""Rows and columns of the pictures of each prompt; the third is text alone."""
+SIZES = [[(1, 1)], [(2, 3), (1, 2)], [], [(3, 1)], [(2, 2, 1)], [(1, 4), (3, 2), (1, 1)]]
+SIZES += [[(3, 1, 2), (2, 1), (2, 1, 1), (1, 2)]]
+"""Rows and columns of the pictures of each prompt, behind the groups of frames of a video; the third prompt is text
+alone."""
 
 
 @pytest.fixture(params=sorted(VISION_LANGUAGE), scope="module")
@@ -49,16 +58,19 @@ def plain_logits(model: Any, prompt: Prompt, completion: Tensor) -> Tensor:
         tiled = model.config.model_type == "smolvlm"
         joined = joined_arguments(prompt.pictures.pictures)
         arguments = {name: one[None] if tiled else one for name, one in joined.items()}
-        if not tiled:
-            arguments["mm_token_type_ids"] = (prompt.token_ids == IMAGE).int()[None]
+    whole, begin = torch.cat([prompt.token_ids, completion]), len(prompt.token_ids)
+    positions = own_positions(model, whole, arguments, torch.arange(len(whole)) < begin)
+    first_positions, rest_positions = {}, {}
+    if positions is not None:
+        first_positions, rest_positions = (
+            {"position_ids": own[:, None]} for own in (positions[:, :begin], positions[:, begin:-1])
+        )
     cache = DynamicCache(config=model.config)
-    first = model(input_ids=prompt.token_ids[None], cache=cache, use_cache=True, **arguments).logits[0, -1:]
+    first = model(input_ids=whole[None, :begin], cache=cache, use_cache=True, **arguments, **first_positions)
+    first = first.logits[0, -1:]
     if len(completion) == 1:
-        rest = first[:0]
-    else:
-        rest = model(input_ids=completion[None, :-1], cache=cache, use_cache=True).logits[0]
-    if hasattr(model.model, "rope_deltas"):
-        model.model.rope_deltas = None
+        return first
+    rest = model(input_ids=completion[None, :-1], cache=cache, use_cache=True, **rest_positions).logits[0]
     return torch.cat([first, rest])
 
 
@@ -79,7 +91,7 @@ def sampled(
         decodes_fixed: with the steps that a GPU captures as graphs.
     """
     loaded = LoadedModel(model=model, tokenizer=None, stop_ids=(1,), pad_id=0)
-    engine = HuggingFaceEngine(loaded, CPU, max_prompt_tokens=32, **options)
+    engine = HuggingFaceEngine(loaded, CPU, max_prompt_tokens=48, **options)
     if decodes_fixed:
         engine._decoder = engine._make_decoder(captures=False)
     sampling = SamplingSettings(group_size=3, max_new_tokens=6)
@@ -126,7 +138,7 @@ def groups_of(model: Any) -> list[SampleGroup]:
     groups = []
     for prompt in prompts_of(model):
         ids = torch.randint(2, 13, mask.shape, generator=generator)
-        ids[0, 1] = ids[3, 0] = IMAGE
+        ids[0, 1], ids[3, 0] = IMAGE, VIDEO
         zeros = torch.zeros_like(mask)
         groups.append(
             SampleGroup(prompt=prompt, completion_ids=ids, loss_mask=mask, rollout_logprobs=zeros, policy_version=0)

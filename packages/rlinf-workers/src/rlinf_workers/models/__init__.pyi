@@ -1,3 +1,4 @@
+from .frame_sampling import FrameSampling as FrameSampling, sampled_frames as sampled_frames
 from .language_model import (
     ModelSettings as ModelSettings,
     end_tokens as end_tokens,
@@ -23,6 +24,7 @@ from .picture_files import (
 from .picture_processor import (
     PictureProcessor as PictureProcessor,
     StoredPicture as StoredPicture,
+    StoredVideo as StoredVideo,
     reads_pictures as reads_pictures,
 )
 from .picture_texts import TILED as TILED

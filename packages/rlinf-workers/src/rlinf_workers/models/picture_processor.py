@@ -1,4 +1,4 @@
-"""Turns the pictures of a prompt into what a vision-language model reads, with transformers' own image processors.
+"""Turns the pictures and videos of a prompt into what a vision-language model reads, with transformers' own processors.
 
 The processors run on Pillow and NumPy (`backend="pil"`) even where torchvision is installed, so that every machine
 computes the same pixels. Each picture is processed by itself and kept for prompts that share it: the processor is given
@@ -6,7 +6,8 @@ the placeholder alone with the picture, and the placeholder among a prompt's tok
 back. These begin and end with special tokens, so that text around them is tokenized as it is in one pass (a test
 compares both).
 
-Videos need torchvision in transformers 5.24, and are not read.
+Videos are processed in the same way. transformers' classes for their pixels need torchvision, so frames go through the
+image processor, and `FramePairs` joins their patches; placeholders, timestamps and positions come from transformers.
 """
 
 from __future__ import annotations
@@ -18,17 +19,23 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from rlinf_workers.models.picture_texts import PICTURE_TEXTS
+from rlinf_workers.models.frame_pairs import FramePairs
+from rlinf_workers.models.frame_sampling import FrameSampling
+from rlinf_workers.models.picture_texts import PICTURE_TEXTS, VIDEO_MODELS
 from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture, pictures_of
 
 NEEDS_EXTRA = "install it with `pip install 'rlinf-workers[vision]'`"
 OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 """What a processor returns of the text."""
+SECONDS = "second_per_grid_ts"
+"""What a processor returns of a video's time, from which positions follow."""
+VIDEO_VERSIONS = ("5.24",)
+"""Releases of transformers whose placeholders and positions of videos were checked; they changed between releases."""
 PIXELS = ("pixel_values", "pixel_attention_mask")
 MOST_KEPT_BYTES = 256 << 20
 """Memory of processed pictures that further prompts may share."""
@@ -54,6 +61,28 @@ class StoredPicture(Protocol):
         ...
 
 
+@runtime_checkable
+class StoredVideo(Protocol):
+    """A video whose frames are decoded when they are needed."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of its file and of its sampling."""
+        ...
+
+    @property
+    def sampling(self) -> FrameSampling:
+        """Which frames the model sees."""
+        ...
+
+    def decode_frames(self) -> Sequence[Any]:
+        """Returns these frames as `PIL.Image.Image`, all of one size."""
+        ...
+
+
+Stored = StoredPicture | StoredVideo
+
+
 def reads_pictures(folder: str | Path) -> bool:
     """Whether the model of a folder has an image processor and belongs to a family whose pictures are read."""
     config = Path(folder, "config.json")
@@ -72,13 +101,13 @@ def copy_processor(source: str | Path, folder: str | Path) -> None:
 
 
 class PictureProcessor:
-    """Processes the pictures of prompts for the model of a folder.
+    """Processes the pictures and videos of prompts for the model of a folder.
 
     Args:
         folder: of the model: config.json and preprocessor_config.json. Its code is never run.
         tokenizer: of the same folder.
-        min_pixels, max_pixels: smaller pictures are enlarged, larger ones reduced, as Qwen's processors do; None: as
-            the folder says.
+        min_pixels, max_pixels: smaller pictures and frames are enlarged, larger ones reduced, as Qwen's processors do;
+            None: as the folder says for pictures.
     Raises: ValueError for a model whose pictures are not read, and for limits that its processor does not have;
         ImportError for a missing package.
     """
@@ -95,19 +124,28 @@ class PictureProcessor:
                 f"{folder}: pictures are not read for model_type={self._config.model_type!r}; use one of "
                 f"{', '.join(PICTURE_TEXTS)}"
             )
-        self._processor = _without_videos(
-            self._config, folder, _image_processor(folder, min_pixels, max_pixels), tokenizer
-        )
+        self._processor = _processor(self._config, folder, _image_processor(folder, min_pixels, max_pixels), tokenizer)
+        text = PICTURE_TEXTS[self._config.model_type]
         self.placeholder: str = self._processor.image_token
         """Special token that stands for a picture in a text."""
         self.placeholder_id: int = tokenizer.convert_tokens_to_ids(self.placeholder)
-        self.picture_text = PICTURE_TEXTS[self._config.model_type].format(self.placeholder)
+        self.picture_text = text.format(self.placeholder)
         """What a plain prompt has in place of a picture; a chat template writes its own."""
+        self.video_placeholder: str = self._processor.video_token
+        """Special token that stands for a video."""
+        self.video_placeholder_id: int = tokenizer.convert_tokens_to_ids(self.video_placeholder)
+        self.video_text = text.format(self.video_placeholder)
+        """What a plain prompt has in place of a video."""
         self._processed: OrderedDict[str, ProcessedPicture] = OrderedDict()
         self._num_bytes = 0
         self._num_tokens: dict[tuple[int, int], int] = {}
 
-    def encode(self, text: str, pictures: Sequence[StoredPicture]) -> tuple[list[int], Pictures | None]:
+    @property
+    def placeholder_ids(self) -> tuple[int, ...]:
+        """Tokens that stand for a picture or a video."""
+        return self.placeholder_id, self.video_placeholder_id
+
+    def encode(self, text: str, pictures: Sequence[Stored]) -> tuple[list[int], Pictures | None]:
         """Returns the tokens of a text, without any that the tokenizer adds before it, and its pictures.
 
         Args:
@@ -116,29 +154,40 @@ class PictureProcessor:
         """
         return self.insert(self._tokenizer(text, add_special_tokens=False)["input_ids"], pictures)
 
-    def insert(self, token_ids: Sequence[int], pictures: Sequence[StoredPicture]) -> tuple[list[int], Pictures | None]:
+    def insert(self, token_ids: Sequence[int], pictures: Sequence[Stored]) -> tuple[list[int], Pictures | None]:
         """Returns the tokens with every placeholder replaced by those of its picture, and the pictures; None if there
         are none.
 
-        Raises: ValueError for another number of placeholders than of pictures.
+        Args:
+            pictures: pictures in their order, and videos in theirs.
+        Raises: ValueError for another number of placeholders than of pictures, or of videos.
         """
-        if (num_placeholders := list(token_ids).count(self.placeholder_id)) != len(pictures):
-            raise ValueError(
-                f"the text has the placeholder {self.placeholder!r} {num_placeholders} times, and there are "
-                f"{len(pictures)} pictures"
-            )
+        self.check_placeholders(token_ids, pictures)
         if not pictures:
             return list(token_ids), None
-        following = iter([self.process(picture) for picture in pictures])
+        following = {
+            self.placeholder_id: iter([one for one in pictures if not isinstance(one, StoredVideo)]),
+            self.video_placeholder_id: iter([one for one in pictures if isinstance(one, StoredVideo)]),
+        }
         whole: list[int] = []
         placed: list[tuple[int, ProcessedPicture]] = []
         for token in token_ids:
-            if token == self.placeholder_id:
-                placed.append((len(whole), next(following)))
+            if token in following:
+                placed.append((len(whole), self.process(next(following[token]))))
                 whole.extend(placed[-1][1].token_ids.tolist())
             else:
                 whole.append(token)
         return whole, pictures_of(placed)
+
+    def check_placeholders(self, token_ids: Sequence[int], pictures: Sequence[Stored]) -> None:
+        """Raises: ValueError for another number of placeholders than of pictures, or of videos."""
+        num_videos = sum(isinstance(one, StoredVideo) for one in pictures)
+        for kind, text, token, number in (
+            ("pictures", self.placeholder, self.placeholder_id, len(pictures) - num_videos),
+            ("videos", self.video_placeholder, self.video_placeholder_id, num_videos),
+        ):
+            if (count := list(token_ids).count(token)) != number:
+                raise ValueError(f"the text has the placeholder {text!r} {count} times, and there are {number} {kind}")
 
     def num_tokens(self, width: int, height: int) -> int:
         """Returns the number of tokens that replace the placeholder of a picture of this size in pixels."""
@@ -151,35 +200,75 @@ class PictureProcessor:
             if isinstance(patches, int):  # other processors return rows and columns as well
                 self._num_tokens[size] = patches // self._processor.image_processor.merge_size**2
             else:
-                self._num_tokens[size] = len(self._run(Image.new("RGB", size)).token_ids)
+                self._num_tokens[size] = len(self._run_on(images=[Image.new("RGB", size)]).token_ids)
         return self._num_tokens[size]
 
-    def process(self, picture: StoredPicture) -> ProcessedPicture:
-        """Returns a picture as the model reads it."""
+    def num_video_tokens(self, width: int, height: int, sampling: FrameSampling) -> int:
+        """Returns the number of tokens that replace the placeholder of a video with frames of this size.
+
+        Raises: ValueError for a model whose videos are not read.
+        """
+        self._check_videos()
+        text = self._processor.replace_video_token(
+            {
+                "video_grid_thw": self._processor.video_processor.grids(self.num_tokens(width, height), sampling),
+                "video_metadata": [sampling.metadata()],
+            },
+            0,
+        )
+        return len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def process(self, picture: Stored) -> ProcessedPicture:
+        """Returns a picture, or a video, as the model reads it. Raises: ValueError for videos that are not read."""
         processed = self._processed.pop(picture.digest, None)
         if processed is None:
-            processed = self._run(picture.decode())
+            if isinstance(picture, StoredVideo):
+                self._check_videos()
+                frames, sampling = picture.decode_frames(), picture.sampling
+                processed = self._run_on(videos=[list(frames)], video_metadata=[sampling.metadata()])
+            else:
+                processed = self._run_on(images=[picture.decode()])
             self._num_bytes += processed.num_bytes
         self._processed[picture.digest] = processed
         while self._num_bytes > MOST_KEPT_BYTES and len(self._processed) > 1:
             self._num_bytes -= self._processed.popitem(last=False)[1].num_bytes
         return processed
 
-    def _run(self, image: Any) -> ProcessedPicture:
+    def _check_videos(self) -> None:
+        import transformers
+
+        if self._config.model_type not in VIDEO_MODELS:
+            raise ValueError(
+                f"videos are not read for model_type={self._config.model_type!r}; use one of "
+                f"{', '.join(VIDEO_MODELS)}, or give some frames as pictures"
+            )
+        if ".".join(transformers.__version__.split(".")[:2]) not in VIDEO_VERSIONS:
+            raise ValueError(
+                f"transformers {transformers.__version__} was not checked with videos, whose positions changed between "
+                f"its releases; install {' or '.join(VIDEO_VERSIONS)}"
+            )
+
+    def _run_on(self, **inputs: Any) -> ProcessedPicture:
+        """Args: inputs: one picture, or one video, as arguments of transformers' processor."""
+        placeholder = self.video_placeholder if "videos" in inputs else self.placeholder
         outputs = self._processor(
-            text=[self.placeholder], images=[image], add_special_tokens=False, do_convert_rgb=True, return_tensors="pt"
+            text=[placeholder], add_special_tokens=False, do_convert_rgb=True, return_tensors="pt", **inputs
         )
         token_ids = outputs["input_ids"][0]
-        arguments = {name: tensor for name, tensor in sorted(outputs.items()) if name not in OF_TEXT}
-        if arguments["pixel_values"].dim() == 5:  # [texts, tiles, channels, rows, columns]
+        of_picture = {name: tensor for name, tensor in sorted(outputs.items()) if name not in OF_TEXT}
+        arguments = {name: tensor for name, tensor in of_picture.items() if name != SECONDS}
+        if "pixel_values" in arguments and arguments["pixel_values"].dim() == 5:
+            # [texts, tiles, channels, rows, columns]
             arguments |= {name: arguments[name][0] for name in PIXELS if name in arguments}
         if "pixel_attention_mask" in arguments:  # an eighth of the bytes of int64
             arguments["pixel_attention_mask"] = arguments["pixel_attention_mask"].bool()
+        position_ids, next_position = self._positions(token_ids, of_picture)
         return ProcessedPicture(
             token_ids=token_ids,
             arguments=arguments,
-            position_ids=self._position_ids(token_ids, arguments),
-            digest=_digest({"token_ids": token_ids, **arguments}),
+            position_ids=position_ids,
+            next_position=next_position,
+            digest=_digest({"token_ids": token_ids, **of_picture, **arguments}),
         )
 
     @cached_property
@@ -191,19 +280,19 @@ class PictureProcessor:
             model = AutoModelForImageTextToText.from_config(self._config, trust_remote_code=False)
         return model.model if hasattr(model.model, "get_rope_index") else None
 
-    def _position_ids(self, token_ids: Tensor, arguments: Mapping[str, Tensor]) -> Tensor | None:
-        """[3, N] int64; transformers goes on from the largest, so those of a picture do not depend on what is before
-        it."""
+    def _positions(self, token_ids: Tensor, outputs: Mapping[str, Tensor]) -> tuple[Tensor | None, int | None]:
+        """[3, N] int64, and the position of a token of text after them. They do not depend on what is before them but
+        for the position of their first token."""
         if self._outline is None:
-            return None
-        ids = token_ids[None]
+            return None, None
+        ids = torch.cat([token_ids, torch.full((1,), self._tokenizer.pad_token_id or 0)])[None]
+        types = (ids == self.placeholder_id).int() + 2 * (ids == self.video_placeholder_id).int()
+        types[:, -1] = 0
+        sizes = {name: outputs[name] for name in ("image_grid_thw", "video_grid_thw", SECONDS) if name in outputs}
         positions, _ = self._outline.get_rope_index(
-            ids,
-            mm_token_type_ids=(ids == self.placeholder_id).int(),
-            image_grid_thw=arguments["image_grid_thw"],
-            attention_mask=torch.ones_like(ids),
+            ids, mm_token_type_ids=types, attention_mask=torch.ones_like(ids), **sizes
         )
-        return positions[:, 0].contiguous()
+        return positions[:, 0, :-1].contiguous(), int(positions[0, 0, -1])
 
 
 def _image_processor(folder: str, min_pixels: int | None, max_pixels: int | None) -> Any:
@@ -233,24 +322,29 @@ def _image_processor(folder: str, min_pixels: int | None, max_pixels: int | None
     return processor
 
 
-def _without_videos(config: Any, folder: str, image_processor: Any, tokenizer: Any) -> Any:
-    """transformers' processor of a model, without a video processor, whose classes need torchvision."""
+def _processor(config: Any, folder: str, image_processor: Any, tokenizer: Any) -> Any:
+    """transformers' processor of a model, whose video processor is `FramePairs`, or None for models whose videos are
+    not read: transformers' own need torchvision."""
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
     whole: Any = PROCESSOR_MAPPING[type(config)]
 
-    class PicturesOnly(whole):
+    class WithoutTorchvision(whole):
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
             if argument_name == "video_processor":
                 return type(None)
             return super().check_argument_for_proper_class(argument_name, argument)
 
     parts = {"image_processor": image_processor, "tokenizer": tokenizer, "video_processor": None}
-    settings, _ = PicturesOnly.get_processor_dict(folder, local_files_only=True)
+    settings, _ = WithoutTorchvision.get_processor_dict(folder, local_files_only=True)
+    names = WithoutTorchvision.get_attributes()
     try:
-        return PicturesOnly.from_args_and_dict([parts[name] for name in PicturesOnly.get_attributes()], settings)
+        processor = WithoutTorchvision.from_args_and_dict([parts[name] for name in names], settings)
     except ImportError as error:  # num2words, which SmolVLM's processor needs
         raise ImportError(f"{str(error).strip()} {NEEDS_EXTRA.capitalize()}") from error
+    if config.model_type in VIDEO_MODELS:
+        processor.video_processor = FramePairs(image_processor)
+    return processor
 
 
 def _digest(arguments: Mapping[str, Tensor]) -> str:

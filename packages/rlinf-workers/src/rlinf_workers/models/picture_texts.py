@@ -12,3 +12,5 @@ PICTURE_TEXTS = {
 placeholder."""
 TILED = frozenset({"smolvlm"})
 """Those whose pictures are tiles, with a dimension for the batch before them."""
+VIDEO_MODELS = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""Those whose videos are read too."""

@@ -22,6 +22,8 @@ from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture
 
 VISION_LANGUAGE = frozenset(PICTURE_TEXTS)
 """Architectures (`model_type`) that read pictures here."""
+OF_VIDEOS = {"pixel_values_videos": "pixel_values", "video_grid_thw": "image_grid_thw"}
+"""Arguments of a model for videos -> those for pictures of `get_image_features`, which computes both alike."""
 
 
 def auto_class(config: Any) -> Any:
@@ -66,14 +68,20 @@ def seen(
         yield {}
         return
     base, device = model.base_model, next(model.parameters()).device
-    separate = [_arguments(model, [one], device) for one in there] if device == HOST else []
     replaced: dict[str, Any] = {}
-    if len(separate) > 1:
-        replaced["get_image_features"] = partial(_one_by_one, base.get_image_features, separate)
-    if parts:
-        assert model.config.model_type not in TILED, "refused before: the features of tiles are not in a row"
-        whole = replaced.get("get_image_features", base.get_image_features)
-        replaced["get_image_features"] = partial(_parts_of, whole, parts)
+    for name, places_of_kind in _by_kind(there).items():
+        # not the model's own method for videos: transformers' Qwen3-VL calls that of pictures in it
+        features = whole = base.get_image_features
+        if device == HOST and len(there) > 1:
+            separate = [_arguments(model, [there[place]], device) for place in places_of_kind]
+            renamed = [{OF_VIDEOS.get(name, name): tensor for name, tensor in one.items()} for one in separate]
+            features = partial(_one_by_one, whole, renamed)
+        if parts:
+            assert model.config.model_type not in TILED, "refused before: the features of tiles are not in a row"
+            of_kind = [_features_of(there[place], parts[place], model.config) for place in places_of_kind]
+            features = partial(_parts_of, features, of_kind)
+        if features is not whole:
+            replaced[name] = features
     if places is not None:
         replaced["get_placeholder_mask"] = partial(
             _of_places, base.get_placeholder_mask, ~places.to(device), _plain_token(model.config)
@@ -84,6 +92,22 @@ def seen(
     finally:
         for name in replaced:
             delattr(base, name)
+
+
+def _by_kind(pictures: Sequence[ProcessedPicture]) -> dict[str, list[int]]:
+    """Name of the model's method for pictures, and for videos, as far as there are some -> their places."""
+    by_kind: dict[str, list[int]] = {}
+    for place, picture in enumerate(pictures):
+        kind = "video" if OF_VIDEOS.keys() & picture.arguments.keys() else "image"
+        by_kind.setdefault(f"get_{kind}_features", []).append(place)
+    return by_kind
+
+
+def _features_of(picture: ProcessedPicture, part: slice, config: Any) -> slice:
+    """Which features of a picture belong to some of its tokens: between the frames of a video there is text."""
+    ids = picture.token_ids
+    has_one = (ids == config.image_token_id) | (ids == getattr(config, "video_token_id", None))
+    return slice(int(has_one[: part.start].sum()), int(has_one[: part.stop].sum()))
 
 
 def _arguments(model: Any, pictures: Sequence[ProcessedPicture], device: torch.device) -> dict[str, Tensor]:
@@ -147,7 +171,10 @@ def rope_offset(pictures: Pictures | None) -> int:
 
 def _offset(picture: ProcessedPicture) -> int:
     positions = picture.position_ids
-    return 0 if positions is None else int(positions.max()) + 1 - positions.shape[1]
+    if positions is None:
+        return 0
+    following = int(positions.max()) + 1 if picture.next_position is None else picture.next_position
+    return following - positions.shape[1]
 
 
 def rope_offsets(pictures: Sequence[Pictures | None]) -> Tensor | None:

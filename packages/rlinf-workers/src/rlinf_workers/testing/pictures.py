@@ -1,12 +1,13 @@
-"""Tiny vision-language models, and prompts with pictures for them."""
+"""Tiny vision-language models, and prompts with pictures and videos for them."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import json
+import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,13 @@ from rlinf_workers.testing.language_backends import LENGTH, LanguageSubject
 IMAGE = 15
 """Token of the tiny models that stands for a picture."""
 VIDEO = 16
+"""That of a video."""
 START = 17
 END = 18
 PATCH = 8
 MERGE = 2
+SECONDS = 1.5
+"""Between the groups of frames of a video."""
 _TEXT = {**SIZES, "hidden_size": 32, "tie_word_embeddings": False, "max_position_embeddings": 256}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 _TOWER = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": PATCH}
@@ -101,33 +105,43 @@ def tiny_vision_language(name: str, folder: Path, *, head_dim: int = 8) -> Model
     return settings
 
 
-def random_picture(model: Any, size: tuple[int, int], generator: torch.Generator) -> ProcessedPicture:
-    """A picture of random numbers.
+def random_picture(model: Any, size: tuple[int, ...], generator: torch.Generator) -> ProcessedPicture:
+    """A picture, or a video, of random numbers.
 
     Args:
-        size: rows and columns of its placeholders; of a tiled model all pictures have equally many.
+        size: rows and columns of its placeholders, behind the number of its groups of frames if it is a video; of a
+            tiled model all have equally many placeholders, and none is a video.
     """
-    rows, columns = size
-    grid = None
     if model.config.model_type == "smolvlm":
         count = model.model.image_seq_len if hasattr(model.model, "image_seq_len") else MERGE * MERGE
+        token_ids = torch.full((count,), IMAGE)
         arguments = {"pixel_values": torch.randn(1, 3, 4 * PATCH, 4 * PATCH, generator=generator)}
     else:
-        count, grid = rows * columns, torch.tensor([[1, MERGE * rows, MERGE * columns]])
-        pixels = torch.randn(count * MERGE * MERGE, 3 * 2 * PATCH * PATCH, generator=generator)
-        arguments = {"pixel_values": pixels, "image_grid_thw": grid}
-    token_ids = torch.full((count,), IMAGE)
+        *groups, rows, columns = size
+        pixels = torch.randn(math.prod(size) * MERGE * MERGE, 3 * 2 * PATCH * PATCH, generator=generator)
+        grid = torch.tensor([[*(groups or [1]), MERGE * rows, MERGE * columns]])
+        names = ("pixel_values_videos", "video_grid_thw") if groups else ("pixel_values", "image_grid_thw")
+        arguments = dict(zip(names, (pixels, grid), strict=True))
+        if not groups:
+            token_ids = torch.full((rows * columns,), IMAGE)
+        elif model.config.model_type == "qwen2_5_vl":
+            token_ids = torch.full((math.prod(size),), VIDEO)
+        else:  # each group has its time before it
+            frames = [[2 + group, 3, START, *[VIDEO] * (rows * columns), END] for group in range(groups[0])]
+            token_ids = torch.tensor(frames).flatten()
+    positions = own_positions(model, torch.cat([token_ids, torch.zeros(1, dtype=torch.int64)]), arguments)
     sha = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in arguments.values()))
     return ProcessedPicture(
         token_ids=token_ids,
         arguments=arguments,
-        position_ids=own_positions(model, token_ids, grid),
+        position_ids=None if positions is None else positions[:, :-1],
+        next_position=None if positions is None else int(positions[0, -1]),
         digest=sha.hexdigest(),
     )
 
 
 def prompt_with_pictures(
-    model: Any, index: int, sizes: Sequence[tuple[int, int]], *, num_words: int = 3, seed: int | None = None
+    model: Any, index: int, sizes: Sequence[tuple[int, ...]], *, num_words: int = 3, seed: int | None = None
 ) -> Prompt:
     """A prompt of words, with a picture of random numbers after each of the first.
 
@@ -148,13 +162,23 @@ def prompt_with_pictures(
     return Prompt(index=index, token_ids=torch.tensor(token_ids), reference_answer="", pictures=pictures_of(placed))
 
 
-def own_positions(model: Any, token_ids: Tensor, grids: Tensor | None) -> Tensor | None:
-    """[3, L] int64, transformers' own positions for tokens all of whose placeholders stand for pictures; None: they are
-    as for text."""
+def own_positions(
+    model: Any, token_ids: Tensor, arguments: Mapping[str, Tensor], places: Tensor | None = None
+) -> Tensor | None:
+    """[3, L] int64, transformers' own positions; None: they are as for text.
+
+    Args:
+        arguments: the model's, of the pictures.
+        places: [L] bool, the tokens of pictures; None: all placeholders.
+    """
     if not hasattr(model.model, "get_rope_index"):
         return None
-    types = (token_ids == IMAGE).int()[None]
-    return model.model.get_rope_index(token_ids[None], mm_token_type_ids=types, image_grid_thw=grids)[0][:, 0]
+    types = (token_ids == IMAGE).int() + 2 * (token_ids == VIDEO).int()
+    grids = {name: arguments[name] for name in ("image_grid_thw", "video_grid_thw") if name in arguments}
+    if "video_grid_thw" in grids:
+        grids["second_per_grid_ts"] = torch.full((len(grids["video_grid_thw"]),), SECONDS)
+    types = types if places is None else types * places
+    return model.model.get_rope_index(token_ids[None], mm_token_type_ids=types[None], **grids)[0][:, 0]
 
 
 class SeeingSubject(LanguageSubject):

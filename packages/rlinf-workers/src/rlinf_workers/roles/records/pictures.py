@@ -1,4 +1,4 @@
-"""Pictures as a vision-language model reads them. Legend: N tokens of a picture."""
+"""Pictures and videos as a vision-language model reads them. Legend: N tokens of a picture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rlinf_comm import record
 @record
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessedPicture:
-    """A picture after the model's own preprocessing, which happens once: a run of placeholders among tokens."""
+    """A picture, or a video, after the model's own preprocessing, which happens once: a run of placeholders among
+    tokens."""
 
     token_ids: Tensor
     """[N] int64, the run: placeholders, and what the model's processor writes between them."""
@@ -23,8 +24,11 @@ class ProcessedPicture:
     or pictures, so those of several pictures are joined along it."""
     position_ids: Tensor | None
     """[3, N] int64, positions in time, rows and columns (M-RoPE), from the first of the run on; None: as for text."""
+    next_position: int | None = None
+    """The position of the token after the run, counted from the run's first; None: the largest of its positions, and
+    one. In transformers 5.24 a token after a video of Qwen2.5-VL has a smaller one."""
     digest: str
-    """Hexadecimal digest of the tokens and the arguments."""
+    """Hexadecimal digest of the tokens, the arguments and what positions follow from."""
 
     @property
     def num_tokens(self) -> int:
