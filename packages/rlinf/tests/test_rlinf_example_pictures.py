@@ -128,7 +128,7 @@ def test_a_model_of_text_alone_ignores_pictures_only_where_it_is_told_to(source_
     blind = tmp_path / "blind"
     tiny_model(blind)
     row = {"prompt": "1+1=", "completion": "2", "image": "red.png"}
-    with pytest.raises(UserError, match="has pictures, and the model reads text alone") as refusal:
+    with pytest.raises(UserError, match="has pictures or videos, and the model reads text alone") as refusal:
         _ = source_of("sft", row, row, model=blind).training_set
     assert "--task.columns.images false" in str(refusal.value.hint)
     source = source_of("sft", row, row, model=blind, **{"task.columns.images": "false"})

@@ -1,4 +1,4 @@
-"""Pictures of problems: the forms in which rows have them, what is refused, and prompts with them."""
+"""Pictures and videos of problems: the forms in which rows have them, what is refused, and prompts with them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
@@ -34,11 +35,13 @@ from rlinf.tasks.drawings import picture_of
 from rlinf.tasks.files import FileProblems
 from rlinf.tasks.language import load_checkpoint_tokenizer, write_model_folder
 from rlinf.tasks.prompts import PromptEncoder, make_encoder
+from rlinf.tasks.videos import ProblemVideo
 from rlinf_workers.models import PictureProcessor
 
 QWEN_TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}{% for p in m.content %}{% if p.type == 'image' %}<|vision_start|>"
-    "<|image_pad|><|vision_end|>{% else %}{{ p.text }}{% endif %}{% endfor %} {% endfor %}"
+    "<|image_pad|><|vision_end|>{% elif p.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% else %}{{ p.text }}{% endif %}{% endfor %} {% endfor %}"
     "{% if add_generation_prompt %}a{% endif %}"
 )
 
@@ -113,7 +116,7 @@ def test_a_row_has_a_picture(tmp_path: Path, row: dict[str, Any], prompt: str) -
         ({"image": "data:image/png,abc"}, "data URL of a picture begins like"),
         ({"image": "data:image/png;base64,a*c"}, "is not base64"),
         ({"image": {"bytes": "", "path": None}}, "is empty"),
-        ({"image": {"bytes": None, "path": None}}, "an object with a picture has one of"),
+        ({"image": {"bytes": None, "path": None}}, "an object must have one of bytes"),
         ({"image": [3]}, "must be a path, bytes.*is a int"),
         ({"image": "train.jsonl"}, "is no picture that Pillow reads"),
         ({"question": "<image><image>", "image": "red.png"}, "the marker <image> 2 times, and the row 1 pictures"),
@@ -130,7 +133,8 @@ def test_a_picture_that_cannot_be_used_is_answered_with_its_row(
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([{"type": "video", "video": "a.mp4"}], "turn 1 has a video; videos need torchvision"),
+        ([{"type": "video", "video": "a.mp4"}], "video 1: .*a.mp4: No such file or directory"),
+        ([{"type": "video"}], "of 1 videos in the chat 1 have no path, bytes or URL"),
         ([{"type": "image"}], "of 1 pictures in the chat 1 have no path, bytes or URL"),
         ([{"type": "audio"}], r"train.jsonl:1: field 'messages': turn 1 has parts of type 'audio'"),
     ],
@@ -248,7 +252,7 @@ def test_models_that_read_text_alone_refuse_pictures(tmp_path: Path) -> None:
     row = {"question": "1", "answer": "1", "image": "red.png"}
     (problem,) = read(tmp_path, row)
     tokenizer = load_checkpoint_tokenizer(Path(tiny_folder(tmp_path / "model", "qwen2_5_vl")))
-    with pytest.raises(UserError, match=r"train.jsonl:1 has pictures, and the model reads text alone"):
+    with pytest.raises(UserError, match=r"train.jsonl:1 has pictures or videos, and the model reads text alone"):
         PromptEncoder(tokenizer).num_tokens([problem])
     (ignoring,) = read(tmp_path, row, columns={"images": False})
     assert PromptEncoder(tokenizer).num_tokens([ignoring]) == [1]
@@ -260,7 +264,137 @@ def test_a_placeholder_in_the_text_of_a_problem_is_refused(tmp_path: Path) -> No
     (problem,) = read(tmp_path, {"question": "1<|image_pad|>", "answer": "1"})
     folder = Path(tiny_folder(tmp_path / "model", "qwen2_5_vl"))
     encoder, _ = encoder_of(folder, settings(tmp_path / "train.jsonl"))
-    with pytest.raises(UserError, match=r"train.jsonl:1: as text for the model it has the placeholder"):
+    with pytest.raises(
+        UserError, match=r"train.jsonl:1: as the model reads it, the text has the placeholder '<.image_pad.>' 1 times"
+    ):
+        encoder.num_tokens([problem])
+
+
+# -- videos -----------------------------------------------------------------------------------------------------------
+
+
+NUM_FRAMES, FPS, SIZE = 21, 10.0, (32, 16)
+TAKEN = (0, 7, 13, 20)
+"""Of 2.1 seconds, two frames a second."""
+
+
+def frames() -> np.ndarray:
+    """[frames, rows, columns, 3] uint8"""
+    shape = (NUM_FRAMES, SIZE[1], SIZE[0], 3)
+    return np.random.default_rng(5).integers(0, 256, shape, dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: Any) -> bytes:
+    """A file whose frames are compressed without loss."""
+    file = tmp_path_factory.mktemp("film") / "film.mov"
+    writer = imageio_ffmpeg.write_frames(
+        str(file), SIZE, fps=FPS, codec="png", pix_fmt_out="rgb24", macro_block_size=1, quality=None
+    )
+    writer.send(None)
+    for frame in frames():
+        writer.send(np.ascontiguousarray(frame))
+    writer.close()
+    return file.read_bytes()
+
+
+def read_rows(folder: Path, film: bytes, *rows: Mapping[str, Any], **options: Any) -> list[TaskProblem]:
+    folder.mkdir(exist_ok=True)
+    (folder / "film.mov").write_bytes(film)
+    return read(folder, *rows, **options)
+
+
+PART = {"type": "video", "video": "film.mov"}
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"question": "a<video>b", "videos": ["film.mov"]}, "a<video>b"),
+        ({"question": "ab", "video": "film.mov"}, "<video>ab"),
+        ({"question": "ab", "video": {"bytes": "FILM", "path": "any.mov"}}, "<video>ab"),
+        ({"messages": [{"role": "user", "content": [PART, {"type": "text", "text": "a"}]}]}, "<video>a"),
+    ],
+)
+def test_a_row_has_a_video_whose_frames_are_taken_in_time(
+    tmp_path: Path, film: bytes, row: dict[str, Any], prompt: str
+) -> None:
+    if isinstance(row.get("video"), dict):
+        row = {**row, "video": {"bytes": base64.b64encode(film).decode()}}
+    (problem,) = read_rows(tmp_path, film, {**row, "answer": "1"})
+    assert problem.prompt == prompt
+    (video,) = problem.pictures
+    assert isinstance(video, ProblemVideo) and (video.width, video.height) == SIZE
+    assert (video.sampling.indices, video.sampling.num_frames, video.sampling.fps) == (TAKEN, NUM_FRAMES, FPS)
+    np.testing.assert_array_equal(np.stack([np.asarray(one) for one in video.decode_frames()]), frames()[list(TAKEN)])
+    assert [np.asarray(Image.open(io.BytesIO(file))).shape for file in video.files] == [(16, 32, 3)] * 4
+    assert len(problem.row_json) < 300, "without the bytes of videos"
+
+
+def test_a_list_of_frames_is_a_video_with_the_time_of_the_settings(tmp_path: Path) -> None:
+    row = {"question": "a", "answer": "1", "videos": [["red.png", "blue.png", "red.png"]]}
+    (problem,) = read(tmp_path, row, video_fps=4.0)
+    (video,) = problem.pictures
+    assert isinstance(video, ProblemVideo)
+    assert (video.sampling.indices, video.sampling.fps, video.files[0]) == ((0, 1, 2), 4.0, RED)
+    np.testing.assert_array_equal(np.asarray(video.decode_frames()[1]), np.asarray(picture(2)))
+    (fewer,) = read(tmp_path, row, max_frames=2)
+    assert fewer.pictures[0].digest != video.digest and fewer.identity != problem.identity
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"videos": ["red.png", "blue.txt"]}, "video 2: .*blue.txt: No such file"),
+        ({"video": "train.jsonl"}, "train.jsonl:1: video 1: is no video that ffmpeg reads: .*list in the list"),
+        ({"videos": [["red.png", "train.jsonl"]]}, "video 1: frame 2: is no picture that Pillow reads"),
+        ({"videos": [["red.png", "small.png"]]}, "video 1: has frames of 2 x 2 and 40 x 24 pixels; all must have one"),
+        ({"videos": [[]]}, "video 1: has no frames"),
+        ({"question": "<video><video>", "video": "film.mov"}, "the marker <video> 2 times, and the row 1 videos"),
+    ],
+)
+def test_a_video_that_cannot_be_used_is_answered_with_its_row(
+    tmp_path: Path, film: bytes, row: dict[str, Any], message: str
+) -> None:
+    picture(0, (2, 2)).save(tmp_path / "small.png")
+    with pytest.raises(UserError, match=message):
+        read_rows(tmp_path, film, {"question": "a", "answer": "1", **row})
+
+
+def test_a_film_that_is_cut_or_another_one_now_ends_the_run(tmp_path: Path, film: bytes) -> None:
+    row = {"question": "a", "answer": "1", "video": "film.mov"}
+    (problem,) = read_rows(tmp_path, film, row)
+    (tmp_path / "film.mov").write_bytes(film[::-1])
+    with pytest.raises(UserError, match=r"train.jsonl:1: the video .*film.mov is not the one that was there"):
+        problem.pictures[0].files  # noqa: B018
+
+
+@pytest.mark.parametrize("template", [None, QWEN_TEMPLATE], ids=["plain", "chat"])
+def test_a_prompt_has_pictures_and_videos_where_the_text_says(
+    tmp_path: Path, film: bytes, template: str | None
+) -> None:
+    row = {"question": "1<video>2<image>=", "answer": "1", "images": ["red.png"], "videos": ["film.mov"]}
+    problem, text_alone = read_rows(tmp_path, film, row, {"question": "<video> 3", "answer": "1"})
+    assert [type(one).__name__ for one in problem.pictures] == ["ProblemVideo", "ProblemPicture"]
+    folder = Path(tiny_folder(tmp_path / "model", "qwen3_vl"))
+    encoder, processor = encoder_of(folder, settings(tmp_path / "train.jsonl"), template)
+    text = f"1{processor.video_text}2{processor.picture_text}="
+    assert encoder.text(problem) == (text if template is None else f"u{text} a")
+    expected, pictures = processor.encode(encoder.text(problem), problem.pictures)
+    prompt = encoder.prompt(0, problem, max_tokens=None, sends_row=True, sends_pictures=True)
+    assert prompt.token_ids.tolist() == expected and len(prompt.picture_files) == len(TAKEN) + 1
+    assert pictures is not None and prompt.pictures is not None and prompt.pictures.digest == pictures.digest
+    assert encoder.num_tokens([problem, text_alone]) == [len(expected), len(encoder.encode(text_alone.content))]
+    with pytest.raises(UserError, match=r"train.jsonl:1 has a video, and agents read pictures alone"):
+        encoder.prompt(0, problem, max_tokens=None, sends_row=False, sends_messages=True)
+
+
+def test_models_whose_videos_are_not_read_refuse_them_by_name(tmp_path: Path, film: bytes) -> None:
+    pytest.importorskip("num2words")
+    (problem,) = read_rows(tmp_path, film, {"question": "1", "answer": "1", "video": "film.mov"})
+    folder = Path(tiny_folder(tmp_path / "model", "smolvlm"))
+    encoder, _ = encoder_of(folder, settings(tmp_path / "train.jsonl"))
+    with pytest.raises(UserError, match="videos are not read for model_type='smolvlm'"):
         encoder.num_tokens([problem])
 
 

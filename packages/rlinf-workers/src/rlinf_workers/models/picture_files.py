@@ -79,7 +79,7 @@ def picture_size(content: bytes) -> tuple[int, int]:
         raise PictureError(f"is damaged: {_first_line(error)}") from error
     image = _opened(content)
     if getattr(image, "is_animated", False) and image.format != "MPO":  # which has previews as further frames
-        raise PictureError(f"has {image.n_frames} frames: videos need torchvision in transformers, and are not read")
+        raise PictureError(f"has {image.n_frames} frames; a column of videos takes it")
     width, height = image.size
     if not width or not height:
         raise PictureError(f"has {width} x {height} pixels")

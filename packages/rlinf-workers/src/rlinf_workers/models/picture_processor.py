@@ -133,7 +133,8 @@ class PictureProcessor:
         """What a plain prompt has in place of a picture; a chat template writes its own."""
         self.video_placeholder: str = self._processor.video_token
         """Special token that stands for a video."""
-        self.video_placeholder_id: int = tokenizer.convert_tokens_to_ids(self.video_placeholder)
+        reads_videos = self._config.model_type in VIDEO_MODELS
+        self.video_placeholder_id = tokenizer.convert_tokens_to_ids(self.video_placeholder) if reads_videos else None
         self.video_text = text.format(self.video_placeholder)
         """What a plain prompt has in place of a video."""
         self._processed: OrderedDict[str, ProcessedPicture] = OrderedDict()
@@ -141,7 +142,7 @@ class PictureProcessor:
         self._num_tokens: dict[tuple[int, int], int] = {}
 
     @property
-    def placeholder_ids(self) -> tuple[int, ...]:
+    def placeholder_ids(self) -> tuple[int | None, ...]:
         """Tokens that stand for a picture or a video."""
         return self.placeholder_id, self.video_placeholder_id
 
@@ -186,6 +187,8 @@ class PictureProcessor:
             ("pictures", self.placeholder, self.placeholder_id, len(pictures) - num_videos),
             ("videos", self.video_placeholder, self.video_placeholder_id, num_videos),
         ):
+            if token is None and number:
+                self._check_videos()
             if (count := list(token_ids).count(token)) != number:
                 raise ValueError(f"the text has the placeholder {text!r} {count} times, and there are {number} {kind}")
 

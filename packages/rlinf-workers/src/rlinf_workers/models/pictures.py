@@ -69,7 +69,7 @@ def seen(
         return
     base, device = model.base_model, next(model.parameters()).device
     replaced: dict[str, Any] = {}
-    for name, places_of_kind in _by_kind(there).items():
+    for method, places_of_kind in _by_kind(there).items():
         # not the model's own method for videos: transformers' Qwen3-VL calls that of pictures in it
         features = whole = base.get_image_features
         if device == HOST and len(there) > 1:
@@ -81,7 +81,7 @@ def seen(
             of_kind = [_features_of(there[place], parts[place], model.config) for place in places_of_kind]
             features = partial(_parts_of, features, of_kind)
         if features is not whole:
-            replaced[name] = features
+            replaced[method] = features
     if places is not None:
         replaced["get_placeholder_mask"] = partial(
             _of_places, base.get_placeholder_mask, ~places.to(device), _plain_token(model.config)
@@ -106,7 +106,7 @@ def _by_kind(pictures: Sequence[ProcessedPicture]) -> dict[str, list[int]]:
 def _features_of(picture: ProcessedPicture, part: slice, config: Any) -> slice:
     """Which features of a picture belong to some of its tokens: between the frames of a video there is text."""
     ids = picture.token_ids
-    has_one = (ids == config.image_token_id) | (ids == getattr(config, "video_token_id", None))
+    has_one = (ids == config.image_token_id) | (ids == config.video_token_id)
     return slice(int(has_one[: part.start].sum()), int(has_one[: part.stop].sum()))
 
 

@@ -13,6 +13,7 @@ from rlinf.config.tasks import FilesTask
 def problem_lines(config: ReasoningConfig, num_examples: int) -> Iterator[str]:
     """Yields the problems of each source: columns, lengths of prompts, some rendered prompts. Raises: UserError."""
     from rlinf.tasks.files import column_reader
+    from rlinf.tasks.pictures import PictureReading
     from rlinf.tasks.prompts import template_of
     from rlinf.tasks.questions import load_problems
 
@@ -23,7 +24,7 @@ def problem_lines(config: ReasoningConfig, num_examples: int) -> Iterator[str]:
     to_prompt = template_of(settings.prompt_template, settings.placeholder)
     for source in task.train_files:
         loaded = load_problems(
-            source, reader, to_prompt, on_bad_row=task.on_bad_row, fetches_pictures=task.fetch_pictures
+            source, reader, to_prompt, on_bad_row=task.on_bad_row, reading=PictureReading.as_set(task)
         )
         problems = loaded.problems
         yield f"{source}: {len(problems):,} problems" + (f", {loaded.num_found:,} bad rows" if loaded.num_found else "")

@@ -54,6 +54,9 @@ class BenchmarkColumns(Section):
     images: Annotated[str, Field(min_length=1)] | Literal[False] | None = Field(
         default=None, description="Column of the pictures, as task.columns.images."
     )
+    videos: Annotated[str, Field(min_length=1)] | Literal[False] | None = Field(
+        default=None, description="Column of the videos, as task.columns.videos."
+    )
 
 
 class BenchmarkConfig(Section):
@@ -144,6 +147,12 @@ class EvalConfig(EngineConfig):
     )
     max_pixels: int | None = Field(
         default=None, ge=1, description="As task.max_pixels; unset: as in the run that trained the model."
+    )
+    video_fps: float = Field(
+        default=2.0, gt=0, description="As task.video_fps; unset: as in the run that trained the model."
+    )
+    max_frames: int = Field(
+        default=64, ge=1, description="As task.max_frames; unset: as in the run that trained the model."
     )
     fetch_pictures: bool = Field(default=False, description="As task.fetch_pictures.")
     agent: Annotated[AgentConfig | None, BeforeValidator(agent_by_name)] = Field(

@@ -177,10 +177,15 @@ class PictureColumnConfig(Section):
         "(docs/vision-language.md). null: images or image, the first that a row has; false: columns of "
         "pictures are ignored.",
     )
+    videos: Annotated[str, Field(min_length=1)] | Literal[False] | None = Field(
+        default=None,
+        description="Column of the videos, one or a list of them: files in the forms of pictures, or lists of frames. "
+        "null: videos or video; false: columns of videos are ignored.",
+    )
 
 
 class PictureConfig(Section):
-    """How pictures of rows are read (docs/vision-language.md)."""
+    """How pictures and videos of rows are read (docs/vision-language.md)."""
 
     min_pixels: int | None = Field(
         default=None,
@@ -191,7 +196,16 @@ class PictureConfig(Section):
         default=None,
         ge=1,
         description="Pictures with more pixels are reduced, so that a prompt has fewer tokens; null: as the model's "
-        "preprocessor_config.json says.",
+        "preprocessor_config.json says. Frames of videos have the same limits.",
+    )
+    video_fps: float = Field(
+        default=2.0,
+        gt=0,
+        description="Frames that are taken of a second of a video, at least 4 of a video that has them; of a list of "
+        "frames, how many are of a second.",
+    )
+    max_frames: int = Field(
+        default=64, ge=1, description="Maximum number of frames of a video; of a longer one they are spread evenly."
     )
     fetch_pictures: bool = Field(
         default=False,

@@ -12,6 +12,7 @@ from rlinf.errors import UserError
 from rlinf.evaluation.model import EvaluatedModel
 from rlinf.jobs.rewards import FUNCTIONS, try_own_reward
 from rlinf.tasks import TaskProblem
+from rlinf.tasks.pictures import PictureReading
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, make_encoder, template_of
 from rlinf.tasks.published import PublishedSet, published_set, require_published
 from rlinf.tasks.questions import Columns, QuestionReader, load_problems
@@ -127,7 +128,7 @@ def _benchmark(
         template_of(template, "question"),
         on_bad_row=config.on_bad_row,
         bad_row_key="on_bad_row",
-        fetches_pictures=config.fetch_pictures,
+        reading=PictureReading.as_set(config),
     )
     fitted = fit_prompts(
         loaded.problems[: benchmark.num_problems],
@@ -193,5 +194,6 @@ def _reader(name: str, benchmark: BenchmarkConfig, published: PublishedSet | Non
         question=columns.prompt or "question",
         answer=columns.answer or "answer",
         images=columns.images,
+        videos=columns.videos,
         keys=(f"benchmarks.{name}.columns.prompt", f"benchmarks.{name}.columns.answer"),
     )

@@ -17,7 +17,7 @@ from rlinf.errors import UserError
 from rlinf.evaluation.model import EvaluatedModel, run_folder
 from rlinf.evaluation.policies import as_in_checkpoint
 from rlinf.jobs.spec import job_spec
-from rlinf.tasks.prompts import PIXEL_LIMITS, is_chat
+from rlinf.tasks.prompts import PICTURE_SETTINGS, is_chat
 from rlinf.tasks.published import published_set
 
 CHOICE = "multiple_choice"
@@ -45,7 +45,7 @@ def prompted_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalC
         taken.pop("prompt_format", None)
     asks_chat = is_chat(taken.get("prompt_format", config.prompt_format), model.tokenizer)
     if not asks_chat:
-        taken = {key: value for key, value in taken.items() if key in ("prompt_format", *PIXEL_LIMITS)}
+        taken = {key: value for key, value in taken.items() if key in ("prompt_format", *PICTURE_SETTINGS)}
     benchmarks = dict(config.benchmarks)
     for name, benchmark in benchmarks.items():
         # If only one side requires a letter as the answer, the benchmark's template is needed.
@@ -55,7 +55,7 @@ def prompted_as_in_run(config: EvalConfig, model: EvaluatedModel) -> tuple[EvalC
     agent, agent_notes = _agent_of(config, run, folder, model.folder)
     settings = config.model_copy(update={**taken, "benchmarks": benchmarks, "stop": stop, **agent})
 
-    compared = {key: value for key, value in trained.items() if asks_chat or key in PIXEL_LIMITS}
+    compared = {key: value for key, value in trained.items() if asks_chat or key in PICTURE_SETTINGS}
     values = {key: (getattr(settings, key), value) for key, value in compared.items()}
     values["prompt_format"] = "chat" if asks_chat else "plain", trained["prompt_format"]
     for name, benchmark in benchmarks.items():
@@ -101,7 +101,7 @@ def _prompt_of(run: ReasoningConfig, tokenizer: Any) -> tuple[str, dict[str, Any
     template = task.prompt_template.replace("{" + (task.columns.prompt or "question") + "}", "{question}")
     prompt_format = "chat" if is_chat(task.prompt_format, tokenizer) else "plain"
     settings = {"system_prompt": task.system_prompt, "chat_options": dict(task.chat_options)}
-    settings |= {key: getattr(task, key) for key in PIXEL_LIMITS}
+    settings |= {key: getattr(task, key) for key in PICTURE_SETTINGS}
     return template, {"prompt_format": prompt_format, **settings}
 
 

@@ -269,7 +269,7 @@ def try_own_reward(spec: RewardSpec, problem: TaskProblem, what: str) -> TriedRe
     try:
         row = problem.row
         if getattr(reward, "reads_pictures", False):
-            row = {**row, PICTURE_FILES: tuple(one.read() for one in problem.pictures)}
+            row = {**row, PICTURE_FILES: tuple(file for one in problem.pictures for file in one.files)}
         (result,) = score_all(reward, [problem.answer], [problem.answer], [problem.prompt], [row])
     except RewardError as error:
         raise UserError(f"{what}, {about}: {_message_with_place(error)}", hint=hint) from error

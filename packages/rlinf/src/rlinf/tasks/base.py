@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlinf.tasks.pictures import ProblemPicture
 from rlinf.tasks.spooled import SpooledRows
+from rlinf.tasks.videos import PictureOrVideo
 
 Turns = tuple[tuple[str, str], ...]
 """Role and text of each turn of a chat, the last of which is not the assistant's."""
@@ -37,8 +37,9 @@ class TaskProblem:
     They follow the prompt; one whose first turn is of the `task` does not. Empty: the answer solves it."""
     row: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """All columns of its row; empty for generated problems."""
-    pictures: tuple[ProblemPicture, ...] = ()
-    """What the markers `<image>` of the prompt stand for, in their order. Without pictures a marker is text."""
+    pictures: tuple[PictureOrVideo, ...] = ()
+    """What the markers `<image>` and `<video>` of the prompt stand for, in their order. Without pictures the marker of
+    one is text, and without videos that of a video."""
 
     @property
     def content(self) -> str | Turns:

@@ -20,9 +20,9 @@ from torch import Tensor
 from rlinf.errors import UserError
 from rlinf.tasks.base import Turns
 from rlinf.tasks.examples import ASSISTANT, ExampleRow
-from rlinf.tasks.pictures import ProblemPicture
 from rlinf.tasks.prompts import PromptEncoder, first_tokens
 from rlinf.tasks.spooled import SpooledRows
+from rlinf.tasks.videos import PictureOrVideo
 
 _GENERATION = re.compile(r"\{%-?\s*generation\b")
 
@@ -53,7 +53,7 @@ class TokenizedExample:
     has_loss: Tensor
     """[L] bool; False for the first token, which nothing predicts."""
     place: str
-    pictures: tuple[ProblemPicture, ...] = ()
+    pictures: tuple[PictureOrVideo, ...] = ()
     """What the placeholders among the tokens stand for."""
     num_picture_tokens: int = 0
     """Tokens that they add."""
@@ -86,8 +86,8 @@ class TokenizedExample:
             raise UserError(
                 f"{self.place}: the example has {self.num_tokens} tokens with its pictures, which "
                 "task.long_examples=cut would cut",
-                hint="allow more with --task.max_tokens, reduce the pictures with --task.max_pixels, or use "
-                "--task.long_examples drop",
+                hint="allow more with --task.max_tokens, reduce them with --task.max_pixels or "
+                "--task.max_frames, or use --task.long_examples drop",
             )
         ids, has_loss = self.token_ids[:num_tokens].clone(), self.has_loss[:num_tokens].clone()
         return TokenizedExample(token_ids=ids, has_loss=has_loss, place=self.place)
@@ -133,7 +133,7 @@ class ExampleEncoder:
             if not turns:
                 prompt = self._to_prompt(row.prompt or "")
                 turns, num_given = (("user", prompt), (ASSISTANT, row.completion)), 1
-            token_ids, has_loss = self._chat(turns, num_given, has_pictures=bool(row.pictures))
+            token_ids, has_loss = self._chat(turns, num_given, row.pictures)
         else:
             token_ids, has_loss = self._text(row)
         loss = torch.tensor([self._on_all] * len(token_ids) if self._on_all else has_loss)
@@ -150,7 +150,7 @@ class ExampleEncoder:
         if prompt is None:
             completion = [*first_tokens(self._tokenizer), *completion]
         else:
-            text = self._encoder.with_placeholders(self._to_prompt(prompt), has_pictures=bool(row.pictures))
+            text = self._encoder.with_placeholders(self._to_prompt(prompt), row.pictures)
             prompt_ids = self._encoder.encode(text)
         if self._adds_end and completion[-1:] != [self._tokenizer.eos_token_id]:
             completion = [*completion, self._tokenizer.eos_token_id]
@@ -158,10 +158,10 @@ class ExampleEncoder:
 
     # -- chats -----------------------------------------------------------------------------------------------------
 
-    def _chat(self, turns: Turns, num_given: int, *, has_pictures: bool) -> tuple[list[int], list[bool]]:
+    def _chat(self, turns: Turns, num_given: int, pictures: Sequence[PictureOrVideo]) -> tuple[list[int], list[bool]]:
         if self._marks_turns:
-            return self._marked(turns, num_given, has_pictures=has_pictures)
-        pieces = list(self._pieces(turns, num_given, has_pictures=has_pictures))
+            return self._marked(turns, num_given, pictures)
+        pieces = list(self._pieces(turns, num_given, pictures))
         texts = [text for text, _ in pieces]
         begun = [self._ids("".join(texts[: number + 1])) for number in range(len(texts))]
         whole = begun[-1]
@@ -176,9 +176,9 @@ class ExampleEncoder:
             has_loss += [is_answer] * (len(ids) - len(has_loss))
         return whole, has_loss
 
-    def _pieces(self, turns: Turns, num_given: int, *, has_pictures: bool) -> Iterable[tuple[str, bool]]:
+    def _pieces(self, turns: Turns, num_given: int, pictures: Sequence[PictureOrVideo]) -> Iterable[tuple[str, bool]]:
         """Yields the parts of the chat's text, and whether each is the assistant's."""
-        render = partial(self._encoder.render, has_pictures=has_pictures)
+        render = partial(self._encoder.render, pictures=pictures)
         whole, done = render(turns, add_generation_prompt=False), 0
         for number, (role, _) in enumerate(turns):
             if role != ASSISTANT or number < num_given:
@@ -201,10 +201,10 @@ class ExampleEncoder:
             "behind it; or train on chats with one answer, if the template keeps those",
         )
 
-    def _marked(self, turns: Turns, num_given: int, *, has_pictures: bool) -> tuple[list[int], list[bool]]:
+    def _marked(self, turns: Turns, num_given: int, pictures: Sequence[PictureOrVideo]) -> tuple[list[int], list[bool]]:
         """By the marks of the template."""
         encoded = self._tokenizer.apply_chat_template(
-            self._encoder.messages_for_template(turns, has_pictures=has_pictures),
+            self._encoder.messages_for_template(turns, pictures),
             tokenize=True,
             return_dict=True,
             return_assistant_tokens_mask=True,
@@ -212,7 +212,7 @@ class ExampleEncoder:
         )
         token_ids, marks = list(encoded["input_ids"]), [bool(mark) for mark in encoded["assistant_masks"]]
         if num_given:
-            before = self._encoder.render(turns[:num_given], add_generation_prompt=True, has_pictures=has_pictures)
+            before = self._encoder.render(turns[:num_given], add_generation_prompt=True, pictures=pictures)
             num_before = len(self._ids(before))
             marks[:num_before] = [False] * num_before
         return token_ids, marks

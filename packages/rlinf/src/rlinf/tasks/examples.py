@@ -9,23 +9,12 @@ from typing import Any
 
 from rlinf.config.supervised import ExampleColumnsConfig
 from rlinf.tasks.base import Turns
-from rlinf.tasks.pictures import MARKER, ProblemPicture
-from rlinf.tasks.questions import (
-    MAX_CHARACTERS,
-    ColumnError,
-    RowError,
-    all_turns_of,
-    column_of,
-    is_list,
-    of_parts_or_column,
-    pictures_in_column,
-    prompt_of,
-    read_pictures,
-    text_of,
-    value_at,
-    with_markers,
-)
+from rlinf.tasks.pictures import DEFAULT_READING, PictureReading
+from rlinf.tasks.questions import MAX_CHARACTERS, all_turns_of
+from rlinf.tasks.row_pictures import RowPictures, new_parts, pictures_of_row, place_pictures
+from rlinf.tasks.row_values import ColumnError, RowError, column_of, is_list, prompt_of, text_of, value_at
 from rlinf.tasks.rows import Row, listed
+from rlinf.tasks.videos import PictureOrVideo
 
 CHAT_COLUMNS = ("messages", "conversations")
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "instruction", "input")
@@ -47,8 +36,8 @@ class ExampleRow:
     """The text before the completion; None: there is none."""
     completion: str = ""
     """Without turns: the completion, or the whole text."""
-    pictures: tuple[ProblemPicture, ...] = ()
-    """What the markers `<image>` of the prompt, or of turns that are not imitated, stand for, in their order."""
+    pictures: tuple[PictureOrVideo, ...] = ()
+    """What the markers of the prompt, or of turns that are not imitated, stand for, in their order."""
     place: str = ""
     """`file.jsonl:12`"""
 
@@ -84,15 +73,14 @@ class ExampleColumns:
     """Reads an example from a row. A column that the settings do not name is the first with a usual name."""
 
     columns: ExampleColumnsConfig
-    fetches_pictures: bool = False
-    """Whether pictures with http(s) URLs are fetched."""
+    reading: PictureReading = DEFAULT_READING
+    """How their pictures and videos are read."""
 
     def __call__(self, row: Row) -> ExampleRow:
         """Raises: RowError."""
-        parts: list[Any] | None = None if self.columns.images is False else []
+        parts = new_parts(self.columns)
         example = self._read(row, parts)
-        column = pictures_in_column(row.values, self.columns.images)
-        example = with_pictures(example, of_parts_or_column(parts or [], column), row, fetches=self.fetches_pictures)
+        example = with_pictures(example, pictures_of_row(row.values, parts, self.columns), row, self.reading)
         if (size := example.num_characters) > MAX_CHARACTERS:
             raise RowError(f"the example has {size:,} characters; at most {MAX_CHARACTERS:,} are read")
         if example.turns and all(role != ASSISTANT for role, _ in example.turns[example.num_given :]):
@@ -150,28 +138,20 @@ class ExampleColumns:
         return ExampleRow(turns=(*turns, *more), num_given=len(turns), place=row.place)
 
 
-def with_pictures(example: ExampleRow, values: Sequence[Any], row: Row, *, fetches: bool) -> ExampleRow:
-    """The example with the pictures of its row; where its prompt has no marker, they come first.
+def with_pictures(example: ExampleRow, in_row: RowPictures, row: Row, reading: PictureReading) -> ExampleRow:
+    """The example with the pictures and videos of its row; those without markers come first in its prompt.
 
-    Args:
-        values: as the row has them.
-        fetches: whether pictures with http(s) URLs are fetched.
     Raises: RowError.
     """
-    if not values:
+    if not in_row:
         return example
-    pictures, prompt, turns = read_pictures(values, row, fetches=fetches), example.prompt, example.turns
-    if not turns and prompt is None:
+    if not example.turns and example.prompt is None:
         raise RowError("a text without a prompt has no place for the pictures of its row")
-    read = [text for role, text in turns if role != ASSISTANT] if turns else [prompt or ""]
-    num_markers = sum(text.count(MARKER) for text in read)
-    if not num_markers:
-        turns = with_markers(turns, len(pictures)) if turns else ()
-        prompt = None if prompt is None else MARKER * len(pictures) + prompt
-    elif num_markers != len(pictures):
-        raise RowError(f"the prompt has the marker {MARKER} {num_markers} times, and the row {len(pictures)} pictures")
-    if any(role == ASSISTANT and MARKER in text for role, text in turns):
-        raise RowError(f"a turn of the assistant has the marker {MARKER}; pictures are in what it reads")
+    answers = [text for role, text in example.turns if role == ASSISTANT]
+    for marker, kind, _ in in_row.by_marker:
+        if any(marker in text for text in answers):
+            raise RowError(f"a turn of the assistant has the marker {marker}; {kind}s are in what it reads")
+    prompt, turns, pictures = place_pictures(example.prompt, example.turns, in_row, row, reading)
     return replace(example, prompt=prompt, turns=turns, pictures=pictures)
 
 

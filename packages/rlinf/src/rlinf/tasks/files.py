@@ -11,6 +11,7 @@ from pathlib import Path
 from rlinf.config.tasks import FilesTask, MixtureSource, RowSettings
 from rlinf.errors import UserError
 from rlinf.tasks.base import EpochOrder, TaskProblem, digest_of
+from rlinf.tasks.pictures import PictureReading
 from rlinf.tasks.prompts import PromptEncoder, fit_prompts, template_of
 from rlinf.tasks.published import published_set
 from rlinf.tasks.questions import Columns, load_problems
@@ -28,6 +29,7 @@ def column_reader(settings: RowSettings, *, needs_answer: bool) -> Columns:
         question=settings.columns.prompt,
         answer=settings.columns.answer,
         images=settings.columns.images,
+        videos=settings.columns.videos,
         needs_number=settings.answer_format == "gsm8k",
         needs_answer=needs_answer,
     )
@@ -200,7 +202,7 @@ class FileProblems:
                 read,
                 to_prompt,
                 on_bad_row=self._config.on_bad_row,
-                fetches_pictures=self._config.fetch_pictures,
+                reading=PictureReading.as_set(self._config),
             )
             named = (replace(one, row={SOURCE_COLUMN: source, **one.row}) for one in loaded.problems)
             parts.append(SpooledRows(named) if source else loaded.problems)

@@ -22,20 +22,13 @@ from rlinf.tasks.examples import (
     turns_or_text,
     with_pictures,
 )
-from rlinf.tasks.pictures import ProblemPicture
-from rlinf.tasks.questions import (
-    MAX_CHARACTERS,
-    RowError,
-    column_of,
-    is_list,
-    of_parts_or_column,
-    pictures_in_column,
-    prompt_of,
-    text_of,
-    value_at,
-)
+from rlinf.tasks.pictures import DEFAULT_READING, PictureReading
+from rlinf.tasks.questions import MAX_CHARACTERS
+from rlinf.tasks.row_pictures import new_parts, pictures_of_row
+from rlinf.tasks.row_values import RowError, column_of, is_list, prompt_of, text_of, value_at
 from rlinf.tasks.rows import Row
 from rlinf.tasks.spooled import SpooledRows
+from rlinf.tasks.videos import PictureOrVideo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +72,13 @@ class PreferenceColumns:
     that begin with it."""
 
     columns: PreferenceColumnsConfig
-    fetches_pictures: bool = False
-    """Whether pictures with http(s) URLs are fetched."""
+    reading: PictureReading = DEFAULT_READING
+    """How their pictures and videos are read."""
 
     def __call__(self, row: Row) -> PreferenceRow:
         """Raises: RowError."""
         values, columns = row.values, self.columns_of(row.values)
-        parts: list[Any] | None = None if self.columns.images is False else []
+        parts = new_parts(self.columns)
         prompt, chosen, rejected = columns.get("prompt"), columns["chosen"], columns["rejected"]
         answers = [value_at(values, chosen), value_at(values, rejected)]
         if prompt is None:
@@ -99,8 +92,8 @@ class PreferenceColumns:
                 ExampleRow(prompt=text, completion=text_of(values, name), place=row.place)
                 for name in (chosen, rejected)
             ]
-        pictures = of_parts_or_column(parts or [], pictures_in_column(values, self.columns.images))
-        pair = [with_pictures(one, pictures, row, fetches=self.fetches_pictures) for one in pair]
+        pictures = pictures_of_row(values, parts, self.columns)
+        pair = [with_pictures(one, pictures, row, self.reading) for one in pair]
         if pair[0].fingerprint == pair[1].fingerprint:
             raise RowError(f"{chosen!r} and {rejected!r} are equal, so neither is preferred")
         preference = PreferenceRow(chosen=pair[0], rejected=pair[1])
@@ -150,7 +143,7 @@ class TokenizedPreference:
     chosen_ids: Tensor
     rejected_ids: Tensor
     place: str
-    pictures: tuple[ProblemPicture, ...] = ()
+    pictures: tuple[PictureOrVideo, ...] = ()
     """What the placeholders of the prompt stand for."""
     num_picture_tokens: int = 0
     """Tokens that the pictures add to the prompt."""

@@ -14,8 +14,9 @@ from rlinf.config.supervised import ExamplesConfig
 from rlinf.config.tasks import FilesTask
 from rlinf.errors import UserError
 from rlinf.tasks.base import SYSTEM_ROLES, Sifted, TaskProblem, Turns
-from rlinf.tasks.pictures import MARKER, ProblemPicture
+from rlinf.tasks.pictures import MARKER, VIDEO_MARKER
 from rlinf.tasks.spooled import SpooledRows
+from rlinf.tasks.videos import PictureOrVideo, ProblemVideo
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,10 @@ PICTURES_BYTES = 64 << 30
 evaluation, reach."""
 PIXEL_LIMITS = ("min_pixels", "max_pixels")
 """Settings of pictures."""
+PICTURE_SETTINGS = (*PIXEL_LIMITS, "video_fps", "max_frames")
+"""Those that decide what a model sees."""
+PART_TYPES = {MARKER: "image", VIDEO_MARKER: "video"}
+"""Marker -> type of the part of a message that stands for it in chat templates."""
 BATCH = 512
 """Prompts tokenized at once."""
 BATCH_CHARACTERS = 1 << 20
@@ -127,21 +132,24 @@ class PromptEncoder:
         Raises: UserError for the turns of a chat where prompts are plain.
         """
         prompt = problem.content if isinstance(problem, TaskProblem) else problem
-        has_pictures = isinstance(problem, TaskProblem) and bool(problem.pictures)
+        pictures = problem.pictures if isinstance(problem, TaskProblem) else ()
         if self.is_chat:
-            return self.render(prompt, add_generation_prompt=True, has_pictures=has_pictures)
+            return self.render(prompt, add_generation_prompt=True, pictures=pictures)
         if not isinstance(prompt, str):
             raise UserError(
                 "the data hold the turns of chats, and prompts are plain",
                 hint=f"use a model whose tokenizer has a chat template, with --{self._key} chat",
             )
-        return self.with_placeholders(prompt, has_pictures=has_pictures)
+        return self.with_placeholders(prompt, pictures)
 
-    def with_placeholders(self, text: str, *, has_pictures: bool) -> str:
-        """Returns a plain text with what the model reads in place of the markers of pictures."""
-        if not has_pictures or self._pictures is None:
+    def with_placeholders(self, text: str, pictures: Sequence[PictureOrVideo]) -> str:
+        """Returns a plain text with what the model reads in place of the markers of these pictures."""
+        if self._pictures is None:
             return text
-        return text.replace(MARKER, self._pictures.picture_text)
+        shows = {MARKER: self._pictures.picture_text, VIDEO_MARKER: self._pictures.video_text}
+        for marker in {one.marker for one in pictures}:
+            text = text.replace(marker, shows[marker])
+        return text
 
     def messages(self, prompt: str | Turns) -> list[dict[str, str]]:
         """Returns the messages of a chat, with the system prompt."""
@@ -154,23 +162,25 @@ class PromptEncoder:
         """Further arguments of the chat template."""
         return self._options
 
-    def messages_for_template(self, prompt: str | Turns, *, has_pictures: bool) -> list[dict[str, Any]]:
+    def messages_for_template(self, prompt: str | Turns, pictures: Sequence[PictureOrVideo]) -> list[dict[str, Any]]:
         """Returns the messages of a chat as the template of the model reads them. The arguments are those of
         `render`."""
         messages: list[dict[str, Any]] = list(self.messages(prompt))
         if self._pictures is None:
             return messages
         # templates of models that read pictures may drop content that is no list of parts
-        return [{**one, "content": _parts(one["content"], has_pictures)} for one in messages]
+        return [{**one, "content": _parts(one["content"], pictures)} for one in messages]
 
-    def render(self, prompt: str | Turns, *, add_generation_prompt: bool, has_pictures: bool = False) -> str:
+    def render(
+        self, prompt: str | Turns, *, add_generation_prompt: bool, pictures: Sequence[PictureOrVideo] = ()
+    ) -> str:
         """Returns the text of a chat, with or without the beginning of the assistant's next turn.
 
         Args:
-            has_pictures: whether the markers of pictures stand for some; otherwise they are text.
+            pictures: what the markers stand for; markers of a kind that is not among them are text.
         Raises: UserError where the template refuses it.
         """
-        messages = self.messages_for_template(prompt, has_pictures=has_pictures)
+        messages = self.messages_for_template(prompt, pictures)
         begins_with_system = bool(self._system) and self.messages(prompt)[0] == self._system[0]
         try:
             return self._tokenizer.apply_chat_template(
@@ -224,7 +234,7 @@ class PromptEncoder:
             raise UserError(
                 f"{problem.place or 'a problem'}: the prompt has {len(token_ids)} tokens with its pictures, and "
                 f"{max_tokens} are allowed; pictures are not cut",
-                hint="allow more tokens, or reduce pictures with max_pixels",
+                hint="allow more tokens, or reduce pictures with max_pixels and videos with max_frames",
             )
         return token_ids, pictures
 
@@ -232,14 +242,14 @@ class PromptEncoder:
         """Raises: UserError for a model without one."""
         if self._pictures is None:
             raise UserError(
-                f"{place or 'a problem'} has pictures, and the model reads text alone",
+                f"{place or 'a problem'} has pictures or videos, and the model reads text alone",
                 hint="use a vision-language model (docs/vision-language.md), or ignore the pictures with "
-                "--task.columns.images false",
+                "--task.columns.images false and --task.columns.videos false",
             )
         return self._pictures
 
     def insert(
-        self, token_ids: list[int], has_loss: Sequence[bool], pictures: Sequence[ProblemPicture]
+        self, token_ids: list[int], has_loss: Sequence[bool], pictures: Sequence[PictureOrVideo]
     ) -> tuple[list[int], list[bool], Pictures | None]:
         """Returns the tokens of an example with those of its pictures, which have no loss, and the pictures.
 
@@ -254,7 +264,7 @@ class PromptEncoder:
         lengths = iter(one.num_tokens for one in seen.pictures)
         loss: list[bool] = []
         for token, has_one in zip(token_ids, has_loss, strict=True):
-            loss += [False] * next(lengths) if token == processor.placeholder_id else [has_one]
+            loss += [False] * next(lengths) if token in processor.placeholder_ids else [has_one]
         return whole, loss, seen
 
     def prompt(
@@ -274,12 +284,18 @@ class PromptEncoder:
             max_tokens: as for `encode`; None: all prompts have one length.
             sends_row: whether the reward or a harness reads the columns of the data row.
             sends_messages: whether an agent goes on with the conversation.
-            sends_pictures: whether the reward reads the files of pictures.
+            sends_pictures: whether the reward reads the files of pictures; those of a video are its frames.
+        Raises: UserError, as `tokens`; for an agent with a video.
         """
         import torch
 
         from rlinf_workers.roles import Prompt
 
+        if sends_messages and any(isinstance(one, ProblemVideo) for one in problem.pictures):
+            raise UserError(
+                f"{problem.place or 'a problem'} has a video, and agents read pictures alone",
+                hint="give some of its frames as pictures, or leave rollout.agent out",
+            )
         token_ids, pictures = self.tokens(problem, max_tokens)
         return Prompt(
             index=index,
@@ -290,7 +306,9 @@ class PromptEncoder:
             row_json=problem.row_json if sends_row else None,
             messages_json=json.dumps(self._messages_of(problem, pictures)) if sends_messages else None,
             pictures=pictures,
-            picture_files=tuple(map(_file_of, problem.pictures)) if sends_pictures else (),
+            picture_files=tuple(_bytes(file) for one in problem.pictures for file in one.files)
+            if sends_pictures
+            else (),
         )
 
     def _messages_of(self, problem: TaskProblem, pictures: Pictures | None) -> list[dict[str, Any]]:
@@ -303,7 +321,7 @@ class PromptEncoder:
         urls = iter([PICTURE_URL + one.digest for one in pictures.pictures])
         for message in messages:
             if MARKER in message["content"]:
-                parts = _parts(message["content"], has_pictures=True)
+                parts = _parts(message["content"], problem.pictures)
                 message["content"] = [one if one["type"] == "text" else part_of_url(next(urls)) for one in parts]
         return messages
 
@@ -318,7 +336,7 @@ class PromptEncoder:
             for problem, token_ids in zip(counted, self._encode_all(encoded), strict=True)
         ]
 
-    def num_picture_tokens(self, pictures: Sequence[ProblemPicture], token_ids: Sequence[int], place: str) -> int:
+    def num_picture_tokens(self, pictures: Sequence[PictureOrVideo], token_ids: Sequence[int], place: str) -> int:
         """Returns the number of tokens that pictures add to those of a text with placeholders.
 
         Raises: UserError for another number of placeholders, and for pictures that the model cannot read.
@@ -326,16 +344,22 @@ class PromptEncoder:
         if self._pictures is None and not pictures:
             return 0
         processor = self._processor_for(place)
-        if (count := list(token_ids).count(processor.placeholder_id)) != len(pictures):
-            raise UserError(
-                f"{place or 'a problem'}: as text for the model it has the placeholder of pictures "
-                f"{processor.placeholder!r} {count} times, and there are {len(pictures)} pictures",
-                hint="the problem's own text must not hold the placeholder, and a chat template has to write one for "
-                "each picture",
-            )
         try:
-            return sum(processor.num_tokens(one.width, one.height) - 1 for one in pictures)
-        except ValueError as error:  # more than 200 times as long as wide
+            processor.check_placeholders(token_ids, pictures)
+        except ValueError as error:
+            raise UserError(
+                f"{place or 'a problem'}: as the model reads it, {error}",
+                hint="the problem's own text must not hold a placeholder, and a chat template has to write one for "
+                "each picture and each video",
+            ) from error
+        try:
+            return sum(
+                processor.num_video_tokens(one.width, one.height, one.sampling) - 1
+                if isinstance(one, ProblemVideo)
+                else processor.num_tokens(one.width, one.height) - 1
+                for one in pictures
+            )
+        except ValueError as error:  # more than 200 times as long as wide; videos that are not read
             raise UserError(f"{place or 'a problem'}: the model's processor refuses a picture: {error}") from error
 
     def num_with_unknown(self, problems: Iterable[TaskProblem]) -> int:
@@ -406,21 +430,22 @@ def make_picture_processor(
         raise UserError(f"{prefix}max_pixels: {error}", hint="leave the limits out, or use others") from error
 
 
-def _file_of(picture: ProblemPicture) -> Tensor:
+def _bytes(file: bytes) -> Tensor:
     """[bytes] uint8"""
     import torch
 
-    return torch.frombuffer(bytearray(picture.read()), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(file), dtype=torch.uint8)
 
 
-def _parts(text: str, has_pictures: bool) -> list[dict[str, str]]:
-    """The content of a message as parts, with a picture's in place of each marker."""
-    pieces = text.split(MARKER) if has_pictures else [text]
-    parts: list[dict[str, str]] = []
-    for number, piece in enumerate(pieces):
-        parts += [{"type": "image"}] if number else []
-        parts += [{"type": "text", "text": piece}] if piece else []
-    return parts
+def _parts(text: str, pictures: Sequence[PictureOrVideo]) -> list[dict[str, str]]:
+    """The content of a message as parts, with one of its own in place of each marker of these pictures."""
+    markers = {one.marker for one in pictures}
+    pieces = re.split(f"({'|'.join(sorted(markers))})", text) if markers else [text]
+    return [
+        {"type": PART_TYPES[piece]} if piece in markers else {"type": "text", "text": piece}
+        for piece in pieces
+        if piece
+    ]
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -478,7 +503,7 @@ def fit_prompts(
         if pictured := next((problem for problem in long if problem.pictures), None):
             raise UserError(
                 f"{text}; {pictured.place or 'one'} has pictures, which {key}=keep_end would cut",
-                hint=f"{allow}, reduce the pictures with max_pixels, or use --{key} drop",
+                hint=f"{allow}, reduce them with max_pixels or max_frames, or use --{key} drop",
             )
         return Sifted(problems=problems, num_found=num_long, notes=(f"{text}; their beginnings were cut off",))
     if not places:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf.errors import UserError
-from rlinf.tasks.questions import Question, QuestionReader, RowError, check_number, text_of
+from rlinf.tasks.questions import Question, QuestionReader, check_number
+from rlinf.tasks.row_values import RowError, text_of
 from rlinf.tasks.rows import listed
 from rlinf_algos.rewards import last_boxed
 

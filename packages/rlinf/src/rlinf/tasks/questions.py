@@ -7,19 +7,38 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeGuard, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from rlinf.errors import UserError
 from rlinf.tasks.base import SYSTEM_ROLES, Sifted, TaskProblem, Turns
 from rlinf.tasks.file_content import lines_command, rows_within
-from rlinf.tasks.pictures import COLUMNS, HOLDERS, MARKER, PictureError, ProblemPicture, read_picture, without_pictures
+from rlinf.tasks.pictures import DEFAULT_READING, PictureReading, without_pictures
 from rlinf.tasks.row_files import read_rows
+from rlinf.tasks.row_pictures import (
+    NO_PICTURES,
+    ColumnName,
+    RowPictures,
+    marker_of_part,
+    new_parts,
+    pictures_columns,
+    pictures_of_row,
+    place_pictures,
+)
+from rlinf.tasks.row_values import (
+    ColumnError,
+    RowError,
+    absent,
+    column_of,
+    is_list,
+    prompt_of,
+    text_of,
+    value_at,
+)
 from rlinf.tasks.rows import BadRow, Row, listed
 from rlinf.tasks.spooled import SpooledRows
 
@@ -38,21 +57,12 @@ FURTHER_ANSWERS = ("completion", "response", "output", "target", "label", "refer
 ROLES = {"human": "user", "gpt": "assistant"}
 """Role of a turn in the format of ShareGPT -> role in chat templates."""
 TOOL_ROLES = ("tool", "function", "observation", "ipython", "environment", "context", "documents")
-TEXT_PARTS, PICTURE_PARTS = ("text", "input_text"), ("image", "image_url", "input_image")
-"""Types of the parts of a turn."""
+TEXT_PARTS = ("text", "input_text")
+"""Types of the parts of a turn that are text."""
 KNOWN_ROLES = (*SYSTEM_ROLES, "user", "assistant", *TOOL_ROLES, *ROLES)
 """Roles that published chat templates have; one that is misspelt would be rendered as it is."""
 _MARKED_NUMBER, MAX_MARKED = re.compile(r"####\s*-?[0-9]+\s*\Z"), 40
 """The usual end of an answer of GSM8K, and the characters in which it is looked for."""
-_CHAT_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:""")
-
-
-class RowError(ValueError):
-    """An invalid row; `load_problems` adds the place."""
-
-
-class ColumnError(RowError):
-    """A row without a column that is needed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +73,8 @@ class Question:
     answer: str
     turns: Turns = ()
     """The question as a chat; then `text` holds all its turns."""
-    pictures: tuple[Any, ...] = ()
-    """The pictures as the row has them."""
+    pictures: RowPictures = NO_PICTURES
+    """Its pictures and videos."""
 
 
 QuestionReader = Callable[[Mapping[str, Any]], Question]
@@ -80,8 +90,10 @@ class Columns:
     """Name of a column, `outer.inner` for one inside another; None: the first of `PROMPT_COLUMNS` that the row has."""
     answer: str | None
     """The same, of `ANSWER_COLUMNS`."""
-    images: str | Literal[False] | None = False
+    images: ColumnName = False
     """The same, of `pictures.COLUMNS`, a column with one picture or a list; False: columns of pictures are not read."""
+    videos: ColumnName = False
+    """The same, of `pictures.VIDEO_COLUMNS`."""
     needs_number: bool = False
     """Whether the answer must contain a number, as GSM8K's `#### 42`."""
     needs_answer: bool = True
@@ -93,12 +105,11 @@ class Columns:
         question = column_of(values, self.question, PROMPT_COLUMNS)
         answer = column_of(values, self.answer, ANSWER_COLUMNS, is_needed=self.answer is not None)
         assert question is not None, "it is needed"
-        value, column = value_at(values, question), pictures_in_column(values, self.images)
+        value, parts = value_at(values, question), new_parts(self)
         if not is_list(value):
-            text = prompt_of(values, question)
-            return Question(text=text, answer=self._answer_of(values, question, answer, None), pictures=column)
-        parts: list[Any] = []
-        turns, last = turns_of(value, question, None if self.images is False else parts)
+            text, pictures = prompt_of(values, question), pictures_of_row(values, None, self)
+            return Question(text=text, answer=self._answer_of(values, question, answer, None), pictures=pictures)
+        turns, last = turns_of(value, question, parts)
         if last is not None and answer is not None and question.casefold() == "prompt":
             raise RowError(
                 f"field {question!r}: the chat ends with a turn of the assistant, and {answer!r} is the answer; remove "
@@ -108,7 +119,7 @@ class Columns:
             text=dialogue_of(turns),
             answer=self._answer_of(values, question, answer, last),
             turns=turns,
-            pictures=of_parts_or_column(parts, column),
+            pictures=pictures_of_row(values, parts, self),
         )
 
     def _answer_of(self, values: Mapping[str, Any], question: str, answer: str | None, last: str | None) -> str:
@@ -122,7 +133,7 @@ class Columns:
         elif last is not None:
             text = last
         elif self.needs_answer:
-            raise ColumnError(_absent(values, ANSWER_COLUMNS))
+            raise ColumnError(absent(values, ANSWER_COLUMNS))
         else:
             text = ""
         if self.needs_number:
@@ -131,14 +142,12 @@ class Columns:
 
     def columns_of(self, values: Mapping[str, Any]) -> dict[str, str | None]:
         """Returns the names of the columns of prompt and answer in a row, None for one that it does not have, and of
-        the pictures if it has some."""
+        the pictures and videos if it has some."""
         columns = {
             "prompt": column_of(values, self.question, PROMPT_COLUMNS, is_needed=False),
             "answer": column_of(values, self.answer, ANSWER_COLUMNS, is_needed=False),
         }
-        if self.images is not False and (name := column_of(values, self.images, COLUMNS, is_needed=False)):
-            columns["images"] = name
-        return columns
+        return columns | pictures_columns(values, self)
 
     def hint(self, values: Mapping[str, Any]) -> str | None:
         """Returns a hint for rows whose columns have other names; None if both columns exist."""
@@ -160,32 +169,6 @@ class Columns:
         return f"say which columns of the file hold problem and answer: {' '.join(flags)}"
 
 
-def column_of(
-    values: Mapping[str, Any], name: str | None, usual: Sequence[str], *, is_needed: bool = True
-) -> str | None:
-    """Returns the name of a row's column: `name`, or where it is None the first of the usual ones that the row has.
-
-    Raises: RowError where it is needed and absent.
-    """
-    if name is not None:
-        if value_at(values, name) is not ABSENT:
-            return name
-        if not is_needed:
-            return None
-        raise ColumnError(f"no field {name!r}; the row has {listed(sorted(map(str, values)))}")
-    names = {str(column).casefold(): str(column) for column in reversed(list(values))}
-    candidates = [names.get(one, one) for one in usual]
-    present = [one for one in candidates if value_at(values, one) is not ABSENT]
-    present = [one for one in present if value_at(values, one) is not None] or present
-    if is_needed and not present:
-        raise ColumnError(_absent(values, usual))
-    return present[0] if present else None
-
-
-def _absent(values: Mapping[str, Any], usual: Sequence[str]) -> str:
-    return f"no field {usual[0]!r} or another usual name of it; the row has {listed(sorted(map(str, values)))}"
-
-
 def load_problems(
     path: Path,
     read: QuestionReader,
@@ -193,7 +176,7 @@ def load_problems(
     *,
     on_bad_row: Literal["stop", "skip"],
     bad_row_key: str = "task.on_bad_row",
-    fetches_pictures: bool = False,
+    reading: PictureReading = DEFAULT_READING,
 ) -> Sifted:
     """Reads all problems of a file, in order.
 
@@ -201,12 +184,12 @@ def load_problems(
         to_prompt: the template, which turns a question into a prompt.
         on_bad_row: stop: raise an error that lists the first bad rows; skip: count them in a note.
         bad_row_key: name of the setting, for messages.
-        fetches_pictures: whether pictures with http(s) URLs are fetched.
+        reading: how their pictures and videos are read.
     Raises: UserError.
     """
     loaded = load_rows(
         path,
-        lambda row: _problem(row, read, to_prompt, fetches_pictures=fetches_pictures),
+        lambda row: _problem(row, read, to_prompt, reading),
         on_bad_row=on_bad_row,
         bad_row_key=bad_row_key,
         what="problem",
@@ -293,60 +276,6 @@ def _columns_hint(
     return hint
 
 
-# -- values of a row -----------------------------------------------------------------------------------------------
-
-
-def text_of(values: Mapping[str, Any], name: str) -> str:
-    """Returns a value as non-empty text.
-
-    Raises: RowError for anything but text and finite numbers.
-    """
-    value = value_at(values, name)
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RowError(f"field {name!r} must be text or a number, is {json.dumps(value, default=str)[:60]}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise RowError(f"field {name!r} is {value}, no finite number")
-    text = str(value)
-    if not text.strip():
-        raise RowError(f"field {name!r} is empty")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RowError(f"field {name!r} holds {text[error.start]!r}, which is half of a character") from None
-    return text
-
-
-def prompt_of(values: Mapping[str, Any], name: str) -> str:
-    """As `text_of`, for a prompt, which may not be the text of a chat.
-
-    Raises: RowError.
-    """
-    text = text_of(values, name)
-    if _CHAT_TEXT.match(text):
-        raise RowError(
-            f"field {name!r} holds a chat as text, which would be a prompt as it stands; save the rows as JSON lines "
-            "or parquet, which keep lists, or turn the text into a list"
-        )
-    return text
-
-
-ABSENT = object()
-
-
-def value_at(values: Mapping[str, Any], name: str) -> Any:
-    """Returns the value of a column, or of `outer.inner`; `ABSENT` if the row has none."""
-    if name in values:
-        return values[name]
-    outer, dot, inner = name.partition(".")
-    below = values.get(outer) if dot else None
-    return value_at(below, inner) if isinstance(below, Mapping) else ABSENT
-
-
-def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Returns whether a value is a list, as chats and parts of turns are, and no text."""
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
 def turns_of(value: Sequence[Any], name: str, pictures: list[Any] | None = None) -> tuple[Turns, str | None]:
     """Returns the turns of a chat up to the last that is not the assistant's, and the assistant's answer to them.
 
@@ -396,47 +325,15 @@ def _text_of_part(part: Any, where: str, pictures: list[Any] | None) -> str:
     kind = str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
     if kind in TEXT_PARTS and isinstance(part.get("text"), str):
         return part["text"]
-    if kind in PICTURE_PARTS and pictures is not None:
+    if pictures is not None and (marker := marker_of_part(part)):
         pictures.append(part)
-        return MARKER
-    if "video" in kind:
-        raise RowError(f"{where} has a video; videos need torchvision in transformers, and are not read")
+        return marker
     raise RowError(f"{where} has parts of type {kind!r}" + (" without a text" if kind in TEXT_PARTS else ""))
 
 
 def dialogue_of(turns: Turns) -> str:
     """Returns a chat as text, for people and rewards to read."""
     return turns[0][1] if len(turns) == 1 else "\n\n".join(f"{role}: {content}" for role, content in turns)
-
-
-def pictures_in_column(values: Mapping[str, Any], images: str | Literal[False] | None) -> tuple[Any, ...]:
-    """The pictures of a column; none where the row has no such column, or null in it.
-
-    Args:
-        images: as in `Columns`.
-    """
-    if images is False:
-        return ()
-    name = column_of(values, images, COLUMNS, is_needed=images is not None)
-    value = None if name is None else value_at(values, name)
-    return () if value is None else tuple(value) if is_list(value) else (value,)
-
-
-def of_parts_or_column(parts: Sequence[Mapping[str, Any]], column: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The pictures of a chat: in its parts, or in a column, if the parts say where they go alone. Raises: RowError."""
-    own = [part for part in parts if any(part.get(name) is not None for name in HOLDERS)]
-    if not own and (column or not parts):
-        return column
-    if len(own) < len(parts):
-        raise RowError(f"of {len(parts)} pictures in the chat {len(parts) - len(own)} have no path, bytes or URL")
-    return tuple(own)
-
-
-def with_markers(turns: Turns, num_pictures: int) -> Turns:
-    """Adds the markers of pictures to the first turn of the user, in front of its text."""
-    place = next((number for number, (role, _) in enumerate(turns) if role == "user"), len(turns) - 1)
-    role, text = turns[place]
-    return (*turns[:place], (role, MARKER * num_pictures + text), *turns[place + 1 :])
 
 
 def check_number(answer: str, name: str) -> None:
@@ -451,7 +348,7 @@ def check_number(answer: str, name: str) -> None:
         raise RowError(f"the {name} holds no number: {answer[-80:]!r}; it should end like `#### 42`")
 
 
-def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str], *, fetches_pictures: bool) -> TaskProblem:
+def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str], reading: PictureReading) -> TaskProblem:
     """Raises: RowError."""
     question = read(row.values)
     if len(question.text) > MAX_CHARACTERS:
@@ -464,35 +361,9 @@ def _problem(row: Row, read: QuestionReader, to_prompt: Callable[[str], str], *,
         number=row.number,
         row=row.values,
     )
-    return _with_pictures(problem, question.pictures, row, fetches=fetches_pictures) if question.pictures else problem
-
-
-def _with_pictures(problem: TaskProblem, values: Sequence[Any], row: Row, *, fetches: bool) -> TaskProblem:
-    """The problem with the pictures of its row; where its text has no marker, they come first. Raises: RowError."""
-    pictures = read_pictures(values, row, fetches=fetches)
-    texts = [text for _, text in problem.turns] or [problem.prompt]
-    num_markers, prompt, turns = sum(text.count(MARKER) for text in texts), problem.prompt, problem.turns
-    if not num_markers:
-        turns = with_markers(turns, len(pictures)) if turns else ()
-        prompt = dialogue_of(turns) if turns else MARKER * len(pictures) + prompt
-    elif num_markers != len(pictures):
-        raise RowError(f"the problem has the marker {MARKER} {num_markers} times, and the row {len(pictures)} pictures")
-    columns = without_pictures(problem.row)
-    return replace(problem, prompt=prompt, turns=turns, pictures=pictures, row=columns)
-
-
-def read_pictures(values: Sequence[Any], row: Row, *, fetches: bool) -> tuple[ProblemPicture, ...]:
-    """Reads the pictures of a row.
-
-    Args:
-        values: as the row has them.
-        fetches: whether pictures with http(s) URLs are fetched.
-    Raises: RowError.
-    """
-    pictures: list[ProblemPicture] = []
-    for number, value in enumerate(values, start=1):
-        try:
-            pictures.append(read_picture(value, row.folder, row.place, fetches=fetches))
-        except PictureError as error:
-            raise RowError(f"picture {number}: {error}") from error
-    return tuple(pictures)
+    if not question.pictures:
+        return problem
+    prompt, turns, pictures = place_pictures(problem.prompt, problem.turns, question.pictures, row, reading)
+    text = dialogue_of(turns) if turns else prompt
+    assert text is not None, "a problem has a prompt"
+    return replace(problem, prompt=text, turns=turns, pictures=pictures, row=without_pictures(problem.row))

@@ -15,6 +15,7 @@ from rlinf.jobs.base import Score
 from rlinf.jobs.supervised.job import SupervisedJob
 from rlinf.jobs.supervised.source import ItemSource
 from rlinf.tasks.example_tokens import ExampleEncoder
+from rlinf.tasks.pictures import PictureReading
 from rlinf.tasks.preferences import (
     PreferenceColumns,
     PreferenceRow,
@@ -46,7 +47,7 @@ class PreferenceSource(ItemSource[PreferenceRow, TokenizedPreference]):
 
     def __init__(self, config: DpoConfig | RewardModelConfig, *, scores_whole: bool = False) -> None:
         super().__init__(config, adds_end=not scores_whole)
-        self._columns = PreferenceColumns(columns=config.task.columns, fetches_pictures=config.task.fetch_pictures)
+        self._columns = PreferenceColumns(columns=config.task.columns, reading=PictureReading.as_set(config.task))
         self._scores_whole = scores_whole
 
     def read(self, row: Row) -> PreferenceRow:

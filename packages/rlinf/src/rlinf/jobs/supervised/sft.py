@@ -14,6 +14,7 @@ from rlinf.jobs.supervised.source import ItemSource
 from rlinf.machine import Machine
 from rlinf.tasks.example_tokens import ExampleEncoder, TokenizedExample, fit_examples
 from rlinf.tasks.examples import ExampleColumns, ExampleRow
+from rlinf.tasks.pictures import PictureReading
 from rlinf.tasks.rows import Row
 from rlinf.tasks.spooled import SpooledRows
 from rlinf_workers import FlowRun
@@ -34,7 +35,7 @@ class DemonstrationSource(ItemSource[ExampleRow, TokenizedExample]):
 
     def __init__(self, config: SftConfig) -> None:
         super().__init__(config, on_all=config.task.loss_on == "all")
-        self._columns = ExampleColumns(columns=config.task.columns, fetches_pictures=config.task.fetch_pictures)
+        self._columns = ExampleColumns(columns=config.task.columns, reading=PictureReading.as_set(config.task))
 
     def read(self, row: Row) -> ExampleRow:
         return self._columns(row)

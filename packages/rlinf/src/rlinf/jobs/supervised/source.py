@@ -20,11 +20,11 @@ from rlinf.errors import UserError
 from rlinf.tasks.base import EpochOrder, HasFingerprint, digest_of
 from rlinf.tasks.example_tokens import ExampleEncoder, TokenizedRow
 from rlinf.tasks.language import load_checkpoint_tokenizer
-from rlinf.tasks.pictures import ProblemPicture
 from rlinf.tasks.prompts import PICTURES_BYTES, PromptEncoder, make_encoder, template_of
 from rlinf.tasks.questions import LoadedRows, load_rows
 from rlinf.tasks.rows import Row
 from rlinf.tasks.spooled import SpooledRows
+from rlinf.tasks.videos import PictureOrVideo
 from rlinf_workers.roles import PicturePool, Pictures
 
 _LOG = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class ItemSource(ABC, Generic[R, T]):
         return self.items(range(len(self.held_out)), is_held_out=True)
 
     def inserted(
-        self, token_ids: Tensor, has_loss: Tensor, pictures: Sequence[ProblemPicture]
+        self, token_ids: Tensor, has_loss: Tensor, pictures: Sequence[PictureOrVideo]
     ) -> tuple[Tensor, Tensor, Pictures | None]:
         """Tokens, int64, and which of them have a loss, with those of pictures, which are processed now."""
         ids, flags, seen = self.encoder.insert(token_ids.tolist(), has_loss.bool().tolist(), pictures)
