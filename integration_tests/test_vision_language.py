@@ -115,17 +115,18 @@ def test_a_judge_from_a_folder_sees_the_problems_pictures(new_model, tmp_path):
 
 @pytest.mark.slow
 def test_demonstrations_and_pairs_are_learned_with_their_pictures(new_model, tmp_path):
-    """Both learn; with the pictures of other rows the losses are others."""
+    """Both learn; with the pictures of other rows the losses are others. Demonstrations have theirs as the frames of a
+    video."""
     task = make_task(CountShapesTask(kind="count-shapes"), 0)
     problems = [task.train_problem(index) for index in range(12)]
-    for job, answers in (
-        ("sft", lambda one: {"completion": one.answer}),
-        ("dpo", lambda one: {"chosen": one.answer, "rejected": "?"}),
+    for job, answers, to_columns in (
+        ("sft", lambda one: {"completion": one.answer}, lambda image: {"videos": [[image, image]]}),
+        ("dpo", lambda one: {"chosen": one.answer, "rejected": "?"}, lambda image: {"image": image}),
     ):
         losses = []
         for shift in (0, 1):
             data = [
-                {"prompt": one.prompt, **answers(one), "image": row(other)["image"]}
+                {"prompt": one.prompt.removeprefix("<image>"), **answers(one), **to_columns(row(other)["image"])}
                 for one, other in zip(problems, [*problems[shift:], *problems[:shift]], strict=True)
             ]
             file = tmp_path / f"{job}-{shift}.jsonl"

@@ -26,7 +26,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ArchitectureConfig, ReasoningConfig, SftWarmUpConfig
 from rlinf.config.tasks import DrawnTaskConfig, FilesTask
 from rlinf.errors import UserError
-from rlinf.jobs.models import refuse_blind_trainer
+from rlinf.jobs.models import refuse_blind_trainer, refuse_videos
 from rlinf.jobs.reasoning import checks
 from rlinf.jobs.reasoning.prompts import WARM_UP_OFFSET, PromptSource
 from rlinf.tasks import TaskProblem
@@ -37,6 +37,7 @@ from rlinf.tasks.language import load_checkpoint_tokenizer, write_model_folder
 from rlinf.tasks.prompts import PromptEncoder, make_encoder
 from rlinf.tasks.videos import ProblemVideo
 from rlinf_workers.models import PictureProcessor
+from rlinf_workers.plugins import ENGINES
 
 QWEN_TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}{% for p in m.content %}{% if p.type == 'image' %}<|vision_start|>"
@@ -345,7 +346,8 @@ def test_a_list_of_frames_is_a_video_with_the_time_of_the_settings(tmp_path: Pat
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"videos": ["red.png", "blue.txt"]}, "video 2: .*blue.txt: No such file"),
+        ({"videos": ["film.mov", "blue.txt"]}, "video 2: .*blue.txt: No such file"),
+        ({"videos": ["red.png", "blue.png"]}, "video 1: has 1 frame, .*is a list in the list of videos"),
         ({"video": "train.jsonl"}, "train.jsonl:1: video 1: is no video that ffmpeg reads: .*list in the list"),
         ({"videos": [["red.png", "train.jsonl"]]}, "video 1: frame 2: is no picture that Pillow reads"),
         ({"videos": [["red.png", "small.png"]]}, "video 1: has frames of 2 x 2 and 40 x 24 pixels; all must have one"),
@@ -385,8 +387,12 @@ def test_a_prompt_has_pictures_and_videos_where_the_text_says(
     assert prompt.token_ids.tolist() == expected and len(prompt.picture_files) == len(TAKEN) + 1
     assert pictures is not None and prompt.pictures is not None and prompt.pictures.digest == pictures.digest
     assert encoder.num_tokens([problem, text_alone]) == [len(expected), len(encoder.encode(text_alone.content))]
-    with pytest.raises(UserError, match=r"train.jsonl:1 has a video, and agents read pictures alone"):
-        encoder.prompt(0, problem, max_tokens=None, sends_row=False, sends_messages=True)
+    huggingface, vllm = ENGINES.spec("huggingface"), ENGINES.spec("vllm")
+    refuse_videos([problem, text_alone], huggingface, "qwen3_vl", is_agent=False)
+    refuse_videos([text_alone], vllm, "qwen3_vl", is_agent=True)
+    for engine, is_agent, reader in ((huggingface, True, "agents"), (vllm, False, "rollout.engine=vllm")):
+        with pytest.raises(UserError, match=rf"train.jsonl:1 has a video, which {reader} cannot read"):
+            refuse_videos([problem], engine, "qwen3_vl", is_agent=is_agent)
 
 
 def test_models_whose_videos_are_not_read_refuse_them_by_name(tmp_path: Path, film: bytes) -> None:

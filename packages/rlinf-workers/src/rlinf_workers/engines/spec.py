@@ -39,6 +39,8 @@ class EngineSpec(Spec):
     that a weight sync moves only the adapter; others receive merged weights."""
     picture_models: tuple[str, ...] = ()
     """`model_type` of the vision-language models that it serves, with the pictures of prompts."""
+    video_models: tuple[str, ...] = ()
+    """Those whose videos it takes too."""
     quantizations: tuple[str, ...] = ()
     """Values of `rollout.quantization` that it supports."""
     quantizes_activations: bool = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+ROUNDING = 1e-6
+"""Of a product that is a whole number but for its last bits."""
 MIN_FRAMES = 4
 """A video with as many has at least these sampled, as Qwen's processors do."""
 
@@ -34,7 +36,7 @@ def sampled_frames(num_frames: int, fps: float, *, target_fps: float, max_frames
         num_frames, fps: of the whole video.
         target_fps: of the sampled frames, as far as `MIN_FRAMES` and `max_frames` allow.
     """
-    count = min(max(int(num_frames / fps * target_fps), MIN_FRAMES), max_frames, num_frames)
+    count = min(max(int(num_frames * (target_fps / fps) + ROUNDING), MIN_FRAMES), max_frames, num_frames)
     gaps = max(count - 1, 1)
     indices = tuple(round(place * (num_frames - 1) / gaps) for place in range(count))
     return FrameSampling(indices=indices, num_frames=num_frames, fps=fps)

@@ -4,14 +4,19 @@ none of its own code would have to run, and that this system computes its archit
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf.config.common import EngineConfig, TrainerConfig
 from rlinf.config.inputs import own_code
 from rlinf.errors import UserError
-from rlinf_workers.models import TILED, end_tokens
+from rlinf.tasks.base import TaskProblem
+from rlinf.tasks.videos import ProblemVideo
+from rlinf_workers.models import TILED, VIDEO_MODELS, end_tokens
+
+if TYPE_CHECKING:
+    from rlinf_workers.engines import EngineSpec
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -69,6 +74,24 @@ def refuse_blind_trainer(actor: TrainerConfig, kind: str) -> None:
     else:
         return
     raise UserError(f"{reason}: does not support pictures, and {kind} reads them", hint=hint)
+
+
+def refuse_videos(problems: Iterable[TaskProblem], engine: EngineSpec, kind: str | None, *, is_agent: bool) -> None:
+    """Raises: UserError for a problem with a video where the engine does not take those of the model, and for agents.
+
+    Args:
+        kind: `model_type` of the model.
+    """
+    takes = kind in engine.video_models and not is_agent
+    if takes or kind not in VIDEO_MODELS:  # other models refuse videos themselves
+        return
+    for problem in problems:
+        if any(isinstance(one, ProblemVideo) for one in problem.pictures):
+            who = "agents" if is_agent else f"rollout.engine={engine.name}"
+            raise UserError(
+                f"{problem.place or 'a problem'} has a video, which {who} cannot read",
+                hint="use completions and the engine huggingface, or give some frames as pictures",
+            )
 
 
 def trainer_ways(actor: TrainerConfig, *, packs: bool) -> tuple[str, ...]:

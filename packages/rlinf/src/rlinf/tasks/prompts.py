@@ -285,17 +285,12 @@ class PromptEncoder:
             sends_row: whether the reward or a harness reads the columns of the data row.
             sends_messages: whether an agent goes on with the conversation.
             sends_pictures: whether the reward reads the files of pictures; those of a video are its frames.
-        Raises: UserError, as `tokens`; for an agent with a video.
+        Raises: UserError, as `tokens`.
         """
         import torch
 
         from rlinf_workers.roles import Prompt
 
-        if sends_messages and any(isinstance(one, ProblemVideo) for one in problem.pictures):
-            raise UserError(
-                f"{problem.place or 'a problem'} has a video, and agents read pictures alone",
-                hint="give some of its frames as pictures, or leave rollout.agent out",
-            )
         token_ids, pictures = self.tokens(problem, max_tokens)
         return Prompt(
             index=index,

@@ -170,8 +170,10 @@ def _described(file: Path) -> tuple[int, float, tuple[int, int]]:
         raise PictureError(
             f"is no video that ffmpeg reads: {_last_line(error)}; give the frames of a video as a list in the list"
         ) from error
-    if fps <= 0 or num_frames < 1:
-        raise PictureError(f"has {num_frames} frames, {fps:g} in a second")
+    if num_frames < 2 or fps <= 0:  # a picture is a video of one frame to ffmpeg
+        raise PictureError(
+            f"has {num_frames} frame, {fps:g} a second; a video as a list of frames is a list in the list of videos"
+        )
     return num_frames, fps, tuple(size)
 
 

@@ -120,5 +120,6 @@ SPEC = HuggingFaceSpec(
     serves_adapters=True,
     syncs_adapters=True,
     picture_models=("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
+    video_models=("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     quantizations=("fp8",),
 )

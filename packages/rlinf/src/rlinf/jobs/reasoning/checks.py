@@ -23,6 +23,7 @@ from rlinf.jobs.models import (
     config_of,
     engine_ways,
     refuse_blind_trainer,
+    refuse_videos,
     trainer_ways,
 )
 from rlinf.jobs.named_agents import check_partners
@@ -200,6 +201,15 @@ def prompts(job: ReasoningJob) -> Sequence[str]:
     return (*notes, *problems.notes)
 
 
+def videos(job: ReasoningJob) -> None:
+    """What generates takes the videos of the problems."""
+    config, task = job.config, job.prompts.task
+    if isinstance(task, FileProblems):
+        kind = job.model_config.get("model_type")
+        is_agent = config.rollout.agent is not None
+        refuse_videos(task.all_problems(), config.rollout.engine_spec, kind, is_agent=is_agent)
+
+
 def rewards_that_see(job: ReasoningJob) -> Sequence[str]:
     """Notes that a judge does not see the pictures of the problems."""
     if not job.prompts.task.train_problem(0).pictures or job.prompts.tried_reward.reads_pictures:
@@ -320,6 +330,7 @@ CHECKS: tuple[Callable[[ReasoningJob], Sequence[str] | None], ...] = (
     partners,
     further_policies,
     prompts,
+    videos,
     rewards_that_see,
     sources,
     settings_without_effect,
