@@ -110,13 +110,14 @@ def with_picture(prompt, index, token_ids, picture=None):
 
 def seeing_conversations(hf_engine, model):
     """Four turns of three conversations: two with equal tokens and other pictures, and one that is text at first. Every
-    second turn follows another picture."""
+    second turn follows another picture, the last one a video."""
     generator = torch.Generator().manual_seed(3)
     sizes = [[(3, 4)], [(3, 4)], []]
     prompts = [prompt_with_pictures(model, index, size, num_words=3) for index, size in enumerate(sizes)]
     turns = []
     for number in range(4):
-        pictures = [random_picture(model, (2, 3), generator) for _ in prompts]
+        size = (2, 2, 3) if number == 3 else (2, 3)
+        pictures = [random_picture(model, size, generator) for _ in prompts]
         for part in sorted(sample(hf_engine, prompts, replace(TURN, max_new_tokens=4)), key=lambda part: part.index):
             turns.append((part.token_ids[0], part.logprobs[0]))
             i, picture = part.index % 10, pictures[part.index % 10] if number % 2 else None

@@ -89,10 +89,10 @@ class Sharing(Worker):
 
 
 def groups_with_pictures(settings: ModelSettings) -> list[SampleGroup]:
-    """Pictures of several sizes; the second half of each row begins in one of them, or has none."""
+    """Pictures of several sizes and a video; the second half of each row begins in one of them, or has none."""
     model = build_model(settings, torch.device("cpu"))
     groups = []
-    for index, sizes in enumerate([[(3, 4)], [(1, 2), (2, 5)], [], [(1, 1), (1, 3), (2, 2)]]):
+    for index, sizes in enumerate([[(3, 4)], [(1, 2), (2, 5)], [], [(1, 1), (1, 3), (2, 2, 2)]]):
         mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
         prompt = prompt_with_pictures(model, index, sizes)
         ids = torch.arange(2, 8).view(2, 3) * mask.long()
