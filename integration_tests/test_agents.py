@@ -97,6 +97,7 @@ def without_times(metrics):
     ]
 
 
+@pytest.mark.slow
 def test_episodes_are_the_same_under_every_plan(tmp_path):
     keys = KEYS | {"sft_warm_up.max_steps": 60, "sft_warm_up.check_every": 60}
     first = train_here("grid-text", tmp_path / "collocated", keys | {"mode": "collocated"})
@@ -131,6 +132,7 @@ def test_a_lost_router_costs_no_number(tmp_path):
     assert without_times(rows(run)) == without_times(rows(expected)) and weights(run) == weights(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "tokens"), [("tool-calculator", 56), pytest.param("count-shapes-grpo", 64, marks=pytest.mark.slow)]
 )

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from command_line import END_TIMEOUT_S, SHORT_SORT, environment, numbers
 
 PROGRAM = """
@@ -29,6 +31,7 @@ print(json.dumps({**rows, "refusal": refusal, "score": run.result["score"], "exp
 """
 
 
+@pytest.mark.slow
 def test_a_program_trains_resumes_and_exports(sort_run, tmp_path):
     keys = {key: json.loads(value) if isinstance(value, str) and value in ("null", "false") else value
             for key, value in SHORT_SORT.items()}  # fmt: skip

@@ -75,6 +75,7 @@ def run_here(config, path):
     return path
 
 
+@pytest.mark.slow
 def test_a_run_that_moves_to_another_plan_gives_the_same_numbers(tmp_path, long_sort_run, monkeypatch, capsys):
     path = run_here(moves_apart(monkeypatch, SETTINGS), tmp_path / "run")
     plans = json.loads((path / "plan_times.json").read_text())["plans"]

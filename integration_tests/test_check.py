@@ -20,6 +20,7 @@ def run(*arguments, **overrides):
     return rlinf(*arguments, *flags(SMALL | overrides))
 
 
+@pytest.mark.slow
 def test_an_honest_engine_passes():
     done = run("check", "sort-grpo")
     assert done.returncode == 0

@@ -56,6 +56,7 @@ def episodes(folder: Path) -> dict[str, list[dict]]:
     return {side: [row for row in rows if row["policy"] == side] for side in ("a", "b")}
 
 
+@pytest.mark.slow
 def test_both_policies_have_the_same_starts_and_every_flip_is_listed(compared):
     rows, result = episodes(compared), json.loads((compared / "result.json").read_text())
     assert [row["seed"] for row in rows["a"]] == [row["seed"] for row in rows["b"]] == list(range(40, 50))

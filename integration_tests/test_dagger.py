@@ -96,6 +96,7 @@ def reference(tmp_path_factory, point):
     return numbers(path)
 
 
+@pytest.mark.slow
 def test_the_expert_is_asked_until_the_budget_is_spent(reference):
     metrics, *_ = reference
     spent = [row["actor/expert_actions"] for row in metrics]
@@ -109,6 +110,7 @@ def test_every_mode_gives_the_same_numbers(tmp_path, reference, plan):
     assert numbers(train_here("env-ppo", tmp_path / "run", TINY | PLANS[plan])) == reference
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_to_the_bit_in_another_mode(tmp_path, reference):
     path = train_here("env-ppo", tmp_path / "run", TINY | {"mode": "disaggregated", "run.num_steps": 2})
     train_here(None, path, {"run.num_steps": 4, "mode": "collocated"})

@@ -74,6 +74,7 @@ def episodes(folder):
     return {step: path.read_bytes() for step, path in episode_files(folder).items()}
 
 
+@pytest.mark.slow
 def test_every_action_is_in_one_episode(run):
     steps = [StepEpisodes.load(path) for path in episode_files(run).values()]
     assert [(step.step, step.weights_step) for step in steps] == [(1, 0), (2, 1), (3, 2), (4, 3)]
@@ -107,6 +108,7 @@ def test_they_are_the_same_after_a_resume_and_a_killed_worker(run, tmp_path):
     assert episodes(tmp_path / "killed") == episodes(run)
 
 
+@pytest.mark.slow
 def test_a_replay_is_equal_and_says_what_happened(run, tmp_path):
     listed = rlinf("replay", run, "--list", "--step", "2").stdout
     assert len(listed.splitlines()) == 9 and listed.splitlines()[0].split()[:3] == ["env", "episode", "task"]

@@ -179,7 +179,7 @@ def test_an_interrupt_leaves_a_folder_to_go_on_with(inputs, tmp_path):
     wait_for(lambda: len(worker_processes(output)) >= 2, process, "worker")
     workers = list(worker_processes(output).values())
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 130, out + err
     # Python's resource tracker may add that a library's semaphores went with a worker that was still importing it.
     ours = "".join(err.splitlines(keepends=True)[:2]) if "resource_tracker.py" in err else err

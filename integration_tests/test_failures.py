@@ -11,6 +11,7 @@ from command_line import (
     LONG_SORT,
     SHORT_PUSH,
     SHORT_SORT,
+    TINY_SORT,
     all_gone,
     last_checkpoint,
     rows,
@@ -34,6 +35,7 @@ VICTIMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "victim"), VICTIMS)
 def test_a_killed_worker_ends_the_run_with_its_name_cause_and_log(tmp_path, recipe, victim):
     if recipe == "pushcube-ppo":
@@ -72,7 +74,7 @@ def test_a_run_that_was_told_to_end_goes_on_to_the_same_numbers(tmp_path):
     stop_after_a_step(output, signal.SIGINT)
     steps = {"run.num_steps": steps_done(output) + 2}
     train(None, output, steps)
-    whole = train("sort-grpo", tmp_path / "whole", SHORT_SORT | LONG | steps)
+    whole = train("sort-grpo", tmp_path / "whole", TINY_SORT | LONG | steps)
     assert rows(output) == rows(whole)
     assert rows(output, "evaluations.jsonl") == rows(whole, "evaluations.jsonl")
     assert weights(output) == weights(whole)
@@ -80,7 +82,7 @@ def test_a_run_that_was_told_to_end_goes_on_to_the_same_numbers(tmp_path):
 
 def stop_after_a_step(output, how):
     """A run that got a signal, and what it has to leave behind."""
-    process = start("sort-grpo", output, SHORT_SORT | LONG)
+    process = start("sort-grpo", output, TINY_SORT | LONG)
     wait_for(lambda: steps_done(output) >= 1, process, "step 1")
     workers = worker_processes(output)
     os.killpg(process.pid, how)  # as a terminal, `timeout` or a batch system does
@@ -95,7 +97,7 @@ def stop_after_a_step(output, how):
 @pytest.mark.slow
 def test_a_run_that_is_told_to_end_twice_ends_at_once(tmp_path):
     output = tmp_path / "run"
-    process = start("sort-grpo", output, SHORT_SORT | LONG)
+    process = start("sort-grpo", output, TINY_SORT | LONG)
     wait_for(lambda: steps_done(output) >= 1, process, "step 1")
     workers = worker_processes(output)
     os.kill(workers["actor/0"], signal.SIGSTOP)  # the step will not end

@@ -114,6 +114,7 @@ def check(output, further, num_problems):
     assert 0 <= evaluation[f"accuracy/{further}"] <= 1
 
 
+@pytest.mark.slow
 def test_names_on_the_hub_and_a_second_start_without_it(tmp_path, model_folder):
     from transformers import AutoModelForCausalLM
 
@@ -250,6 +251,7 @@ HOSTILE = (
 """Tokens of a policy that wants the judges to fail."""
 
 
+@pytest.mark.slow
 def test_no_text_of_a_policy_ends_a_run(tmp_path):
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config

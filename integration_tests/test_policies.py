@@ -70,6 +70,7 @@ def without_times(path):
     return steps, evaluations, weights_of
 
 
+@pytest.mark.slow
 def test_each_policy_learns_and_both_begin_alike(run):
     for name in ("actor/grad_norm", "policy/second/actor/grad_norm"):
         assert any(row[name] > 0 for row in rows(run)), name
@@ -88,6 +89,7 @@ def test_the_numbers_are_those_of_every_plan(run, tmp_path, mode):
     assert without_times(other) == without_times(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["actor/0", "actor-second/1"])
 def test_a_lost_actor_takes_all_policies_back_to_a_checkpoint(run, tmp_path, victim):
     keys = KEYS | {"run.checkpoint_every": 2}
@@ -111,6 +113,7 @@ def test_engine_and_trainer_of_each_policy_are_compared():
     assert "engine and trainer agree" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_replay_ends_with_the_weights_of_all_policies(tmp_path):
     keys = KEYS | {
         "mode": "disaggregated",
@@ -134,6 +137,7 @@ def test_each_policy_is_exported_from_a_checkpoint(run, tmp_path):
     assert done.returncode == 2 and "it has second" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_evaluation_plays_with_all_policies_of_a_checkpoint(run, tmp_path):
     secrets = [json.dumps({"question": f"!{secret}=", "answer": str(secret)}) for secret in range(4)]
     (tmp_path / "secrets.jsonl").write_text("\n".join(secrets))
@@ -147,6 +151,7 @@ def test_an_evaluation_plays_with_all_policies_of_a_checkpoint(run, tmp_path):
     assert done.returncode == 2 and "one of several policies that the run trained together" in done.stderr
 
 
+@pytest.mark.slow
 def test_policies_with_models_of_their_own_train_adapters_of_them_and_resume(run, tmp_path):
     """With a KL to each model without its adapter."""
     pytest.importorskip("peft")

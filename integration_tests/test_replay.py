@@ -121,6 +121,7 @@ def takes_of(run):
     return [one for row in record for _, one in row["decisions"]["rollout"] if "took" in one]
 
 
+@pytest.mark.slow
 def test_completions_go_on_with_weights_that_come_meanwhile_and_are_replayed(tmp_path):
     run = train_here("sort-grpo", tmp_path / "run", TAKES)
     outcome = check(run)

@@ -54,6 +54,7 @@ def test_a_policy_trains_two_steps_of_the_same_numbers_under_every_plan(name, tm
     assert [weights(run) for run in runs[1:]] == 2 * [weights(runs[0])]
 
 
+@pytest.mark.slow
 def test_the_first_robot_that_a_newcomer_trains(tmp_path):
     """`reach-openvla-ppo` from demonstrations to a step of PPO, in little."""
     pytest.importorskip("metaworld")

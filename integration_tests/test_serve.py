@@ -135,6 +135,7 @@ def actions_of(data):
     return np.frombuffer(answer[b"data"], answer[b"dtype"]).reshape(answer[b"shape"])
 
 
+@pytest.mark.slow
 def test_episodes_over_openpis_protocol_are_the_local_ones(served, local):
     from websockets.sync.client import connect
 

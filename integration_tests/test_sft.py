@@ -45,6 +45,7 @@ def numbers(run):
     return [{key: value for key, value in row.items() if "time" not in key} for row in rows(run)]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_as_the_whole_one(inputs, tmp_path):
     whole = train("sft", tmp_path / "whole", SFT | inputs)
     half = tmp_path / "half"

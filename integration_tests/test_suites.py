@@ -36,6 +36,7 @@ def episodes(folder: Path) -> dict[str, list[dict]]:
     return by_variant
 
 
+@pytest.mark.slow
 def test_every_variant_has_its_episodes_and_its_score(evaluation):
     variants = episodes(evaluation)
     assert list(variants) == ["seen", "dark", "longer"]

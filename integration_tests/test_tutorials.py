@@ -27,7 +27,7 @@ import pytest
 from command_line import RLINF, environment
 
 FOLDER = Path(__file__).parents[1] / "docs" / "tutorials"
-SHORT = ("custom-environment", "custom-reward", "reading-a-plan")
+SHORT = ("reading-a-plan",)
 """Tutorials that run by default."""
 BLOCK = re.compile(
     r"(?:^<!-- test: (?P<mark>[^\n]*) -->\n)?"

@@ -47,6 +47,7 @@ def episodes(folder):
     return {step: path.read_bytes() for step, path in episode_files(folder).items()}
 
 
+@pytest.mark.slow
 def test_ten_simulators_in_processes_train_as_one_does(run, tmp_path):
     other = train_here("env-ppo", tmp_path / "run", KEYS | MANY)
     assert numbers(other) == numbers(run)

@@ -31,7 +31,7 @@ RULES: dict[str, Callable[[str], object]] = {
     "program": last_program,
     "exact": lambda text: exact_match(text, "5"),
 }
-SHORT = ("final answer", "box", "numeric", "choice", "form", "program", "exact")
+SHORT = ("box", "choice", "form", "program", "exact")
 """Those of every run of the tests; the others contain much of the same, and take seconds each."""
 
 UNITS = (

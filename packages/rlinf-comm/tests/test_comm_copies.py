@@ -302,7 +302,7 @@ def test_threads_start_when_needed_and_stay_within_the_bound():
         "assert seen == [0, 0, 1, 1, 3, 3], seen\n"
         "assert (a == b).all(); print('joined at exit')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0 and done.stdout == "joined at exit\n", done.stderr
 
 

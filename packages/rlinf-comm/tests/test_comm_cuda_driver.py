@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 def build(folder, *options):
     path = str(folder / "libfakecuda.so")
     command = [COMPILER, "-shared", "-fPIC", "-w", "-Wl,-soname,libfakecuda.so", *options, SOURCE, "-o", path]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=600)
     return path
 
 

@@ -53,7 +53,7 @@ assert set(sys.modules) == before, set(sys.modules) - before
 
 
 def test_a_name_from_bytes_imports_nothing():
-    done = subprocess.run([sys.executable, "-c", IMPORTER], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", IMPORTER], capture_output=True, text=True, check=False, timeout=600)
     assert (done.returncode, done.stdout) == (0, ""), f"{done.stdout}{done.stderr}"
 
 

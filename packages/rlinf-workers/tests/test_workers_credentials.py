@@ -65,7 +65,7 @@ class Variables(Fault):
 
 
 @pytest.mark.parametrize("python", [None, sys.executable], ids=["spawned", "interpreter"])
-@pytest.mark.parametrize("make", [LocalLauncher, ProcessAgents])
+@pytest.mark.parametrize("make", [LocalLauncher, pytest.param(ProcessAgents, marks=pytest.mark.slow)])
 def test_a_worker_has_none_but_those_that_are_passed(make, python, tmp_path, monkeypatch):
     for name, value in (CREDENTIALS | SETTINGS).items():
         monkeypatch.setenv(name, value)

@@ -115,7 +115,9 @@ ADAPTED = {
     "GLM, TP2 EP2": GLM["TP2 EP2"],
     "DeepSeek, TP2 EP2": DEEPSEEK["TP2 EP2"],
 }
-ADAPTED_BY_DEFAULT = ("TP2 SP", "PP2, tied, recomputed", "DP2, distributed optimizer")
+SHARED_ROWS = ("CP2, experts", "TP2 SP", "PP2, tied, recomputed")
+"""Packed rows of every run of the tests."""
+ADAPTED_BY_DEFAULT = ("PP2, tied, recomputed",)
 FOUR = {
     "CP4, tied": ("qwen2_tied", 4, {"context_parallel": 4}),
     "DP2 CP2, distributed optimizer": ("qwen3", 2, {"context_parallel": 2, "distributed_optimizer": True}),
@@ -317,8 +319,11 @@ def test_an_adapter_begins_as_that_of_other_backends(models):
     assert all(torch.equal(built[name], tensor) for name, tensor in first.items())
 
 
-@pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("case", GLM.values(), ids=GLM)
+@pytest.mark.parametrize("packs", [pytest.param(False, marks=pytest.mark.slow), True], ids=["padded", "packed"])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=name, marks=() if name == "TP2 EP2" else pytest.mark.slow) for name, case in GLM.items()],
+)
 def test_glm_with_shared_experts_and_router_biases(case, packs, ranks, models, references, tmp_path):
     check_case(case, NUM_STEPS, ranks, models, references, tmp_path, packs=packs)
 
@@ -357,7 +362,13 @@ def test_twenty_steps(case, critic, ranks, models, critics, references, tmp_path
     check_case(case, 20, ranks, models, references, tmp_path, critics[case[0]] if critic else None)
 
 
-@pytest.mark.parametrize("case", PACKED.values(), ids=PACKED)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=() if name in SHARED_ROWS else pytest.mark.slow)
+        for name, case in PACKED.items()
+    ],
+)
 def test_packed_rows_and_ranks_that_share_them_equal_padded_ones(case, ranks, models, references, tmp_path):
     check_case(case, NUM_STEPS, ranks, models, references, tmp_path, packs=True)
 
@@ -371,7 +382,13 @@ def test_packed_rows_of_a_critic_do_too(case, ranks, models, critics, references
     check_case(case, NUM_STEPS, ranks, models, references, tmp_path, critics[case[0]], packs=True)
 
 
-@pytest.mark.parametrize("case", REPLAYED.values(), ids=REPLAYED)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=pytest.mark.slow if name.startswith("TP2") else ())
+        for name, case in REPLAYED.items()
+    ],
+)
 def test_routers_use_the_experts_of_the_batch(case, ranks, models, references, tmp_path):
     check_case(case, NUM_STEPS, ranks, models, references, tmp_path, packs=True, replays=True)
     (expected, _), (own, _) = (references(case[0], NUM_STEPS, replays=replays) for replays in (True, False))

@@ -180,7 +180,7 @@ def test_every_plan_gives_the_reference_numbers(tmp_path, mode, choices):
 
 
 @pytest.mark.parametrize("weight_sync", ["shared", "streams"])
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_stage_takes_newer_weights_and_later_runs_serve_no_older_ones(tmp_path, weight_sync, num_ranks):
     flow, weights = flow_of(TakingScale, Learn, 3, offers=True), [1.0]
     served, num_takes = [0] * num_ranks, 0

@@ -255,6 +255,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_learns(tmp_path, make_worker, reader, model):
     """Replicated ones to the bit; groups that are another's by their tokens are sent there."""
     with launched(LocalLauncher) as launcher:

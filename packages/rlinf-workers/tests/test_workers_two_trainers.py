@@ -118,9 +118,9 @@ def expected(weight: float, bias: float, max_staleness: int) -> list[float]:
 @pytest.mark.parametrize(
     ("mode", "max_staleness", "choices"),
     [
-        ("collocated", 0, {}),
+        pytest.param("collocated", 0, {}, marks=pytest.mark.slow),
         ("collocated", 0, {"num_ranks": {"serve": 2}, "weight_sync": "streams"}),
-        ("collocated", 1, {}),
+        pytest.param("collocated", 1, {}, marks=pytest.mark.slow),
         ("disaggregated", 1, {"granularity": {"serve": 2}}),
     ],
 )

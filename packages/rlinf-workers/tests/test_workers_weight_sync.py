@@ -144,7 +144,7 @@ class FlippingInANode(PerNodeWeightSync):
         return opened
 
 
-@pytest.mark.parametrize("sync", [FlippingOnItsWay, FlippingInANode])
+@pytest.mark.parametrize("sync", [FlippingOnItsWay, pytest.param(FlippingInANode, marks=pytest.mark.slow)])
 def test_once_for_each_node_refuses_a_flipped_byte_on_both_ways(sync):
     check_a_flipped_byte(sync, lambda sync: None)
 

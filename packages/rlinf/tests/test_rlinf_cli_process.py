@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 COMMAND = [sys.executable, "-c", "from rlinf.cli.main import entry_point; entry_point()"]
 HEAVY = ("torch", "transformers", "numpy", "ray", "gymnasium", "mani_skill", "tensorboard")
 
@@ -22,29 +20,39 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        ("--help", 0),
-        ("train --help", 0),
-        ("plan --help", 0),
-        ("eval --help", 0),
-        ("config list", 0),
-        ("config show sort-grpo", 0),
-        ("config schema", 0),
-        ("config explain algorithm.clip_high", 0),
-        ("env --help", 0),
-        ("explain --help", 0),
-        ("explain {run}", 0),
-    ],
+LOOKING = (
+    "--help",
+    "train --help",
+    "plan --help",
+    "eval --help",
+    "config list",
+    "config show sort-grpo",
+    "config schema",
+    "config explain algorithm.clip_high",
+    "env --help",
+    "explain --help",
+    "explain {run}",
 )
-def test_looking_at_recipes_and_runs_imports_nothing_heavy(line: str, code: int, tmp_path: Path):
+PROBE_OF_LINES = """
+import sys
+from rlinf.cli.main import main
+for line in sys.argv[1:]:
+    try:
+        code = main(line.split())
+    except SystemExit as end:
+        code = end.code
+    assert code == 0, line
+print("IMPORTED", *sorted(name for name in sys.modules if "." not in name))
+"""
+
+
+def test_looking_at_recipes_and_runs_imports_nothing_heavy(tmp_path: Path):
     (tmp_path / "manifest.json").write_text('{"sessions": [{"started": "noon", "ended": null}]}')
-    arguments = line.format(run=tmp_path).split()
+    lines = [line.format(run=tmp_path) for line in LOOKING]
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=60
+        [sys.executable, "-c", PROBE_OF_LINES, *lines], capture_output=True, text=True, cwd=tmp_path, timeout=600
     )
-    assert (done.returncode, done.stderr) == (code, "")
+    assert (done.returncode, done.stderr) == (0, "")
     imported = done.stdout.splitlines()[-1].split()[1:]
     assert "pydantic" in imported
     assert [name for name in HEAVY if name in imported] == []
@@ -56,7 +64,7 @@ def test_a_mistake_ends_with_2_before_anything_heavy_is_imported(tmp_path: Path)
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=60,
+        timeout=600,
     )
     assert (done.returncode, done.stderr) == (2, "error: --seed='x'; allowed: a whole number\n")
     assert "torch" not in done.stdout.split()
@@ -128,14 +136,14 @@ def test_the_entry_point_gives_the_exit_code_and_tells_a_term_from_an_interrupt(
         "main.entry_point()"
     )
     environment = {**os.environ, "PYTHONWARNINGS": "error"}
-    done = subprocess.run([*COMMAND, "config", "show"], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run([*COMMAND, "config", "show"], capture_output=True, text=True, cwd=tmp_path, timeout=600)
     assert (done.returncode, done.stdout) == (2, "")
     done = subprocess.run(
         [sys.executable, "-c", program, "config", "list"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=60,
+        timeout=600,
         env=environment,
     )
     assert (done.returncode, done.stderr) == (143, "interrupted; nothing is left running\n")

@@ -52,7 +52,7 @@ CASES = {
     "two policies with critics and a KL": (reasoning.train, SORT, [*TEAM, "--algorithm={name: ppo, kl_coef: 0.1}"]),
     "actor_critic": (embodied.train, POLE, []),
 }
-SLOW = ("two policies", "a KL to a reference")
+SLOW = ("two policies", "two policies with critics and a KL", "a KL to a reference")
 """Others have what these have."""
 
 
