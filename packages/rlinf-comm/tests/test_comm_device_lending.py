@@ -12,6 +12,7 @@ import torch
 from comm_host_device import HostDevice
 
 from rlinf_comm import IpcError, PeerLost, WeightMismatchError, WeightTimeout
+from rlinf_comm.copies import addresses_of
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.weights import Layout, WeightStore, reshard_plan, specs_of
 from rlinf_comm.weights.device import (
@@ -145,8 +146,8 @@ class TrainerOfMasters(Trainer):
 
     SOURCE = Layout.replicated(SPECS, 1, dtype="float32")
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, target=WHOLE):
+        super().__init__(target)
         self.tensors = self.device.lasting({name: tensor.float() for name, tensor in values(0).items()})
 
 
@@ -165,6 +166,15 @@ def test_what_is_cast_is_lent_on_one_device_and_attested_as_it_is_served(monkeyp
     trainer.tensors["embed"][39, 15] += 1  # without finish_reads
     with pytest.raises(WeightMismatchError, match="embed differs from what its sender published"):
         check()
+
+
+def test_digests_of_parts_that_are_cast_are_those_of_the_cpus_program(monkeypatch):
+    monkeypatch.setattr(sender_module, "SCRATCH_BYTES", 24)  # less than a row of any part
+    trainer = TrainerOfMasters(Layout.sharded(SPECS, 3, dim=1))
+    trainer.publish(0)
+    sender, tensors = trainer.sender, trainer.sender._checked(trainer.tensors)
+    expected = sender._transfer(tensors).attest.run(addresses_of(tensors.values()))
+    assert len(expected) > 3 and sender._digests_of(tensors) == expected
 
 
 def test_what_is_cast_is_packed_for_another_device():
