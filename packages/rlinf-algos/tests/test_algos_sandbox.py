@@ -604,9 +604,9 @@ while True:
 @pytest.mark.parametrize("text", ["while True: pass", SPINNING, UNWAITED])
 def test_processor_time_of_all_processes_counts(text):
     start = time.monotonic()
-    run = run_python({}, ["-c", text], limits=SandboxLimits(wall_s=60, cpu_s=1))
+    run = run_python({}, ["-c", text], limits=SandboxLimits(wall_s=600, cpu_s=1))
     assert run.ending == "timeout"
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 600
 
 
 # -- verdicts --------------------------------------------------------------------------------------------------------
@@ -667,18 +667,16 @@ def test_a_killed_supervisor_is_an_outcome(mode):
         return mode_run("import time; time.sleep(10)")
 
     def kill_new_child(before):
-        time.sleep(0.3)
-        for process in (*descendants(), *children_of(os.getpid())):
-            if process not in before:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
+        while not (new := {*descendants(), *children_of(os.getpid())} - before):
+            time.sleep(0.01)
+        for process in new:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
     def mode_run(text):
         return run_python({}, ["-c", text], limits=LIMITS, namespaces=mode.namespaces)
 
-    start = time.monotonic()
     assert mode.call(run).ending == "killed"
-    assert time.monotonic() - start < 8  # its limits are later
 
 
 # -- the rest of the contract ------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def test_a_waiting_allocation_gets_what_a_killed_process_held(pool):
     killer.start()
     start_s = time.monotonic()
     assert pool.empty(CAPACITY, torch.uint8, timeout_s=HANG_S).numel() == CAPACITY
-    assert 0.2 < time.monotonic() - start_s < 10.0
+    assert time.monotonic() - start_s > 0.2
     killer.join()
 
 

@@ -411,10 +411,8 @@ def test_one_lost_sender_ends_the_wait_for_the_others():
     net = Net()
     pairs = Pairs(net, reshard)
     net.lost.add("trainer1")
-    start_s = time.monotonic()
-    with pytest.raises(PeerLost):
+    with pytest.raises(PeerLost):  # and no WeightTimeout
         pairs.receivers[0].receive(served[0], 0, timeout_s=HANG_S)
-    assert time.monotonic() - start_s < 10
 
 
 def test_versions_that_are_not_wanted_are_refused():
@@ -450,10 +448,8 @@ def test_between_two_processes_over_peers():
                 tensors = me.receive("engine", timeout_s=HANG_S)
                 assert_bitwise_equal(tensors, shards[0])
             process.kill()
-            start_s = time.monotonic()
-            with pytest.raises((PeerLost, WeightTimeout)):
-                senders[0].publish(shards[0], 3, timeout_s=20.0)
-            assert time.monotonic() - start_s < 15
+            with pytest.raises(PeerLost):
+                senders[0].publish(shards[0], 3, timeout_s=HANG_S)
         finally:
             process.kill()
             process.wait()
