@@ -387,10 +387,10 @@ def test_a_prompt_has_pictures_and_videos_where_the_text_says(
     assert prompt.token_ids.tolist() == expected and len(prompt.picture_files) == len(TAKEN) + 1
     assert pictures is not None and prompt.pictures is not None and prompt.pictures.digest == pictures.digest
     assert encoder.num_tokens([problem, text_alone]) == [len(expected), len(encoder.encode(text_alone.content))]
-    huggingface, vllm = ENGINES.spec("huggingface"), ENGINES.spec("vllm")
+    huggingface, sglang = ENGINES.spec("huggingface"), ENGINES.spec("sglang")
     refuse_videos([problem, text_alone], huggingface, "qwen3_vl", is_agent=False)
-    refuse_videos([text_alone], vllm, "qwen3_vl", is_agent=True)
-    for engine, is_agent, reader in ((huggingface, True, "agents"), (vllm, False, "rollout.engine=vllm")):
+    refuse_videos([text_alone], sglang, "qwen3_vl", is_agent=True)
+    for engine, is_agent, reader in ((huggingface, True, "agents"), (sglang, False, "rollout.engine=sglang")):
         with pytest.raises(UserError, match=rf"train.jsonl:1 has a video, which {reader} cannot read"):
             refuse_videos([problem], engine, "qwen3_vl", is_agent=is_agent)
 

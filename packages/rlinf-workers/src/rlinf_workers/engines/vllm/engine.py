@@ -75,6 +75,7 @@ class VLLMEngine(ServingEngine):
         config = json.loads(Path(folder, "config.json").read_text())
         check_architecture(config, device)
         self._sees = config.get("model_type") in SPEC.picture_models
+        self._video_token: int | None = config.get("video_token_id")
         if self._sees and model.adapter is not None:
             raise SettingsRefused(
                 "the engine vllm has not been tried with adapters of models that read pictures; use the engine "
@@ -110,7 +111,7 @@ class VLLMEngine(ServingEngine):
             parameters["stream_interval"] = STOP_INTERVAL
         request_id = str(next(self._numbers))
         self._request_ids.add(request_id)
-        prompt = prompt_input(request.prompt, prompt_ids)
+        prompt = prompt_input(request.prompt, prompt_ids, self._video_token)
         outputs = self._server.engine.generate(prompt, SamplingParams(**parameters), request_id)
         try:
             async with contextlib.aclosing(outputs):

@@ -107,16 +107,17 @@ class MergedModel:
 
 
 def prompt_positions(token_ids: Sequence[int], features: Sequence[Any]) -> tuple[Tensor, int]:
-    """The positions that come with a prompt's pictures, in place of those that vLLM computes from their sizes.
+    """The positions that come with a prompt's pictures and videos, in place of those that vLLM computes.
 
     Args:
-        features: vLLM's `MultiModalFeatureSpec` of each picture; of none for a prompt that is text alone.
+        features: vLLM's `MultiModalFeatureSpec` of each of them; of none for a prompt that is text alone.
     Returns: [3, L] int64, and how far the positions after them differ from the number of tokens.
     """
     if not features:
         return torch.arange(len(token_ids)).expand(3, -1), 0
-    positions = features[0].data[POSITIONS].data
-    return positions, int(positions.max()) + 1 - len(token_ids)
+    first = features[0]
+    positions = first.data[POSITIONS[first.modality]].data
+    return positions[:, :-1], int(positions[0, -1]) - len(token_ids)
 
 
 class TemperedSampler(Sampler):

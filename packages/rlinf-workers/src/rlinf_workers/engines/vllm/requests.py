@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from rlinf_workers.engines.base import UnfinishedCompletion
 from rlinf_workers.engines.completions import ServerAnswer, sampling_seed
 from rlinf_workers.engines.picture_places import picture_places
@@ -12,17 +14,21 @@ from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.pictures import joined_arguments, rope_positions
 from rlinf_workers.roles.records.language import Prompt
 
-POSITIONS = "rlinf_positions"
-"""Name under which each picture of a prompt carries the prompt's positions, which the extension hands to the model."""
+POSITIONS = {"image": "rlinf_positions", "video": "rlinf_video_positions"}
+"""Names under which each picture, and each video, carries the prompt's positions, which the extension hands to the
+model: [3, L + 1], those of its tokens and of the one behind them."""
+PIXELS = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
+"""Arguments of the model, by the kind of what is seen."""
 
 
-def prompt_input(prompt: Prompt, token_ids: list[int]) -> Any:
+def prompt_input(prompt: Prompt, token_ids: list[int], video_token: int | None) -> Any:
     """vLLM's input for a prompt and the tokens of its completion so far.
 
-    Pictures go as they are, with their places among the prompt's tokens: vLLM processes nothing again.
+    Pictures and videos go as they are, with their places among the prompt's tokens: vLLM processes nothing again.
 
     Args:
         token_ids: the prompt's, then those of its completion.
+        video_token: placeholder of videos; between theirs a run has text, for models that write the time there.
     Raises: ValueError if the prompt has other tokens where its pictures are.
     """
     if prompt.pictures is None:
@@ -35,17 +41,28 @@ def prompt_input(prompt: Prompt, token_ids: list[int]) -> Any:
         PlaceholderRange,
     )
 
-    pictures = prompt.pictures.pictures
-    places = [PlaceholderRange(offset=first, length=length) for first, length in picture_places(prompt)]
-    arguments = joined_arguments(pictures)
-    fields = {
-        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", arguments["image_grid_thw"].prod(-1)),
-        "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
-        POSITIONS: MultiModalFieldConfig.batched("image", keep_on_cpu=True),
-    }
-    arguments[POSITIONS] = rope_positions(prompt.pictures, len(token_ids)).repeat(len(pictures), 1, 1)
+    arguments: dict[str, Tensor] = {}
+    fields, digests, places = {}, {}, {}
+    positions = rope_positions(prompt.pictures, len(token_ids) + 1)
+    pairs = list(zip(prompt.pictures.pictures, picture_places(prompt), strict=True))
+    for kind, (pixels, grid) in PIXELS.items():
+        own = [(picture, place) for picture, place in pairs if pixels in picture.arguments]
+        if not own:
+            continue
+        arguments |= joined_arguments([picture for picture, _ in own])
+        arguments[POSITIONS[kind]] = positions.repeat(len(own), 1, 1)
+        fields[pixels] = MultiModalFieldConfig.flat_from_sizes(kind, arguments[grid].prod(-1))
+        fields[grid] = MultiModalFieldConfig.batched(kind, keep_on_cpu=True)
+        fields[POSITIONS[kind]] = MultiModalFieldConfig.batched(kind, keep_on_cpu=True)
+        digests[kind] = [picture.digest for picture, _ in own]
+        places[kind] = [
+            PlaceholderRange(
+                offset=first, length=length, is_embed=picture.token_ids == video_token if kind == "video" else None
+            )
+            for picture, (first, length) in own
+        ]
     items = MultiModalKwargsItems.from_hf_inputs(BatchFeature(arguments), fields)
-    return mm_input(token_ids, items, {"image": [one.digest for one in pictures]}, {"image": places})
+    return mm_input(token_ids, items, digests, places)
 
 
 def request_parameters(

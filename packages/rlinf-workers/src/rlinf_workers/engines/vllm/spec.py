@@ -80,5 +80,6 @@ SPEC = VLLMSpec(
     known_versions=("0.32.0",),
     syncs_adapters=True,
     picture_models=("qwen2_5_vl", "qwen3_vl"),
+    video_models=("qwen2_5_vl", "qwen3_vl"),
     process_bytes=800 << 20,
 )
