@@ -148,6 +148,19 @@ def test_the_turns_of_agents(driver, tmp_path, monkeypatch, settings):
     assert max((step["rollout/logprob_gap_max"] for step in trained), default=0.0) < ROUNDING
 
 
+def test_the_turns_of_agents_that_see(driver, tmp_path):
+    """The second turn follows the picture of the task and one that the agent adds."""
+    small = {"model.architecture.hidden_size": 128, "sft_warm_up.max_steps": 20, "sft_warm_up.reuse": "false"}
+    small |= {"rollout.num_prompts": 4, "task.num_held_out": 8, "run.stop_at_score": "null", "reward.kind": "random"}
+    keys = {"cluster.num_devices": 1, "run.num_steps": 4, "run.evaluate_every": 4}
+    agent = {"rollout.agent.run": "integration_tests.extensions.zooms:look_again"}
+    agent |= {"rollout.agent.max_context_tokens": 48}
+    steps = train(driver, "count-shapes-grpo", tmp_path / "run", small | keys | agent)
+    trained = [step for step in steps if "rollout/logprob_gap_max" in step]
+    assert trained and all(step["agent/turns"] == 2 for step in steps)
+    assert max(step["rollout/logprob_gap_max"] for step in trained) < ROUNDING
+
+
 @pytest.fixture
 def files(tmp_path):
     """Overrides with data files for sums, and the folder for a model."""

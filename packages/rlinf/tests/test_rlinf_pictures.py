@@ -504,7 +504,8 @@ def test_what_agents_that_see_cannot_have_is_refused(tmp_path: Path) -> None:
         "--actor.backend_options.sequence_parallel=2",
         "--actor.max_tokens_per_micro_batch=99",
     ]
-    shared = load_config("count-shapes-grpo", parse_overrides(flags)).actor
+    config: Any = load_config("count-shapes-grpo", parse_overrides(flags))
+    shared = config.actor
     refuse_blind_trainer(shared, "qwen2_5_vl")
     with pytest.raises(UserError, match=r"actor.backend_options.sequence_parallel: does not support pictures"):
         refuse_blind_trainer(shared, "smolvlm")
