@@ -4,8 +4,10 @@ import inspect
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,11 +15,14 @@ from rlinf.cli.main import main
 from rlinf.config.embodied import EmbodiedConfig
 from rlinf.config.load import load_config
 from rlinf.config.overrides import parse_overrides
+from rlinf.jobs.base import Flows
 from rlinf.jobs.embodied.flow import training_flow as embodied_flow
 from rlinf.jobs.reasoning.flow import training_flow as reasoning_flow
+from rlinf.planning.memory import Load, MemoryPool, device_place
+from rlinf.planning.plans import plans_of_problem
 from rlinf.planning.problems import problem_of_recipe
 from rlinf_sched import Plan, problem_json_schema
-from rlinf_sched.derive import MEMORY_KINDS, find_model
+from rlinf_sched.derive import MEMORY_KINDS, RankMemory, find_model
 
 pytestmark = pytest.mark.usefixtures("brief_search")
 
@@ -104,16 +109,36 @@ def test_a_recipe_is_planned_for_gpus_that_are_not_there(plan):
     assert "16 x NVIDIA H200" in explanation["sentences"][0]
 
 
-def test_what_cuda_takes_of_a_gpu_is_no_room_for_state(plan, monkeypatch: pytest.MonkeyPatch):
-    alone = ["gsm8k-grpo", "--model.path", "Qwen2.5-1.5B", "--cluster.num_devices", "1", "--gpu", "H200", "--json"]
+ON_ONE = ["--model.path", "Qwen2.5-1.5B", "--cluster.num_devices", "1"]
 
+
+def test_what_cuda_takes_of_a_gpu_is_no_room_for_state(plan, monkeypatch: pytest.MonkeyPatch):
     def offloading() -> set[str]:
-        stages = json.loads(plan(*alone).out)["plan"]["stages"]
+        stages = json.loads(plan("gsm8k-grpo", *ON_ONE, "--gpu", "H200", "--json").out)["plan"]["stages"]
         return {stage["stage"] for stage in stages if stage["offload"]}
 
     assert not offloading()
     monkeypatch.setattr("rlinf.planning.memory.CONTEXT_BYTES", 18 << 30)
     assert offloading()
+
+
+def test_mode_auto_plans_beside_cuda_too():
+    overrides = parse_overrides([*ON_ONE, "--task.train_files", "[a]", "--task.eval_files", "[b]"])
+    problem = problem_of_recipe(load_config("gsm8k-grpo", overrides), gpu="H200")
+    (device,) = problem.cluster.devices
+    load = Load(group="actor", memory=RankMemory(weights=0), num_items=1, offload=False, num_contexts=50)
+
+    def fullest_place(plan: Plan) -> MemoryPool:
+        is_full = not any(stage.offload for stage in plan.stages)
+        place = device_place(device.name, device.memory_bytes, [load])
+        return replace(place, needed_bytes=device.memory_bytes + is_full)
+
+    train = SimpleNamespace(name=problem.flow.name, graph=lambda: problem.flow)
+    flows: Any = Flows(train=train, evaluate=train)  # pyright: ignore[reportArgumentType]
+    memory = SimpleNamespace(fullest_place=fullest_place, check=lambda plan: None)
+    for job, offloads in ((SimpleNamespace(memory=None), False), (SimpleNamespace(memory=memory), True)):
+        placed = plans_of_problem(job, flows, problem).plans[problem.flow.name]  # pyright: ignore[reportArgumentType]
+        assert any(stage.offload for stage in placed.stages) == offloads
 
 
 def test_what_a_rank_needs_is_told_by_kind(plan, tmp_path: Path):

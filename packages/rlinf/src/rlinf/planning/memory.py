@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlinf.config.common import ClusterConfig
 from rlinf.plugin_checks import spec_of
-from rlinf_sched import Plan
+from rlinf_sched import Cluster, Plan
 from rlinf_sched.derive import MEMORY_KINDS, RankMemory
 from rlinf_workers import CONTEXT_BYTES
 from rlinf_workers.plugins import WEIGHT_SYNCS
@@ -130,6 +130,12 @@ class MemoryPool:
 def cuda_bytes(loads: Sequence[Load]) -> int:
     """Memory of a GPU that CUDA and NCCL take in the processes of these ranks, whether their state is there or not."""
     return DEVICE_BYTES + sum(load.context_bytes for load in loads)
+
+
+def beside_cuda(cluster: Cluster, cuda_bytes: int) -> Cluster:
+    """The cluster with the memory that CUDA leaves of each of its GPUs."""
+    devices = (replace(device, memory_bytes=device.memory_bytes - cuda_bytes) for device in cluster.devices)
+    return replace(cluster, devices=tuple(devices))
 
 
 def device_place(name: str, has_bytes: int, loads: Sequence[Load]) -> MemoryPool:

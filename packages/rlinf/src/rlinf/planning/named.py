@@ -70,7 +70,7 @@ def _beside_cuda(
 ) -> PlanExplanation:
     """The explained plan of a recipe; another one if it needs what CUDA takes of the GPUs in the plan's processes, as
     the check before a run counts it. Raises: SchedError if nothing fits beside that."""
-    from rlinf.planning.memory import cuda_bytes, device_place
+    from rlinf.planning.memory import beside_cuda, cuda_bytes, device_place
 
     cluster = explanation.problem.cluster
     loads = job_spec(config).loads(config, explanation.plan, cluster)
@@ -83,8 +83,7 @@ def _beside_cuda(
     if all(place.missing_bytes <= 0 for place in places):
         return explanation
     taken = max(map(cuda_bytes, by_device))
-    devices = tuple(replace(device, memory_bytes=device.memory_bytes - taken) for device in cluster.devices)
-    beside = explain(replace(explanation.problem, cluster=replace(cluster, devices=devices)))
+    beside = explain(replace(explanation.problem, cluster=beside_cuda(cluster, taken)))
     note = f"planned for what {taken / 2**30:.1f} GiB of CUDA's own memory leave of each GPU"
     return replace(beside, problem=replace(beside.problem, cluster=cluster), notes=(*beside.notes, note))
 

@@ -12,6 +12,7 @@ from rlinf.config.common import JobConfig, PlanConfig
 from rlinf.config.devices import device_notes, make_cluster
 from rlinf.errors import UserError
 from rlinf.jobs.base import Flows, Job
+from rlinf.planning.memory import PlanMemory, beside_cuda, cuda_bytes
 from rlinf.run_folder.folder import GPU_MEMORY, PROBLEM
 from rlinf.run_folder.plain_files import read_plain_json
 from rlinf_sched import (
@@ -108,9 +109,9 @@ def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> RunPlans:
     """
     try:
         graph = flows.train.graph()
-        plan = make_plan(problem.with_staleness(0))
-        if graph.max_staleness and problem.cluster.num_devices > 1:
-            plan = _with_overlap_if_faster(problem, plan, graph.max_staleness)
+        plan = _planned(problem, graph)
+        if job.memory is not None:
+            plan = _beside_cuda(problem, plan, graph, job.memory)
         problem = as_run(problem, plan, graph)
         _check_cycles(plan, problem.flow)
         if job.memory is not None:
@@ -118,6 +119,25 @@ def plans_of_problem(job: Job, flows: Flows, problem: Problem) -> RunPlans:
         return replace(_with_others(flows, plan, problem.cluster), problem=problem)
     except SchedError as error:
         raise UserError(f"mode=auto: {error}", hint="choose a mode by hand") from error
+
+
+def _planned(problem: Problem, graph: FlowGraph) -> Plan:
+    plan = make_plan(problem.with_staleness(0))
+    if graph.max_staleness and problem.cluster.num_devices > 1:
+        plan = _with_overlap_if_faster(problem, plan, graph.max_staleness)
+    return plan
+
+
+def _beside_cuda(problem: Problem, plan: Plan, graph: FlowGraph, memory: PlanMemory) -> Plan:
+    """The plan, or another one if it needs what CUDA takes of the GPUs in its processes, which profiles do not count.
+    The plan as well if there is no other: the check names settings that fit."""
+    place = memory.fullest_place(plan)
+    if place.held_bytes is None or place.missing_bytes <= 0:
+        return plan
+    try:
+        return _planned(replace(problem, cluster=beside_cuda(problem.cluster, cuda_bytes(place.loads))), graph)
+    except InfeasibleError:
+        return plan
 
 
 def _with_overlap_if_faster(problem: Problem, plan: Plan, max_staleness: int) -> Plan:
