@@ -5,22 +5,24 @@
     python -m benchmarks.throughput.against_commit ../earlier --name robots --cases reach-openvla-ppo reach-pi0-ppo
 
 Both commits train the same recipes from the same SFT warm-up, run by run in turn, in mode collocated on one CPU slot.
-What counts is the median time of a step without the first few. The metrics of both are compared, too: where they are
-equal, both learn the same, so the time of a step decides which reaches a success rate first. Robots' warm-ups and
-evaluations are shortened, which changes no step.
+What counts is the median time of a step without the first few, and, on a machine that does other work too, its CPU
+time. The metrics of both are compared, too: where they are equal, both learn the same, so the time of a step decides
+which reaches a success rate first. Robots' warm-ups and evaluations are shortened, which changes no step.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import resource
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +68,8 @@ class Run:
 
     step_s: float
     """Median over its steps."""
-    cpu_s: float
-    """Of all its processes, from start to end."""
+    step_cpu_s: float
+    """The same of the CPU time of all its processes."""
     metrics: list[dict[str, Any]]
     """By step, without times."""
 
@@ -82,7 +84,9 @@ def main() -> None:
     options = parser.parse_args()
     commands = {OURS: Path(sys.executable).with_name("rlinf"), EARLIER: options.checkout / ".venv/bin/rlinf"}
     samples_s: dict[str, list[float]] = {}
-    findings: dict[str, dict[str, Any]] = {"metrics": {}, "ratio_in_pairs": {}, "cpu_s_of_runs": {}}
+    findings: dict[str, dict[str, Any]] = {
+        what: {} for what in ("metrics", "ratio_in_pairs", "cpu_ratio_in_pairs", "step_cpu_s")
+    }
     with tempfile.TemporaryDirectory() as folder:
         for name in options.cases:
             runs: dict[str, list[Run]] = {side: [] for side in commands}
@@ -96,7 +100,9 @@ def main() -> None:
             samples_s |= in_both_orders(sides, options.warmup, options.rounds)
             findings["metrics"][name] = differences(runs[OURS][-1].metrics, runs[EARLIER][-1].metrics)
             findings["ratio_in_pairs"][name] = in_pairs(*(samples_s[f"{name}, {side}"] for side in commands))
-            findings["cpu_s_of_runs"][name] = {side: [run.cpu_s for run in runs[side]] for side in commands}
+            cpu_s = {side: [run.step_cpu_s for run in runs[side][options.warmup :]] for side in commands}
+            findings["cpu_ratio_in_pairs"][name] = in_pairs(*cpu_s.values())
+            findings["step_cpu_s"][name] = cpu_s
             print(name, {what: values[name] for what, values in findings.items()}, flush=True)
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=options.checkout, check=True, capture_output=True, text=True
@@ -148,24 +154,41 @@ def trained(command: Path, case: Case, output: Path) -> Run:
     overrides = COMMON | {f"run.{key}": case.num_steps for key in ("num_steps", "evaluate_every", "checkpoint_every")}
     overrides |= case.overrides
     flags = [part for key, value in overrides.items() for part in (f"--{key}", str(value))]
-    before_s = _cpu_s_of_children()
-    log = subprocess.run(
-        [str(command), "train", case.recipe, "--output", str(output), *flags], capture_output=True, text=True
-    )
-    if log.returncode:
-        sys.exit(f"{' '.join(log.args)} ended with {log.returncode}:\n{log.stdout}\n{log.stderr}")
-    rows = read_rows(output / "metrics.jsonl")
+    command_line = [str(command), "train", case.recipe, "--output", str(output), *flags]
+    path, log = output / "metrics.jsonl", output.with_suffix(".log")
+    cpu_s: list[float] = []
+    with log.open("w") as printed, subprocess.Popen(command_line, stdout=printed, stderr=printed) as process:
+        while process.poll() is None:
+            num_rows = len(read_rows(path)) if path.exists() else 0
+            cpu_s += [_cpu_s(process.pid)] * (num_rows - len(cpu_s))
+            time.sleep(0.05)
+    if process.returncode:
+        sys.exit(f"{' '.join(command_line)} ended with {process.returncode}:\n{log.read_text()}")
+    rows = read_rows(path)
     metrics = [
         {name: value for name, value in row["metrics"].items() if not name.startswith(("time/", "perf/"))}
         for row in rows
     ]
     step_s = statistics.median(row["metrics"]["time/step_s"] for row in rows[case.num_left_out :])
-    return Run(step_s=step_s, cpu_s=_cpu_s_of_children() - before_s, metrics=metrics)
+    of_steps = [later - sooner for sooner, later in pairwise(cpu_s[case.num_left_out - 1 :])]
+    return Run(step_s=step_s, step_cpu_s=statistics.median(of_steps), metrics=metrics)
 
 
-def _cpu_s_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def _cpu_s(process_id: int) -> float:
+    """CPU time that a process and its descendants have taken so far, in whole hundredths of a second (Linux)."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        parents[int(path.parent.name)] = int(fields[1])
+        ticks[int(path.parent.name)] = int(fields[11]) + int(fields[12])
+    family = {process_id}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(ticks.get(one, 0) for one in family) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":
