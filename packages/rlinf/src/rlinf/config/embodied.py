@@ -279,7 +279,7 @@ class SuccessClassifierConfig(DemonstrationsConfig):
         default=None, description="Names of the cameras that it sees, separated by commas; null: all."
     )
     threshold: float = Field(
-        default=0.5,
+        default=0.9,
         gt=0,
         lt=1,
         description="Probability above which a picture shows success; higher: fewer failures are taken for successes.",
@@ -288,7 +288,7 @@ class SuccessClassifierConfig(DemonstrationsConfig):
     batch_size: int = Field(
         default=64, ge=2, multiple_of=2, description="Pictures per optimizer step, half of which show success."
     )
-    learning_rate: float = Field(default=3e-4, gt=0, description="Learning rate of AdamW.")
+    learning_rate: float = Field(default=1e-3, gt=0, description="Learning rate of AdamW.")
 
 
 class PolicyActorConfig(TrainerConfig):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, pad
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rlinf.config.embodied import EmbodiedConfig, SuccessClassifierConfig
 from rlinf.errors import UserError
@@ -38,8 +38,6 @@ HELD_OUT = 4
 MAX_HOLD = 8
 """Actions for which a random action is repeated at most, so that the robot gets somewhere."""
 EPISODES_AT_ONCE = 20
-MAX_SHIFT = 2
-"""Pixels by which training pictures are moved at most, in either direction."""
 SEED_STREAM = (1 << 40) + 1
 """Draws the random actions; training steps, whose numbers stand in its place, do not come so far."""
 
@@ -171,7 +169,7 @@ class RewardFromPictures:
         labels = torch.cat([torch.ones(half), torch.zeros(half)])
         for _ in range(settings.num_steps):
             batch = torch.cat([each[torch.randint(len(each), (half,), generator=generator)] for each in rows])
-            pictures = {name: _shifted(values[batch], generator) for name, values in data.pictures.items()}
+            pictures = {name: values[batch] for name, values in data.pictures.items()}
             loss = binary_cross_entropy_with_logits(classifier(pictures), labels)
             optimizer.zero_grad()
             loss.backward()
@@ -229,14 +227,6 @@ def _split(successes: list[ExecutedEpisode], failures: list[ExecutedEpisode]) ->
     held_out = [*successes[::HELD_OUT], *failures[::HELD_OUT]]
     train = [one for each in (successes, failures) for number, one in enumerate(each) if number % HELD_OUT]
     return Labelled.of(train), Labelled.of(held_out)
-
-
-def _shifted(pictures: Tensor, generator: torch.Generator) -> Tensor:
-    """A batch [n, H, W, C] moved by a few pixels, with its edges repeated."""
-    height, width = pictures.shape[1:3]
-    padded = pad(pictures.movedim(-1, 1).float(), [MAX_SHIFT] * 4, mode="replicate")
-    row, column = torch.randint(2 * MAX_SHIFT + 1, (2,), generator=generator).tolist()
-    return padded[:, :, row : row + height, column : column + width].movedim(1, -1)
 
 
 def _hand_out(session: Session, classifier: SuccessClassifier | None) -> None:
