@@ -23,7 +23,8 @@ from rlinf_comm.weights import Block, BufferSpec, Layout, RankLayout, specs_of
 from rlinf_workers.errors import WeightFilesError
 from rlinf_workers.models.weight_files import WeightFiles
 
-CONVERTS = importlib.util.find_spec("transformers.core_model_loading") is not None
+_PACKAGE = importlib.util.find_spec("transformers")
+CONVERTS = _PACKAGE is not None and (Path(_PACKAGE.origin or "").parent / "core_model_loading.py").is_file()
 """Whether this release of transformers uses other names in memory than on disk; those before 5 do not."""
 
 
