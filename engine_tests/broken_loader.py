@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_workers.engines.inside import Inside, enter
+from rlinf_workers.engines.inside import Inside
+from rlinf_workers.engines.sglang import inside
 
 LOADER = f"{__name__}.run"
 FAULT_FILE = "RLINF_TEST_FAULT_FILE"
@@ -58,8 +59,5 @@ def apply(fault: str, arguments: list[str], served: Mapping[str, Tensor], before
 def run(model, named_tensors):
     from sglang.srt.runtime_context import get_parallel  # pyright: ignore[reportMissingImports]
 
-    parallel = get_parallel()
-    Broken.rank = parallel.tp_rank
-    sizes = {"tp": parallel.attn_tp_size, "ep": parallel.moe_ep_size, "expert_tp": parallel.moe_tp_size}
-    for ticket, _ in named_tensors:
-        enter(ticket, model, rank=parallel.tp_rank, sizes=sizes, kind=Broken)
+    Broken.rank = get_parallel().tp_rank
+    inside.run(model, named_tensors, kind=Broken)

@@ -16,7 +16,7 @@ if not INSTALLED:
     pytest.exit(
         "engine_tests need SGLang or vLLM; run them with: tools/test.sh --engines[=vllm] [arguments]", returncode=2
     )
-OF_BOTH = {"test_adapters.py", "test_check.py", "test_evaluation.py", "test_recipes.py"}
+OF_BOTH = {"test_adapters.py", "test_check.py", "test_evaluation.py", "test_pictures.py", "test_recipes.py"}
 of_vllm = {path.name for path in Path(__file__).parent.glob("test_vllm*.py")}
 of_sglang = {path.name for path in Path(__file__).parent.glob("test_*.py")} - of_vllm - OF_BOTH
 collect_ignore = [*(() if "vllm" in INSTALLED else of_vllm), *(() if "sglang" in INSTALLED else of_sglang)]

@@ -132,7 +132,10 @@ class TrainedEngine:
         **sizes: Any,
     ) -> None:
         if name in VISION_LANGUAGE:
-            settings = tiny_vision_language(name, folder, head_dim=SIZES[engine]["head_dim"])
+            own = SIZES[engine]
+            settings = tiny_vision_language(
+                name, folder, head_dim=own["head_dim"], intermediate_size=own["intermediate_size"]
+            )
         else:
             settings = replace(tiny_architecture(name, folder, **SIZES[engine] | sizes), adapter=adapter)
         self.loaded = load_model(settings)

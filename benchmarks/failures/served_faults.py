@@ -8,7 +8,7 @@ says success and did something else. The attestation has to refuse the version a
 the version, no others. After each fault comes a correct sync of other weights, which has to be accepted; every 50th of
 them, the engine's greedy tokens are compared with those of transformers. Target: all are caught, none is refused.
 
-With --adapter: a model with a LoRA adapter beside frozen weights, and faults of both; ENGINE-adapter-faults.json.
+With --adapter: models with a LoRA adapter beside frozen weights, and faults of both; ENGINE-adapter-faults.json.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rlinf_workers.models.lora_settings import LoraSettings
 from trained_engine import SIZES  # pyright: ignore[reportMissingImports]
 
 MODELS = {"Qwen3-MoE, TP1": ("qwen3_moe", 1), "Qwen2, TP2": ("qwen2", 2)}
-ADAPTED = {"Qwen2 with an adapter, TP1": ("qwen2", 1)}
+ADAPTED = {"Qwen2 with an adapter, TP1": ("qwen2", 1), "Qwen3 with an adapter, TP2": ("qwen3", 2)}
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LORA = LoraSettings(rank=4, alpha=6.0, targets=TARGETS, base_digest="")
 COMPARE_EVERY = 50
@@ -45,7 +45,7 @@ COMPARE_EVERY = 50
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("engine", choices=sorted(SIZES))
-    parser.add_argument("--adapter", action="store_true", help="a model with an adapter, in place of the others")
+    parser.add_argument("--adapter", action="store_true", help="models with an adapter, in place of the others")
     parser.add_argument("--flips", type=int, nargs=2, default=[1000, 200], help="flipped bits for each model")
     parser.add_argument("--output", type=Path, help="JSON to write instead of benchmarks/results/ENGINE-faults.json")
     options = parser.parse_args()

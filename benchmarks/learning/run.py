@@ -39,22 +39,28 @@ def main() -> None:
     parser.add_argument("--add", action="store_true", help="keep runs of other seeds that the result has already")
     args, overrides = parser.parse_known_args()
     name, settings = f"learning-{args.name or args.recipe}", {"recipe": args.recipe, "overrides": overrides}
-    earlier = _earlier_runs(name, settings, args.seeds) if args.add else []
+    earlier = earlier_runs(name, settings, [(None, seed) for seed in args.seeds]) if args.add else []
     with tempfile.TemporaryDirectory() as scratch:
         runs = [_run(args.recipe, seed, overrides, Path(scratch) / str(seed)) for seed in args.seeds]
     runs = sorted([*earlier, *runs], key=lambda run: run["seed"])
     report(name, settings=settings, samples_s={}, comparisons=[], findings={"runs": runs})
 
 
-def _earlier_runs(name: str, settings: dict[str, Any], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """The runs of a result, without those of the seeds. Raises: SystemExit if they had other settings."""
+def earlier_runs(
+    name: str, settings: dict[str, Any], replaced: Sequence[tuple[str | None, int]]
+) -> list[dict[str, Any]]:
+    """The runs of a result, without those of these (engine, seed). Raises: SystemExit if they had other settings.
+
+    Args:
+        replaced: with None, where the result does not compare engines.
+    """
     path = RESULTS_FOLDER / f"{name}.json"
     if not path.exists():
         return []
     result = json.loads(path.read_text())
     if result["settings"] != settings:
         sys.exit(f"{path} has runs with {result['settings']}, so runs with {settings} cannot be added to it")
-    return [run for run in result["findings"]["runs"] if run["seed"] not in seeds]
+    return [run for run in result["findings"]["runs"] if (run.get("engine"), run["seed"]) not in replaced]
 
 
 def _run(recipe: str, seed: int, overrides: list[str], folder: Path) -> dict[str, Any]:

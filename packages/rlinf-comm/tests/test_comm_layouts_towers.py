@@ -1,6 +1,7 @@
 """Layouts of Qwen2.5-VL and Qwen3-VL: transformers' models, cut for an engine as plain torch code cuts them."""
 
 import dataclasses
+from collections import Counter
 
 import pytest
 import torch
@@ -88,6 +89,38 @@ def test_a_tower_and_its_decoder_are_cut_as_engines_cut_them(real, tp, tower_tp)
             {name: expected[name].contiguous() for name in sorted(expected)},
             f"rank {rank}",
         )
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_sglang_cuts_positions_by_rows_and_pads_what_belongs_to_no_tensor(real, tp):
+    shape, full = real
+    served = merged_layout(shape, tp=tp, expert_tp=tp, tower_width=16, positions_tp=tp)
+    reshard = reshard_plan(huggingface_layout(shape, fused_experts=True), served)
+    held = [{name: torch.zeros(spec.shape) for name, spec in rank.buffers.items()} for rank in served.ranks]
+    execute(reshard, [full], held)
+    padded = {name: extended(tensor) for name, tensor in full.items()}
+    for rank, own in enumerate(held):
+        expected = tower_rank(padded, 2, rank, tp)
+        if not shape.tower.gated:
+            positions = torch.zeros(64, 8)
+            positions[:9] = full["model.visual.pos_embed.weight"]
+            expected["visual.pos_embed.weight"] = positions.chunk(tp)[rank]
+        assert_bitwise_equal(
+            {name: own[name] for name in sorted(expected)},
+            {name: expected[name].contiguous() for name in sorted(expected)},
+            f"rank {rank}",
+        )
+        written = Counter[str]()
+        for block in served.ranks[rank].blocks:
+            written[block.buffer] += block.box.num_elements
+        padded_buffers = {name for name, tensor in own.items() if written[name] < tensor.numel()}
+        assert set(reshard.padded_buffers(rank)) == padded_buffers
+
+
+def extended(tensor):
+    """With zeros up to 16 where the MLP of a tower's block has 12."""
+    missing = [4 * (size == 12) for size in reversed(tensor.shape)]
+    return torch.nn.functional.pad(tensor, [part for size in missing for part in (0, size)])
 
 
 def test_what_a_tower_cannot_do_is_refused(real):

@@ -91,7 +91,7 @@ def test_an_engine_with_processes_of_its_own_conforms(check, model):
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3_moe", "llama"])
 def test_parameters_are_filled_where_the_engine_has_them(name, tmp_path, started):
-    """Llama has tied embeddings; the engine rounds to bfloat16."""
+    """Llama has tied embeddings; the engine rounds to bfloat16. Rows that pad an embedding are zero."""
     sync = started(tiny_architecture(name, tmp_path), dtype="bfloat16")
     for version in (1, 2):
         finish_reads = sync.publish(version)

@@ -75,6 +75,8 @@ def test_memory_on_gpus_can_be_given_back_and_nothing_of_cpus_is_set(tmp_path):
     assert not args.get("enable_weights_cpu_backup"), "a sync fills them"
     assert args["mem_fraction_static"] == 0.7, "what a plan counts"
     assert "attention_backend" not in args and "max_total_tokens" not in args
+    assert "mm_feature_transport" not in args
+    assert arguments(tmp_path, "cuda", model_type="qwen3_vl")["mm_feature_transport"] == "cpu"
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "glm4_moe", "unknown"])

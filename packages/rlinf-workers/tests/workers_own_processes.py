@@ -114,7 +114,7 @@ class TwoProcesses(HuggingFaceEngine):
         self.stored = merged_layout(shape, tp=TP, dtype=dtype)
         self.parameters = [
             {
-                name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)).share_memory_()
+                name: torch.ones(spec.shape, dtype=getattr(torch, spec.dtype)).share_memory_()
                 for name, spec in rank.buffers.items()
                 if name != missing
             }

@@ -139,6 +139,16 @@ class ReshardPlan:
         np.add.at(totals, pairs, self.bytes_of_moves[moving])
         return {divmod(int(pair), self.num_dst_ranks): int(totals[pair]) for pair in np.flatnonzero(totals)}
 
+    def padded_buffers(self, dst_rank: int) -> tuple[str, ...]:
+        """The buffers of a destination rank that the moves do not fill completely."""
+        table, specs = self.table, self.dst_buffers[dst_rank]
+        own = (table.dst_rank == dst_rank) & ~table.tied
+        filled = np.zeros(len(specs), np.int64)
+        np.add.at(filled, table.dst_buffer[own], table.length[own].prod(axis=1))
+        return tuple(
+            name for (name, spec), count in zip(specs.items(), filled, strict=True) if count < spec.num_elements
+        )
+
     # --- for executors ------------------------------------------------------------------------------------------------
 
     def copies(self, *, dst_rank: int, src_rank: int | None = None) -> CopyTable:

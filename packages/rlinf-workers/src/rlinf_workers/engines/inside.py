@@ -17,12 +17,12 @@ import os
 import queue
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlinf_comm import LayoutError, PeerLost, WeightMismatchError, pack, record, unpack
 from rlinf_comm.weights import BufferSpec, specs_of, tensor_digests
@@ -93,8 +93,8 @@ class HeldWeights:
     buffers: dict[str, BufferSpec]
     """Parameters by name."""
     sizes: dict[str, int]
-    """How the engine shards the model: `tp` and, with experts, `ep` and `expert_tp`, with a vision tower `tower_tp`, of
-    rlinf_comm.weights.layouts.merged."""
+    """How the engine shards the model: `tp` and, with experts, `ep` and `expert_tp`, with a vision tower `tower_tp`,
+    `tower_width` and `positions_tp`, of rlinf_comm.weights.layouts.merged."""
 
     @property
     def num_bytes(self) -> int:
@@ -119,6 +119,21 @@ class Model(Protocol):
     def named_modules(self) -> Iterator[tuple[str, Any]]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class RenamedModel:
+    """A module with its parameters under the names of rlinf_comm.weights.layouts.merged."""
+
+    module: nn.Module
+    rename: Callable[[str], str]
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.module.named_parameters():
+            yield self.rename(name), parameter
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        return self.module.named_modules()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _End:
     """This process's end of an edge."""
@@ -128,6 +143,8 @@ class _End:
     """Those that it fills."""
     is_frozen: bool
     """Whether it fills them only once."""
+    padded: tuple[str, ...]
+    """Those of them with numbers that belong to no tensor of the model."""
 
 
 @dataclass
@@ -233,12 +250,21 @@ class Inside:
         if is_frozen:
             self._frozen = {}
         receiver = WEIGHT_SYNCS.get(port.weight_sync).open_receiver(port)
-        self._ends[port.end] = _End(receiver=receiver, parameters=frozenset(buffers), is_frozen=is_frozen)
+        padded = port.reshard.padded_buffers(port.rank)
+        self._ends[port.end] = _End(
+            receiver=receiver, parameters=frozenset(buffers), is_frozen=is_frozen, padded=padded
+        )
 
     def fill(self, end: str, policy_version: int, timeout_s: float) -> None:
-        """Receives a version into the engine's own parameters."""
+        """Receives a version into the engine's own parameters. What pads these becomes zero, so that it counts for
+        nothing, whatever the engine has loaded or its memory has held meanwhile."""
         self._filled.pop(end, None)
         tensors, names = self._parameters(), self._ends[end].parameters
+        with torch.inference_mode():  # some engines create them in it
+            for name in self._ends[end].padded:
+                tensors[name].zero_()
+        if any(tensors[name].is_cuda for name in self._ends[end].padded):
+            torch.cuda.synchronize()
         own = {name: tensor for name, tensor in tensors.items() if name in names}
         check = self._ends[end].receiver.receive(own, policy_version, timeout_s)
         self._filled[end] = _Filled(policy_version, _addresses(tensors), check)

@@ -66,6 +66,8 @@ def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
         ep=sizes.get("ep", 1),
         expert_tp=sizes.get("expert_tp"),
         tower_tp=sizes.get("tower_tp"),
+        tower_width=sizes.get("tower_width"),
+        positions_tp=sizes.get("positions_tp"),
         num_ranks=len(held),
     )
     expected = renamed(expected, huggingface_layout(shape, fused_experts=CONVERTS))

@@ -80,18 +80,23 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny_vision_language(name: str, folder: Path, *, head_dim: int = 8) -> ModelSettings:
+def tiny_vision_language(
+    name: str, folder: Path, *, head_dim: int = 8, intermediate_size: int | None = None
+) -> ModelSettings:
     """Writes a model of an architecture of `models.pictures.VISION_LANGUAGE`, with random weights, a tokenizer and, for
     Qwen's, an image processor.
 
     Args:
         head_dim: of its decoder, a multiple of 8; its hidden size is four times as much.
+        intermediate_size: of the MLPs in decoder and tower.
     """
     from transformers import AutoConfig
 
     parts = copy.deepcopy(_CONFIGS[name])
     text, eighth = parts["text_config"], head_dim // 8
     text |= {"hidden_size": 4 * head_dim, "head_dim": head_dim}
+    if intermediate_size is not None:
+        text["intermediate_size"] = parts["vision_config"]["intermediate_size"] = intermediate_size
     if "rope_parameters" in text:
         text["rope_parameters"]["mrope_section"] = [eighth, eighth, 2 * eighth]
         parts["vision_config"]["out_hidden_size"] = 4 * head_dim

@@ -30,7 +30,7 @@ class RankAssembly:
         dtype = self._dtype
         for name, box in parts:
             dtype = self._stored_dtype(name)
-            self._blocks.append(Block(name, box, buffer, offset, _dense_strides(box.shape)))
+            self._blocks.append(Block(name, box, buffer, offset, dense_strides(box.shape)))
             offset += box.num_elements
         assert dtype is not None, f"{buffer} has no parts, and so no dtype"
         self._buffers[buffer] = BufferSpec(shape, dtype)
@@ -120,7 +120,7 @@ def interval(shape: tuple[int, ...], dim: int, first: int, length: int) -> Box:
 
 
 @functools.lru_cache(maxsize=4096)
-def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 

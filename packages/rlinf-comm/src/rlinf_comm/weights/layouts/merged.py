@@ -33,6 +33,7 @@ from rlinf_comm.weights.layout import Box, Layout, RankLayout, TensorSpec
 from rlinf_comm.weights.layouts.assembly import Part, RankAssembly, check_divides, interval, rounded_up
 from rlinf_comm.weights.layouts.canonical import MTP_OWN
 from rlinf_comm.weights.layouts.shape import TransformerShape
+from rlinf_comm.weights.layouts.tower import TowerSizes
 
 
 def merged_layout(
@@ -44,6 +45,8 @@ def merged_layout(
     shared_tp: int | None = None,
     vocab_tp: int | None = None,
     tower_tp: int | None = None,
+    tower_width: int | None = None,
+    positions_tp: int | None = None,
     num_ranks: int | None = None,
     vocab_multiple: int = 64,
     dtype: str | None = None,
@@ -57,6 +60,8 @@ def merged_layout(
         shared_tp: Tensor parallelism of the shared experts; by default tp, 1 if they are replicated.
         vocab_tp: Number of shards of the embedding and the head; by default tp, 1 if the engine replicates them.
         tower_tp: Tensor parallelism of the vision tower; by default tp, 1 if the engine replicates it.
+        tower_width: Rows of the MLPs in the tower's blocks, with padding; by default those of the model.
+        positions_tp: Tensor parallelism of the tower's position embedding; by default every rank has it whole.
         num_ranks: Number of ranks; by default the minimum, max(tp, ep * expert_tp); additional ranks are replicas.
         vocab_multiple: The vocabulary is padded to a multiple of this, 64 in both engines.
         dtype: The dtype of the storage; by default the canonical one.
@@ -69,10 +74,10 @@ def merged_layout(
     expert_tp = max(1, tp // ep) if expert_tp is None else expert_tp
     shared_tp = tp if shared_tp is None else shared_tp
     vocab_tp = tp if vocab_tp is None else vocab_tp
-    tower_tp = tp if tower_tp is None else tower_tp
+    tower = TowerSizes(tp=tp if tower_tp is None else tower_tp, mlp_width=tower_width, positions_tp=positions_tp)
     needed = max(tp, ep * expert_tp if shape.num_experts else 1, shared_tp, vocab_tp)
     num_ranks = needed if num_ranks is None else num_ranks
-    sizes = _Sizes(tp=tp, ep=ep, expert_tp=expert_tp, shared_tp=shared_tp, vocab_tp=vocab_tp, tower_tp=tower_tp)
+    sizes = _Sizes(tp=tp, ep=ep, expert_tp=expert_tp, shared_tp=shared_tp, vocab_tp=vocab_tp, tower=tower)
     _check(shape, sizes)
     num_padded = rounded_up(shape.vocab, vocab_multiple)
     check_divides("the padded vocabulary", num_padded, "vocab_tp", vocab_tp)
@@ -81,7 +86,7 @@ def merged_layout(
         ("ep * expert_tp", ep * expert_tp if shape.num_experts else 1),
         ("shared_tp", shared_tp),
         ("vocab_tp", vocab_tp),
-        ("tower_tp", tower_tp),
+        ("tower_tp", tower.tp),
     ):
         check_divides("num_ranks", num_ranks, name, size)
     specs = shape.specs()
@@ -103,7 +108,7 @@ class _Sizes:
     expert_tp: int
     shared_tp: int
     vocab_tp: int
-    tower_tp: int
+    tower: TowerSizes
 
 
 def _check(shape: TransformerShape, sizes: _Sizes) -> None:
@@ -146,7 +151,7 @@ class _MergedRank:
     def layout(self) -> RankLayout:
         rank, shape = self._rank, self._shape
         if shape.tower is not None:
-            shape.tower.add_to(rank, self._tp_rank % self._sizes.tower_tp, self._sizes.tower_tp)
+            shape.tower.add_to(rank, self._tp_rank % self._sizes.tower.tp, self._sizes.tower)
         decoder = shape.decoder_prefix
         heads = {"model.embed_tokens.weight": f"{decoder}embed_tokens.weight"}
         if not shape.tied_embeddings:

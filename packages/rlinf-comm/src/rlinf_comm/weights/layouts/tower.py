@@ -3,22 +3,43 @@
 Query, key and value are one tensor in the checkpoint and in the engines. A rank of several has its heads of each of the
 three, one after the other; of a gated MLP it has its rows of gate and up in one parameter. Biases of layers that are
 cut by columns are whole on every rank, which adds them once (vLLM 0.32.0, models/qwen2_5_vl.py and qwen3_vl.py).
+SGLang (0.5.23) cuts the position embedding by rows, and gives the MLPs of Qwen2.5-VL rows up to a multiple of 8, 3,424
+for 3,420; the last rank has what is too much, which has to be zero.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rlinf_comm.errors import LayoutError
 from rlinf_comm.records import record
-from rlinf_comm.weights.layouts.assembly import RankAssembly, check_divides, interval
+from rlinf_comm.weights.layout import Block
+from rlinf_comm.weights.layouts.assembly import RankAssembly, check_divides, dense_strides, interval, rounded_up
 
 DECODERS = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
 """`model_type` of a model with such a tower -> that of its decoder."""
 CANONICAL, SERVED = "model.visual.", "visual."
 """Prefixes of the tower's tensors in the checkpoint and in an engine."""
+
+
+POSITIONS_MULTIPLE = 64
+"""Where the position embedding is cut, its rows are padded to a multiple of this."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TowerSizes:
+    """How an engine cuts and pads a tower."""
+
+    tp: int = 1
+    """Tensor parallelism of its layers."""
+    mlp_width: int | None = None
+    """Rows of the MLPs of its blocks, over all ranks; None: as many as the model has."""
+    positions_tp: int | None = None
+    """Tensor parallelism of the position embedding; None: every rank has it whole."""
 
 
 @record
@@ -87,14 +108,18 @@ class QwenTower:
             shapes |= _linear(prefix + first, merged, merged) | _linear(prefix + second, self.out_hidden, merged)
         return {CANONICAL + name: shape for name, shape in shapes.items()}
 
-    def add_to(self, rank: RankAssembly, tp_rank: int, tp: int) -> None:
-        """Adds the parameters of one of `tp` ranks of an engine.
+    def add_to(self, rank: RankAssembly, tp_rank: int, sizes: TowerSizes) -> None:
+        """Adds the parameters of one of an engine's ranks.
 
         Raises: LayoutError if its heads, or the width of its MLP, cannot be cut evenly.
         """
+        tp, width = sizes.tp, sizes.mlp_width or self.intermediate
         check_divides("vision_config.num_heads", self.num_heads, "tp", tp)
-        check_divides("vision_config.intermediate_size", self.intermediate, "tp", tp)
+        check_divides("vision_config.intermediate_size", width, "tp", tp)
         by_rows, by_columns = self._cuts()
+        inner = width // tp
+        first = min(tp_rank * inner, self.intermediate)
+        count = min(inner, self.intermediate - first)
         for name, shape in self.shapes().items():
             here = SERVED + name.removeprefix(CANONICAL)
             layer, _, kind = name.rpartition(".")
@@ -102,12 +127,19 @@ class QwenTower:
                 size = self.hidden // tp
                 boxes = [interval(shape, 0, part * self.hidden + tp_rank * size, size) for part in range(3)]
                 rank.add(here, [(name, box) for box in boxes], (3 * size, *shape[1:]))
-            elif layer.endswith(".gate_proj"):
-                parts = [(one, rank.slice_of(one, 0, tp_rank, tp)) for one in (name, name.replace("gate_", "up_"))]
-                size = 2 * self.intermediate // tp
-                rank.add(here.replace("gate_proj", "gate_up_proj"), parts, (size, *shape[1:]))
-            elif layer.endswith(".up_proj"):
-                continue  # added with its gate
+            elif layer.endswith((".gate_proj", ".up_proj")):
+                here = re.sub("gate_proj|up_proj", "gate_up_proj", here)
+                offset = 0 if layer.endswith(".gate_proj") else inner * math.prod(shape[1:])
+                box = interval(shape, 0, first, count)
+                rank.add_block(Block(name, box, here, offset, dense_strides(shape)), (2 * inner, *shape[1:]))
+            elif layer.endswith(".mlp.linear_fc1"):
+                rank.add(here, [(name, interval(shape, 0, first, count))], (inner, *shape[1:]))
+            elif layer.endswith((".mlp.down_proj", ".mlp.linear_fc2")) and kind == "weight":
+                box = interval(shape, 1, first, count)
+                rank.add_block(Block(name, box, here, 0, (inner, 1)), (shape[0], inner))
+            elif layer == f"{CANONICAL}pos_embed" and sizes.positions_tp is not None:
+                num_padded = rounded_up(self.num_positions, POSITIONS_MULTIPLE)
+                rank.add_vocab(here, name, num_padded, tp_rank % sizes.positions_tp, sizes.positions_tp)
             elif layer.endswith(by_rows):
                 rank.add_box(here, name, rank.slice_of(name, 0, tp_rank, tp))
             elif layer.endswith(by_columns) and kind == "weight":
@@ -135,9 +167,9 @@ class QwenTower:
             yield f"deepstack_merger_list.{number}.", "norm", "linear_fc1", "linear_fc2", width
 
     def _cuts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Ends of names of the layers that are cut by rows, and of those that are cut by columns."""
+        """Ends of names of the other layers that are cut by rows, and of those that are cut by columns."""
         if self.gated:
-            return (".merger.mlp.0",), (".attn.proj", ".mlp.down_proj", ".merger.mlp.2")
+            return (".merger.mlp.0",), (".attn.proj", ".merger.mlp.2")
         return (".linear_fc1",), (".attn.proj", ".linear_fc2")
 
 

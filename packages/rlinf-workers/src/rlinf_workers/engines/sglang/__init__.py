@@ -6,6 +6,7 @@
     requests.py   converts prompts and sampling settings to requests, and outputs to answers
     server.py     starts sglang.Engine
     child.py      the code in SGLang's scheduler processes
+    processors/   pictures of requests, in place of SGLang's own processors
 
 Nothing outside this folder imports it, so a process without SGLang never needs it. Facts about SGLang were read from
 version 0.5.23.

@@ -13,6 +13,7 @@ import torch
 from rlinf_workers.engines.serving_layout import has_parameters_alone
 from rlinf_workers.engines.sglang.options import MEM_FRACTION, SPARE_TOKENS
 from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.pictures import VISION_LANGUAGE
 
 Argument = bool | int | float | str | list
 
@@ -41,6 +42,14 @@ ON_GPU: Mapping[str, Argument] = {
 (`enable_weights_cpu_backup`): a sync fills them, and where none follows, the engine copies the parameters; SGLang does
 where it computes with more than those (`has_parameters_alone`), which no sync can fill. The memory fraction is for a
 model that cannot be counted; for others it follows from their sizes (`fraction_of`)."""
+
+FOR_PICTURES: Mapping[str, Argument] = {
+    "mm_feature_transport": "cpu",
+    "enable_precise_embedding_interpolation": True,
+}
+"""Further arguments for a model that reads pictures. These come processed, in the message of a request, where SGLang
+would reserve gigabytes of some GPUs for its own processor. With CUDA graphs of the tower, it would interpolate
+positions of patches otherwise than the trainer."""
 
 START_BYTES = 3 << 29
 """GPU memory that the processes of an engine take before SGLang measures what is free: a CUDA context and the buffers
@@ -100,6 +109,8 @@ def server_arguments(
         "skip_tokenizer_init": True,
         "custom_weight_loader": [loader],
     }
+    if config.get("model_type") in VISION_LANGUAGE:
+        arguments |= {**FOR_PICTURES, "tokenizer_path": model.folder}
     return arguments
 
 

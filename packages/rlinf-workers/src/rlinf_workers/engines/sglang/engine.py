@@ -70,6 +70,7 @@ class SGLangEngine(ServingEngine):
         num_devices = max(1, len(devices))
         self._prepare(model, device, max_prompt_tokens=max_prompt_tokens, num_devices=num_devices, options=server)
         config = check_architecture(Path(self._model.folder))
+        self._refuse_adapted_tower(config)
         self._expert_rows = ExpertRows.of(config) if server.get("enable_return_routed_experts") else None
         arguments = server_arguments(
             model,
@@ -113,7 +114,10 @@ class SGLangEngine(ServingEngine):
     async def _prefill(self, prompt: Prompt, sampling: SamplingSettings) -> Tensor | None:
         prompt_ids, rows = prompt.token_ids.tolist(), self._expert_rows if sampling.records_experts else None
         output = await self._server.engine.async_generate(
-            input_ids=prompt_ids, sampling_params={"max_new_tokens": 0}, return_routed_experts=rows is not None
+            input_ids=prompt_ids,
+            image_data=_image_data(prompt),
+            sampling_params={"max_new_tokens": 0},
+            return_routed_experts=rows is not None,
         )
         return None if rows is None else rows.read(answer_of(output).experts, len(prompt_ids) - 1)
 
@@ -122,6 +126,7 @@ class SGLangEngine(ServingEngine):
     ) -> AsyncGenerator[ServerAnswer, None]:
         arguments = {
             "input_ids": [*request.prompt.token_ids.tolist(), *request.token_ids.tolist()],
+            "image_data": _image_data(request.prompt),
             "sampling_params": request_parameters(request, sampling, self._stop_ids),
             "return_logprob": True,
         }
@@ -220,6 +225,11 @@ class SGLangEngine(ServingEngine):
         from rlinf_workers.engines.sglang import srt
 
         await self._server.manager.continue_generation(srt.ContinueGenerationReqInput())
+
+
+def _image_data(prompt: Prompt) -> list[Prompt] | None:
+    """What `processors.ready` reads of a request."""
+    return None if prompt.pictures is None else [prompt]
 
 
 def known_arguments(device: torch.device, devices: Sequence[str], *, any_version: bool) -> list[str]:

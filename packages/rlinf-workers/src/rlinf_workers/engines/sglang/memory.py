@@ -34,6 +34,8 @@ WORKSPACE_BYTES, GROUP_BYTES = 512 * MB, 128 * MB
 """What SGLang reserves for its attention kernels, and for each device of an engine (`handle_gpu_memory_settings`)."""
 GRAPH_ROW_BYTES, PREFILL_GRAPH_BYTES = 2 * MB, 8 * MB
 """What SGLang reserves for each row of the largest decode graph, and for each prefill graph."""
+FEATURE_BYTES = 100 * MB
+"""SGLang's cache of the features of pictures (its env var SGLANG_VLM_CACHE_SIZE_MB)."""
 UNMEASURED = 2
 """Factor on working memory that follows from the model's shape, because no GPU has confirmed it. SGLang itself reserves
 1.5 MB for each token of a prefill chunk, whatever the model."""
@@ -45,11 +47,13 @@ _PREFILL_STEPS = ((32, 4), (256, 16), (512, 32), (1024, 64), (4096, 256), (math.
 
 
 def sglang_memory(model: ModelShape, job: JobShape) -> RankMemory:
-    """The memory of one device of a rank. Weights are filled in place, so a sync needs no extra memory."""
+    """The memory of one device of a rank. Weights are filled in place, so a sync needs no extra memory. What the tower
+    computes of pictures is not counted, only what it leaves."""
+    work_bytes = _gpu_work_bytes(model, job) if job.on_gpu else _cpu_work_bytes(model, job)
     return RankMemory(
         weights=weights_bytes(model, job),
         kv_pool=max(0, kv_tokens(model, job)) * kv_token_bytes(model, job),
-        activations=_gpu_work_bytes(model, job) if job.on_gpu else _cpu_work_bytes(model, job),
+        activations=work_bytes + (FEATURE_BYTES if model.vision_parameters else 0),
     )
 
 

@@ -27,6 +27,7 @@ _MODEL, _DEVICES = (
 _PORTS = "an engine speaks to its own processes alone, through sockets that it names itself"
 _REQUESTS = "prompts come as token ids, and completions go back as token ids"
 _WEIGHTS = "weights come from the trainer by a weight sync"
+_PICTURES = "pictures come processed, and all devices of an engine compute each of them"
 
 OWNED: Mapping[str, str] = {
     **dict.fromkeys(("model_path", "tokenizer_path", "revision", "dtype", "json_model_override_args"), _MODEL),
@@ -38,6 +39,8 @@ OWNED: Mapping[str, str] = {
     **dict.fromkeys(("incremental_streaming_output", "allow_auto_truncate", "preferred_sampling_params"), _REQUESTS),
     **dict.fromkeys(("load_format", "custom_weight_loader", "weight_version", "weight_cache_mode"), _WEIGHTS),
     **dict.fromkeys(("enable_lora", "lora_paths", "startup_weight_load_mode"), _WEIGHTS),
+    **dict.fromkeys(("mm_feature_transport", "mm_enable_dp_encoder"), _PICTURES),
+    "enable_precise_embedding_interpolation": "positions of patches are those of the trainer",
     "quantization": "rollout.quantization says it",
     "trust_remote_code": "code that a model's folder brings along is never run",
     "custom_sigquit_handler": "the worker watches the engine's processes",

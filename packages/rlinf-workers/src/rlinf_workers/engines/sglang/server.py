@@ -22,6 +22,9 @@ from rlinf_workers.errors import WorkersError
 from rlinf_workers.leftovers import SweptFolder
 from rlinf_workers.models.lora_settings import LoraSettings
 
+PROCESSORS_VARIABLE, PROCESSORS = "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE", "rlinf_workers.engines.sglang.processors"
+"""SGLang's env var for a package whose processors of pictures take the place of its own, and ours."""
+
 PORT_TAKEN = "another process took the port that SGLang had chosen; start the run again"
 
 
@@ -44,6 +47,7 @@ class EngineServer(ServerLoop):
         adapter: LoraSettings | None,
     ) -> None:
         os.environ[FOLDER_VARIABLE] = str(folder.path)
+        os.environ[PROCESSORS_VARIABLE] = PROCESSORS
         os.environ[ADAPTER_VARIABLE] = "" if adapter is None else msgspec.json.encode(adapter).decode()
         # Its ranks rendezvous through a file: SGLang's own store would listen on every address and accept any keys.
         os.environ[MEETING_VARIABLE] = f"file://{folder.path / 'ranks'}"  # torch reads it literally

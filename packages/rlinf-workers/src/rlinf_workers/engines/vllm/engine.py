@@ -76,11 +76,7 @@ class VLLMEngine(ServingEngine):
         check_architecture(config, device)
         self._sees = config.get("model_type") in SPEC.picture_models
         self._video_token: int | None = config.get("video_token_id")
-        if self._sees and model.adapter is not None:
-            raise SettingsRefused(
-                "the engine vllm has not been tried with adapters of models that read pictures; use the engine "
-                "huggingface, or train without actor.lora"
-            )
+        self._refuse_adapted_tower(config)
         self._numbers = itertools.count()
         self._request_ids: set[str] = set()
         """Of the requests in flight."""

@@ -44,7 +44,7 @@ from vllm.v1.sample.sampler import Sampler  # pyright: ignore[reportMissingImpor
 
 from rlinf_workers.addresses import ON_ONE_MACHINE
 from rlinf_workers.engines.adapted_layers import adapt_layers
-from rlinf_workers.engines.inside import Inside, enter
+from rlinf_workers.engines.inside import Inside, RenamedModel, enter
 from rlinf_workers.engines.server_processes import end_with_parent, keep_errors
 from rlinf_workers.engines.vllm.arguments import ADAPTER, PLAIN, PLAIN_DUMMY
 from rlinf_workers.engines.vllm.child import FOLDER_VARIABLE
@@ -86,24 +86,14 @@ class Extension:
         group, model = parallel_state.get_tp_group(), self.model_runner.get_model()
         sizes = {"tp": group.world_size, "ep": 1, "expert_tp": group.world_size}
         sizes["tower_tp"] = 1 if getattr(model, "use_data_parallel", False) else group.world_size
-        enter(ticket, MergedModel(model), rank=group.rank_in_group, sizes=sizes, kind=self.rlinf_kind)
+        held = RenamedModel(model, merged_name)
+        enter(ticket, held, rank=group.rank_in_group, sizes=sizes, kind=self.rlinf_kind)
 
 
-class MergedModel:
-    """A model's parameters under the names of `rlinf_comm.weights.layouts.merged`."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """vLLM keeps the experts in a module of their own below `experts`, and a decoder behind a vision tower below
-        `language_model`."""
-        for name, parameter in self._model.named_parameters():
-            name = name.removeprefix("language_model.").replace(".experts.routed_experts.", ".experts.")
-            yield name, parameter
-
-    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        return self._model.named_modules()
+def merged_name(name: str) -> str:
+    """vLLM keeps the experts in a module of their own below `experts`, and a decoder behind a vision tower below
+    `language_model`."""
+    return name.removeprefix("language_model.").replace(".experts.routed_experts.", ".experts.")
 
 
 def prompt_positions(token_ids: Sequence[int], features: Sequence[Any]) -> tuple[Tensor, int]:

@@ -1,5 +1,5 @@
-"""Models that see, in vLLM: its tokens are those of transformers for the same pixels, placeholders and positions, and a
-vision tower that was not updated is named before a prompt is taken."""
+"""Models that see, in SGLang or vLLM, whichever the venv has: tokens are those of transformers for the same pixels,
+placeholders and positions, and a vision tower that was not updated is named before a prompt is taken."""
 
 import random
 from dataclasses import replace
@@ -13,13 +13,16 @@ from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.models.language_model import LoadedModel
 from rlinf_workers.testing.pictures import prompt_with_pictures
+from served_checks import ENGINE
 from trained_engine import LOGPROB_BOUND, TrainedEngine, plain_logits
 
 NUM_SYNCS = 6
 NUM_FLIPS = 20
 SIZES = [[(1, 1)], [(2, 3), (1, 2)], [], [(3, 1)], [(5, 3)], [(1, 4), (3, 2), (1, 1)], []]
-SIZES += [[(2, 2, 1)], [(2, 1, 2), (2, 1), (1, 1, 2)]]
-"""Rows and columns of the pictures of each prompt, behind the groups of frames of a video; some are text alone."""
+if ENGINE == "vllm":
+    SIZES += [[(2, 2, 1)], [(2, 1, 2), (2, 1), (1, 1, 2)]]
+"""Rows and columns of the pictures of each prompt, behind the groups of frames of a video, which SGLang does not take;
+some are text alone."""
 CAUGHT = Verdict(caught=True, names_tensors=True, names_process=True, names_version=True)
 
 
@@ -46,11 +49,11 @@ def taken(engine):
 GREEDY = SamplingSettings(group_size=1, max_new_tokens=8, temperature=0.0)
 
 
-@pytest.mark.parametrize(("name", "tp"), [("qwen2_5_vl", 1), ("qwen3_vl", 1), ("qwen2_5_vl", 2)])
+@pytest.mark.parametrize(("name", "tp"), [("qwen2_5_vl", 1), ("qwen3_vl", 1), ("qwen2_5_vl", 2), ("qwen3_vl", 2)])
 def test_tokens_are_those_of_the_engine_huggingface_after_every_sync(name, tp, tmp_path):
     """Pictures of odd sizes, several in a prompt, in one batch with prompts that are text alone. Every sync changes the
     vision tower too."""
-    trained = TrainedEngine(name, tmp_path, tp=tp, engine="vllm")
+    trained = TrainedEngine(name, tmp_path, tp=tp, engine=ENGINE)
     prompts = prompts_of(trained.model)
     loaded = LoadedModel(model=trained.model, tokenizer=None, stop_ids=(1,), pad_id=0)
     for _ in range(NUM_SYNCS):
@@ -67,17 +70,21 @@ def test_tokens_are_those_of_the_engine_huggingface_after_every_sync(name, tp, t
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory):
     """A Qwen3-VL, whose loader may be broken."""
-    engine = FaultyEngine("qwen3_vl", tmp_path_factory.mktemp("seeing"), engine="vllm")
+    engine = FaultyEngine("qwen3_vl", tmp_path_factory.mktemp("seeing"), engine=ENGINE)
     engine.serve()
     yield engine
     engine.close()
 
 
 @torch.no_grad()
+def logprobs_of(trained, prompt, tokens):
+    """Of one plain forward pass of transformers."""
+    return plain_logits(trained.model, prompt, tokens).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+
+
 def check_logprobs(trained, prompts, answers):
     for (index, _), (tokens, logprobs) in answers.items():
-        expected = plain_logits(trained.model, prompts[index], tokens).log_softmax(-1).gather(-1, tokens[:, None])
-        assert (logprobs - expected[:, 0]).abs().max() < LOGPROB_BOUND, f"prompt {index}"
+        assert (logprobs - logprobs_of(trained, prompts[index], tokens)).abs().max() < LOGPROB_BOUND, f"prompt {index}"
 
 
 def test_equal_tokens_with_another_picture_are_another_prompt(seeing):
@@ -93,7 +100,7 @@ def test_equal_tokens_with_another_picture_are_another_prompt(seeing):
 
 
 def test_new_weights_compute_the_pictures_of_completions_in_flight_again(seeing):
-    """A group shares its prompt's pictures in vLLM's caches, which the new weights empty."""
+    """A group shares its prompt's pictures in the server's caches, which the new weights empty."""
     prompts = [prompt_with_pictures(seeing.model, 0, [(2, 2), (5, 3)], num_words=12)]
     sampling = replace(GREEDY, group_size=4, max_new_tokens=60)
     all_completions(seeing.engine, prompts, GREEDY)
@@ -106,6 +113,12 @@ def test_new_weights_compute_the_pictures_of_completions_in_flight_again(seeing)
     while finished := seeing.engine.finished():
         parts += finished
     assert all(part.token_ids.numel() for part in parts) and sum(len(part.members) for part in parts) == 6
+    for part in (part for part in parts if part.index == 0):
+        for row, segments in enumerate(part.segments):
+            if segments[-1].policy_version == seeing.version:
+                length, num_new = int(part.loss_mask[row].sum()), segments[-1].num_tokens
+                logprobs = logprobs_of(seeing, prompts[0], part.token_ids[row, :length])
+                assert (part.logprobs[row, :length] - logprobs)[-num_new:].abs().max() < LOGPROB_BOUND
     check_logprobs(seeing, prompts, all_completions(seeing.engine, prompts, GREEDY))
 
 
