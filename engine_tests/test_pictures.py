@@ -49,7 +49,11 @@ def taken(engine):
 GREEDY = SamplingSettings(group_size=1, max_new_tokens=8, temperature=0.0)
 
 
-@pytest.mark.parametrize(("name", "tp"), [("qwen2_5_vl", 1), ("qwen3_vl", 1), ("qwen2_5_vl", 2), ("qwen3_vl", 2)])
+MODELS = [("qwen2_5_vl", 1), ("qwen3_vl", 1), ("qwen2_5_vl", 2), ("qwen3_vl", 2)]
+MODELS += [("qwen3_vl_moe", 1)] if ENGINE == "vllm" else []
+
+
+@pytest.mark.parametrize(("name", "tp"), MODELS)
 def test_tokens_are_those_of_the_engine_huggingface_after_every_sync(name, tp, tmp_path):
     """Pictures of odd sizes, several in a prompt, in one batch with prompts that are text alone. Every sync changes the
     vision tower too."""

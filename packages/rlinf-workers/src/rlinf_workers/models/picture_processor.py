@@ -189,7 +189,7 @@ class PictureProcessor:
         ):
             if token is None and number:
                 self._check_videos()
-            if (count := list(token_ids).count(token)) != number:
+            if (count := 0 if token is None else list(token_ids).count(token)) != number:
                 raise ValueError(f"the text has the placeholder {text!r} {count} times, and there are {number} {kind}")
 
     def num_tokens(self, width: int, height: int) -> int:

@@ -75,7 +75,7 @@ def pictures_columns(values: Mapping[str, Any], columns: PictureColumns) -> dict
     """Returns `images` and `videos` -> name of the column, as far as the row has them."""
     names: dict[str, str | None] = {}
     for use, name, usual in (("images", columns.images, COLUMNS), ("videos", columns.videos, VIDEO_COLUMNS)):
-        if name is not False and (column := column_of(values, name, usual, is_needed=False)):
+        if not isinstance(name, bool) and (column := column_of(values, name, usual, is_needed=False)):
             names[use] = column
     return names
 

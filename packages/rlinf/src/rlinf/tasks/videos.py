@@ -165,7 +165,7 @@ def _described(file: Path) -> tuple[int, float, tuple[int, int]]:
         with closing(_read(file)) as frames:
             header = next(frames)
             next(frames)
-        num_frames, fps, size = _num_frames(file), float(header["fps"]), header["size"]
+        num_frames, fps, (width, height) = _num_frames(file), float(header["fps"]), header["size"]
     except DECODING_ERRORS as error:
         raise PictureError(
             f"is no video that ffmpeg reads: {_last_line(error)}; give the frames of a video as a list in the list"
@@ -174,7 +174,7 @@ def _described(file: Path) -> tuple[int, float, tuple[int, int]]:
         raise PictureError(
             f"has {num_frames} frame, {fps:g} a second; a video as a list of frames is a list in the list of videos"
         )
-    return num_frames, fps, tuple(size)
+    return num_frames, fps, (width, height)
 
 
 def _num_frames(file: Path) -> int:

@@ -57,12 +57,17 @@ FOR_PICTURES_ON_CPU: dict[str, Argument] = {"skip_mm_profiling": True}
 """There nothing is measured, and the stand-in for torchvision makes no pictures to measure with."""
 
 
+LEFT_OUT: dict[str, dict[str, Any]] = {"qwen3_vl_moe": {"text_config": {"norm_topk_prob": True}}}
+"""`model_type` -> what vLLM reads of a config.json, and transformers 5 does not write: its model has no other value."""
+
+
 def engine_arguments(
     model: ModelSettings,
     device: torch.device,
     *,
     num_devices: int,
     folder: str,
+    model_type: str | None = None,
     has_pictures: bool = False,
     engine_options: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -70,6 +75,7 @@ def engine_arguments(
 
     Args:
         folder: the folder that vLLM loads, with config.json; `model.folder` or a copy.
+        model_type: of its config.json.
         has_pictures: whether the model reads pictures.
         engine_options: the recipe's options, already checked.
     """
@@ -87,6 +93,7 @@ def engine_arguments(
         **FIXED,
         **own,
         **of_pictures,
+        "hf_overrides": LEFT_OUT.get(model_type or "", {}),
         "model": folder,
         "dtype": model.dtype,
         "load_format": PLAIN if model.has_weights else PLAIN_DUMMY,

@@ -34,6 +34,7 @@ CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 ARCHITECTURES = (
     *("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LlamaForCausalLM"),
     *("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration"),
+    "Qwen3VLMoeForConditionalGeneration",
 )
 """Models whose parameters were compared with a layout, and whose tokens with those of transformers."""
 
@@ -85,6 +86,7 @@ class VLLMEngine(ServingEngine):
             device,
             num_devices=num_devices,
             folder=folder,
+            model_type=config.get("model_type"),
             has_pictures=self._sees,
             engine_options=arguments,
         )

@@ -14,6 +14,7 @@ refuses a model for which this does not hold.
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 from vllm.config import ModelConfig, VllmConfig  # pyright: ignore[reportMissingImports]
@@ -214,6 +216,33 @@ class _Plain:
 @register_model_loader(PLAIN)
 class PlainLoader(_Plain, DefaultModelLoader):
     """With the weights of the model's folder."""
+
+    def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
+        turn_experts(model, Path(model_config.model))
+        super().load_weights(model, model_config)
+
+
+def turn_experts(model: nn.Module, folder: Path) -> None:
+    """Makes a model read its experts as its files have them. Published files of Qwen3-VL-MoE have the matrices of all
+    experts transposed; transformers 5 writes them as its model has them, which vLLM 0.32.0 does not know."""
+    if not any(getattr(module, TRANSPOSED, False) for module in model.modules()):
+        return
+    config = json.loads((folder / "config.json").read_text())["text_config"]
+    hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
+    # of a square matrix the shape says nothing; then the other one is none
+    name, shape = ("down_proj", (hidden, inner)) if hidden != inner else ("gate_up_proj", (2 * inner, hidden))
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            own = [one for one in tensors.keys() if one.endswith(f".experts.{name}")]  # noqa: SIM118
+            if own and tuple(tensors.get_slice(own[0]).get_shape()[1:]) == shape:
+                for module in model.modules():
+                    if hasattr(module, TRANSPOSED):
+                        setattr(module, TRANSPOSED, False)
+                return
+
+
+TRANSPOSED = "is_fused_checkpoint_transposed"
+"""vLLM's mark of layers of experts."""
 
 
 @register_model_loader(PLAIN_DUMMY)
