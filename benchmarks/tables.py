@@ -49,12 +49,7 @@ LEARNING = {
     "learning-reach-pi0-ppo": "The same task, a tiny pi0 by Flow-SDE. Target: from at most 60 % to at least 85 %",
     "learning-reach-pi0-ppo-flow-noise": "The same by Flow-Noise",
     "learning-reach-smolvla-ppo-pi05": "The same task, a tiny pi0.5, beside other work. Target: at least 85 %",
-    "learning-reach-smolvla-ppo": "The same task, a tiny SmolVLA, beside other work. Target: at least 85 %",
     "learning-reach-oft-grpo": "The same task, a tiny OpenVLA-OFT by GRPO. Target: as for pi0",
-    "learning-faucet-rlpd": "faucet-open-v3 from ten demonstrations and a reward of success alone, by RLPD: success in "
-    "40 held-out episodes",
-    "learning-faucet-pi0-dsrl": "The faucets, by the noise that SAC learns for a frozen tiny pi0 (DSRL): *before* is "
-    "noise near 0",
 }
 COMPARISONS = {
     "ray-nodes": "Steps of 0.2 to 0.8 s through Ray on two simulated nodes with two slots each, over the local "
@@ -114,7 +109,6 @@ LEARNING_TARGETS = {
     "learning-reach-openvla-ppo": LearningTarget(before=0.6, after=0.9, seconds=600),
     "learning-reach-pi0-ppo": LearningTarget(before=0.6, after=0.85),
     "learning-reach-smolvla-ppo-pi05": LearningTarget(after=0.85),
-    "learning-reach-smolvla-ppo": LearningTarget(after=0.85),
     "learning-reach-oft-grpo": LearningTarget(before=0.6, after=0.85),
 }
 OVERHEAD = RatioTarget(value=1.05, is_limit=True, numerators=("flow",))

@@ -127,15 +127,13 @@ def main() -> None:
 
 def differences(ours: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How the metrics that both sides have differ, step by step, and the names of those that only one has."""
-    common = set(ours[0]) & set(earlier[0])
-    by_step = [
-        {name: (a[name], b[name]) for name in sorted(common) if a[name] != b[name]}
-        for a, b in zip(ours, earlier, strict=True)
-    ]
+    both = list(zip(ours, earlier, strict=True))
+    by_step = [{name: (a[name], b[name]) for name in sorted(set(a) & set(b)) if a[name] != b[name]} for a, b in both]
+    of_one_side = sorted({name for a, b in both for name in set(a) ^ set(b)})
     return {
-        "are_equal": not any(by_step),
-        "num_compared": len(common),
-        "of_one_side": sorted(set(ours[0]) ^ set(earlier[0])),
+        "are_equal": not any(by_step) and not of_one_side,
+        "num_compared": len(set(ours[0]) & set(earlier[0])),
+        "of_one_side": of_one_side,
         "different_in_first_step": by_step[0],
         "num_different_by_step": [len(step) for step in by_step],
     }
