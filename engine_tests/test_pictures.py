@@ -11,6 +11,7 @@ from faults import FaultyEngine, Verdict, flip_on_the_way, flip_served, lies
 from rlinf_comm import WeightMismatchError
 from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
+from rlinf_workers.engines.vllm.requests import prompt_input
 from rlinf_workers.models.language_model import LoadedModel
 from rlinf_workers.testing.pictures import prompt_with_pictures
 from served_checks import ENGINE
@@ -101,6 +102,40 @@ def test_equal_tokens_with_another_picture_are_another_prompt(seeing):
         answers |= all_completions(seeing.engine, [prompt], GREEDY)
     check_logprobs(seeing, prompts, answers)
     assert not torch.equal(answers[0, 0][1][:1], answers[1, 0][1][:1]), "the picture does not matter"
+
+
+@pytest.mark.skipif(ENGINE != "vllm", reason="of vLLM's core process")
+def test_pixels_go_to_the_core_process_once_for_a_group(seeing, monkeypatch):
+    """Also for a later prompt with the same picture."""
+    first = prompt_with_pictures(seeing.model, 40, [(2, 2), (5, 3)], num_words=12)
+    later = prompt_with_pictures(seeing.model, 40, [(2, 2)], num_words=3)
+    assert later.pictures.pictures[0].digest == first.pictures.pictures[0].digest
+    cache, sent = seeing.engine._server.engine.input_processor.renderer.mm_processor_cache, []
+    replace_item = cache.get_and_update_item
+
+    def counted(item, digest):
+        left = replace_item(item, digest)
+        sent.append(left[0] is not None)
+        return left
+
+    monkeypatch.setattr(cache, "get_and_update_item", counted)
+    answers = all_completions(seeing.engine, [first], replace(GREEDY, group_size=4))
+    assert len(sent) == 8 and sum(sent) == 2
+    answers |= all_completions(seeing.engine, [replace(later, index=1)], GREEDY)
+    assert sent[8:] == [False]
+    check_logprobs(seeing, {40: first, 1: later}, answers)
+
+
+@pytest.mark.skipif(ENGINE != "vllm", reason="of vLLM's core process")
+def test_a_picture_that_the_core_process_has_dropped_is_sent_again(seeing):
+    prompt = prompt_with_pictures(seeing.model, 41, [(3, 2)])
+    picture = prompt.pictures.pictures[0]
+    sent = seeing.engine._server.engine.input_processor.renderer.mm_processor_cache
+    sent.get_and_update_item(
+        (prompt_input(prompt, prompt.token_ids.tolist(), None)["mm_kwargs"]["image"][0], []), picture.digest
+    )
+    assert sent.is_cached_item(picture.digest), "so the first request has no pixels"
+    check_logprobs(seeing, {41: prompt}, all_completions(seeing.engine, [prompt], GREEDY))
 
 
 def test_new_weights_compute_the_pictures_of_completions_in_flight_again(seeing):

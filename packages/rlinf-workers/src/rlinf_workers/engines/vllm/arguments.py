@@ -50,9 +50,10 @@ FIXED: dict[str, Argument] = {
 FOR_PICTURES: dict[str, Argument] = {
     "skip_tokenizer_init": False,  # vLLM starts the model's processor with it, which says how large a picture may be
     "limit_mm_per_prompt": {"video": 0},
-    "mm_processor_cache_gb": 0,
+    "mm_processor_cache_gb": 1,
 }
-"""Further arguments for a model that reads pictures, which come processed."""
+"""Further arguments for a model that reads pictures, which come processed. The core process keeps those that it got
+last, so that each comes once for the completions of a group."""
 FOR_PICTURES_ON_CPU: dict[str, Argument] = {"skip_mm_profiling": True}
 """There nothing is measured, and the stand-in for torchvision makes no pictures to measure with."""
 

@@ -29,6 +29,8 @@ from rlinf_workers.models.language_model import ModelSettings
 
 LOOK_INTERVAL_S, NUM_LOOKS = 0.01, 500
 """While the engine waits to learn how a process of vLLM ended."""
+NUM_ATTEMPTS = 3
+"""Of a request with pictures: the core process may have dropped one whose pixels were left out, and then gets them."""
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head sizes of vLLM's attention on a CPU (0.32.0, v1/attention/backends/cpu_attn.py); another ends its process."""
 ARCHITECTURES = (
@@ -107,18 +109,26 @@ class VLLMEngine(ServingEngine):
         parameters["output_kind"] = RequestOutputKind.CUMULATIVE if streams else RequestOutputKind.FINAL_ONLY
         if streams:
             parameters["stream_interval"] = STOP_INTERVAL
-        request_id = str(next(self._numbers))
-        self._request_ids.add(request_id)
-        prompt = prompt_input(request.prompt, prompt_ids, self._video_token)
-        outputs = self._server.engine.generate(prompt, SamplingParams(**parameters), request_id)
-        try:
-            async with contextlib.aclosing(outputs):
-                async for output in outputs:
-                    yield answer_of(output.outputs[0])
-        except Exception as error:
-            raise await self._explained(error) from error
-        finally:
-            self._request_ids.discard(request_id)
+        has_pictures = request.prompt.pictures is not None
+        for attempts_left in reversed(range(NUM_ATTEMPTS)):
+            request_id = str(next(self._numbers))
+            self._request_ids.add(request_id)
+            prompt, is_lost = prompt_input(request.prompt, prompt_ids, self._video_token), False
+            if has_pictures:  # leaves out the pixels of pictures that the core process has
+                self._server.engine.input_processor.inject_into_mm_cache(prompt["mm_hashes"], prompt["mm_kwargs"])
+            outputs = self._server.engine.generate(prompt, SamplingParams(**parameters), request_id)
+            try:
+                async with contextlib.aclosing(outputs):
+                    async for output in outputs:
+                        is_lost = has_pictures and attempts_left > 0 and output.outputs[0].finish_reason == "error"
+                        if not is_lost:
+                            yield answer_of(output.outputs[0])
+            except Exception as error:
+                raise await self._explained(error) from error
+            finally:
+                self._request_ids.discard(request_id)
+            if not is_lost:
+                return
 
     async def _explained(self, error: Exception) -> Exception:
         """The error that names the process which ended, where vLLM only says that the engine is dead. On a busy machine

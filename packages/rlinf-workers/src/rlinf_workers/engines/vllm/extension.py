@@ -53,6 +53,8 @@ from rlinf_workers.engines.vllm.child import FOLDER_VARIABLE
 from rlinf_workers.engines.vllm.requests import POSITIONS
 from rlinf_workers.gloo_guard import guard_gloo
 from rlinf_workers.models.lora_settings import LoraSettings
+from rlinf_workers.models.pictures import rope_offset, rope_positions
+from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture
 
 if folder := os.environ.get(FOLDER_VARIABLE):  # in a process of an engine, not in a test
     end_with_parent()
@@ -99,7 +101,7 @@ def merged_name(name: str) -> str:
 
 
 def prompt_positions(token_ids: Sequence[int], features: Sequence[Any]) -> tuple[Tensor, int]:
-    """The positions that come with a prompt's pictures and videos, in place of those that vLLM computes.
+    """The positions of a prompt by those that come with its pictures and videos, in place of those that vLLM computes.
 
     Args:
         features: vLLM's `MultiModalFeatureSpec` of each of them; of none for a prompt that is text alone.
@@ -107,9 +109,17 @@ def prompt_positions(token_ids: Sequence[int], features: Sequence[Any]) -> tuple
     """
     if not features:
         return torch.arange(len(token_ids)).expand(3, -1), 0
-    first = features[0]
-    positions = first.data[POSITIONS[first.modality]].data
-    return positions[:, :-1], int(positions[0, -1]) - len(token_ids)
+    own = [feature.data[POSITIONS[feature.modality]].data for feature in features]
+    pictures = Pictures(
+        pictures=tuple(
+            ProcessedPicture(
+                token_ids=one[0, :-1], arguments={}, position_ids=one[:, :-1], next_position=int(one[0, -1]), digest=""
+            )
+            for one in own
+        ),
+        begins=tuple(feature.mm_position.offset for feature in features),
+    )
+    return rope_positions(pictures, len(token_ids)), rope_offset(pictures)
 
 
 class TemperedSampler(Sampler):

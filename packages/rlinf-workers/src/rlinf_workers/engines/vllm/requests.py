@@ -13,10 +13,12 @@ from rlinf_workers.engines.picture_places import picture_places
 from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.models.pictures import joined_arguments, rope_positions
 from rlinf_workers.roles.records.language import Prompt
+from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture
 
 POSITIONS = {"image": "rlinf_positions", "video": "rlinf_video_positions"}
-"""Names under which each picture, and each video, carries the prompt's positions, which the extension hands to the
-model: [3, L + 1], those of its tokens and of the one behind them."""
+"""Names under which each picture, and each video, carries its own positions, [3, N + 1], those of its tokens and of the
+one behind them, from which the extension makes those of a prompt. So all that vLLM knows of a picture follows from its
+digest, and its core process needs it once."""
 PIXELS = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
 """Arguments of the model, by the kind of what is seen."""
 
@@ -41,17 +43,17 @@ def prompt_input(prompt: Prompt, token_ids: list[int], video_token: int | None) 
         PlaceholderRange,
     )
 
-    arguments: dict[str, Tensor] = {}
+    arguments: dict[str, Tensor | list[Tensor]] = {}
     fields, digests, places = {}, {}, {}
-    positions = rope_positions(prompt.pictures, len(token_ids) + 1)
     pairs = list(zip(prompt.pictures.pictures, picture_places(prompt), strict=True))
     for kind, (pixels, grid) in PIXELS.items():
         own = [(picture, place) for picture, place in pairs if pixels in picture.arguments]
         if not own:
             continue
-        arguments |= joined_arguments([picture for picture, _ in own])
-        arguments[POSITIONS[kind]] = positions.repeat(len(own), 1, 1)
-        fields[pixels] = MultiModalFieldConfig.flat_from_sizes(kind, arguments[grid].prod(-1))
+        joined = joined_arguments([picture for picture, _ in own])
+        arguments |= joined
+        arguments[POSITIONS[kind]] = [_positions(picture) for picture, _ in own]
+        fields[pixels] = MultiModalFieldConfig.flat_from_sizes(kind, joined[grid].prod(-1))
         fields[grid] = MultiModalFieldConfig.batched(kind, keep_on_cpu=True)
         fields[POSITIONS[kind]] = MultiModalFieldConfig.batched(kind, keep_on_cpu=True)
         digests[kind] = [picture.digest for picture, _ in own]
@@ -63,6 +65,11 @@ def prompt_input(prompt: Prompt, token_ids: list[int], video_token: int | None) 
         ]
     items = MultiModalKwargsItems.from_hf_inputs(BatchFeature(arguments), fields)
     return mm_input(token_ids, items, digests, places)
+
+
+def _positions(picture: ProcessedPicture) -> Tensor:
+    """[3, N + 1], see `POSITIONS`."""
+    return rope_positions(Pictures(pictures=(picture,), begins=(0,)), picture.num_tokens + 1)
 
 
 def request_parameters(
