@@ -125,8 +125,10 @@ def random_picture(model: Any, size: tuple[int, ...], generator: torch.Generator
         *groups, rows, columns = size
         pixels = torch.randn(math.prod(size) * MERGE * MERGE, 3 * 2 * PATCH * PATCH, generator=generator)
         grid = torch.tensor([[*(groups or [1]), MERGE * rows, MERGE * columns]])
-        names = ("pixel_values_videos", "video_grid_thw") if groups else ("pixel_values", "image_grid_thw")
-        arguments = dict(zip(names, (pixels, grid), strict=True))
+        names: tuple[str, str] = (
+            ("pixel_values_videos", "video_grid_thw") if groups else ("pixel_values", "image_grid_thw")
+        )
+        arguments = {names[0]: pixels, names[1]: grid}
         if not groups:
             token_ids = torch.full((rows * columns,), IMAGE)
         elif model.config.model_type == "qwen2_5_vl":
