@@ -172,10 +172,8 @@ def trained(command: Path, case: Case, output: Path, *, bound: bool) -> Run:
     Args:
         bound: to the core of its slot.
     """
-    overrides = {**COMMON} | {
-        f"run.{key}": case.num_steps for key in ("num_steps", "evaluate_every", "checkpoint_every")
-    }
-    overrides |= case.overrides | {"cluster.pin_slots": str(bound).lower()}
+    overrides = COMMON | {f"run.{key}": case.num_steps for key in ("num_steps", "evaluate_every", "checkpoint_every")}
+    overrides |= {**case.overrides, "cluster.pin_slots": str(bound).lower()}
     flags = [part for key, value in overrides.items() for part in (f"--{key}", str(value))]
     command_line = [str(command), "train", case.recipe, "--output", str(output), *flags]
     path, log = output / "metrics.jsonl", output.with_suffix(".log")

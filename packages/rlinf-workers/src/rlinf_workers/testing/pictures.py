@@ -125,10 +125,10 @@ def random_picture(model: Any, size: tuple[int, ...], generator: torch.Generator
         *groups, rows, columns = size
         pixels = torch.randn(math.prod(size) * MERGE * MERGE, 3 * 2 * PATCH * PATCH, generator=generator)
         grid = torch.tensor([[*(groups or [1]), MERGE * rows, MERGE * columns]])
-        names: tuple[str, str] = (
-            ("pixel_values_videos", "video_grid_thw") if groups else ("pixel_values", "image_grid_thw")
-        )
-        arguments = {names[0]: pixels, names[1]: grid}
+        if groups:
+            arguments = {"pixel_values_videos": pixels, "video_grid_thw": grid}
+        else:
+            arguments = {"pixel_values": pixels, "image_grid_thw": grid}
         if not groups:
             token_ids = torch.full((rows * columns,), IMAGE)
         elif model.config.model_type == "qwen2_5_vl":
