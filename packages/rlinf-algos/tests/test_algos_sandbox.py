@@ -669,6 +669,8 @@ def test_a_killed_supervisor_is_an_outcome(mode):
     def kill_new_child(before):
         while not (new := {*descendants(), *children_of(os.getpid())} - before):
             time.sleep(0.01)
+        time.sleep(0.3)  # until the program runs
+        new = {*descendants(), *children_of(os.getpid())} - before
         for process in new:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)

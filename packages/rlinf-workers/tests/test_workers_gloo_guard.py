@@ -216,6 +216,8 @@ def test_a_scheduler_process_of_sglang_is_guarded(monkeypatch, tmp_path):
     inits = []
     scheduler = SimpleNamespace(run_scheduler_process=lambda: inits.append(dist.ProcessGroupGloo.__init__))
     monkeypatch.setitem(sys.modules, "sglang.srt.managers.scheduler", scheduler)
+    loading = SimpleNamespace(load_model_utils=SimpleNamespace(get_model_loader=None))
+    monkeypatch.setitem(sys.modules, "sglang.srt.model_executor.model_runner_components", loading)
     monkeypatch.setenv(child.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(server_processes.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *_: 0))
     monkeypatch.setattr(server_processes.os, "getppid", lambda: 2)

@@ -46,7 +46,7 @@ class FakeSGLang:
     def close(self):
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    async def async_generate(self, *, input_ids, sampling_params, return_logprob=False, return_routed_experts=False):
+    async def async_generate(self, *, input_ids, sampling_params, **_):
         if not sampling_params["max_new_tokens"]:
             return {}
         done = asyncio.get_running_loop().create_future()

@@ -105,19 +105,20 @@ def starve(number: str) -> str:
     return number
 
 
-def _kill_sandboxes() -> int:
-    """Returns how many it has killed."""
-    sandboxes = [process for process in children_of(os.getpid()) if b"sandbox_entry" in _command(process)]
+def _kill_sandboxes() -> set[int]:
+    """Returns those that it has killed."""
+    sandboxes = {process for process in children_of(os.getpid()) if b"sandbox_entry" in _command(process)}
     for process in sandboxes:
         for one in (process, *children_of(process)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one, signal.SIGKILL)
-    return len(sandboxes)
+    return sandboxes
 
 
 def _kill_next(number: int) -> None:
-    while number > 0:
-        number -= _kill_sandboxes()
+    killed: set[int] = set()  # a busy machine takes a while to end one that is killed
+    while len(killed) < number:
+        killed |= _kill_sandboxes()
         time.sleep(0.05)
 
 
