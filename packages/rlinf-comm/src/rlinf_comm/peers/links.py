@@ -55,6 +55,7 @@ class PeerLinks:
             link.outgoing.send(value, deadline)
         except PeerLost:
             self.drop(to, link)
+            self._losses.pop(to, None)  # of this link, if it was swept meanwhile: a loss is raised once
             raise
 
     def look_at(self, name: str, deadline: Deadline) -> None:
@@ -72,10 +73,13 @@ class PeerLinks:
                 self.drop(name, link)
             raise
 
-    def drop(self, name: str, link: OutgoingLink) -> None:
+    def drop(self, name: str, link: OutgoingLink, loss: PeerLost | None = None) -> None:
+        """Frees a link. `loss`: its error, for the next send; one that was dropped before has raised it already."""
         with self._lock:
             if self._links.get(name) is link:
                 del self._links[name]
+                if loss is not None:
+                    self._losses[name] = loss
         link.outgoing.close(farewell=False)
 
     def sweep(self) -> None:
@@ -86,8 +90,7 @@ class PeerLinks:
             except PeerLeft:
                 self.drop(name, link)
             except PeerLost as error:
-                self._losses[name] = PeerLost(str(error))  # without the frames, which hold the link's memory
-                self.drop(name, link)
+                self.drop(name, link, PeerLost(str(error)))  # without the frames, which hold the link's memory
 
     def close(self, *, farewell: bool) -> None:
         with self._lock:
