@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -135,8 +136,9 @@ def _unravel(offset: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
+@functools.lru_cache(maxsize=4096)
 def dense_strides(shape: tuple[int, ...], element_bytes: int) -> tuple[int, ...]:
-    """Row-major strides in bytes."""
+    """Row-major strides in bytes; with element_bytes=1 in elements."""
     return tuple(math.prod(shape[dim + 1 :]) * element_bytes for dim in range(len(shape)))
 
 

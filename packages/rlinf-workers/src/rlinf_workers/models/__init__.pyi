@@ -27,7 +27,7 @@ from .picture_processor import (
     StoredVideo as StoredVideo,
     reads_pictures as reads_pictures,
 )
-from .picture_texts import TILED as TILED, VIDEO_MODELS as VIDEO_MODELS
+from .picture_texts import MARKER as MARKER, TILED as TILED, VIDEO_MODELS as VIDEO_MODELS
 from .pictures import VISION_LANGUAGE as VISION_LANGUAGE, picture_places as picture_places
 from .routers import (
     has_balanced_routers as has_balanced_routers,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+MARKER = "<image>"
+"""Where a problem's text has a picture."""
 PICTURE_TEXTS = {
     "qwen2_5_vl": "<|vision_start|>{}<|vision_end|>",
     "qwen3_vl": "<|vision_start|>{}<|vision_end|>",

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from rlinf.errors import UserError
 from rlinf_workers.models import (
+    MARKER,
     PictureError,
     decoded_picture,
     fetched_picture,
@@ -32,10 +33,8 @@ if TYPE_CHECKING:
     from rlinf.config.evaluation import EvalConfig
     from rlinf.config.tasks import PictureConfig
 
-MARKER = "<image>"
-"""Where a picture goes in a problem's text."""
 VIDEO_MARKER = "<video>"
-"""Where a video goes."""
+"""Where a video goes in a problem's text, as a picture at `MARKER`."""
 COLUMNS = ("images", "image", "pictures", "picture")
 """Usual names of the column of pictures."""
 VIDEO_COLUMNS = ("videos", "video")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rlinf_comm.errors import LayoutError
 from rlinf_comm.weights.layout import Block, Box, BufferSpec, RankLayout, TensorSpec, stored_dtype
 from rlinf_comm.weights.layouts.canonical import KEPT_IN_FLOAT32
+from rlinf_comm.weights.region import dense_strides
 
 Part = tuple[str, Box]
 """A box of a canonical tensor."""
@@ -30,7 +31,7 @@ class RankAssembly:
         dtype = self._dtype
         for name, box in parts:
             dtype = self._stored_dtype(name)
-            self._blocks.append(Block(name, box, buffer, offset, dense_strides(box.shape)))
+            self._blocks.append(Block(name, box, buffer, offset, dense_strides(box.shape, 1)))
             offset += box.num_elements
         assert dtype is not None, f"{buffer} has no parts, and so no dtype"
         self._buffers[buffer] = BufferSpec(shape, dtype)
@@ -117,11 +118,6 @@ def interval(shape: tuple[int, ...], dim: int, first: int, length: int) -> Box:
     start = [0] * len(shape)
     start[dim] = first
     return Box(tuple(start), (*shape[:dim], length, *shape[dim + 1 :]))
-
-
-@functools.lru_cache(maxsize=4096)
-def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def rounded_up(number: int, multiple: int) -> int:

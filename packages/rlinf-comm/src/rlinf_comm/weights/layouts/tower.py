@@ -18,7 +18,8 @@ from typing import Any
 from rlinf_comm.errors import LayoutError
 from rlinf_comm.records import record
 from rlinf_comm.weights.layout import Block
-from rlinf_comm.weights.layouts.assembly import RankAssembly, check_divides, dense_strides, interval, rounded_up
+from rlinf_comm.weights.layouts.assembly import RankAssembly, check_divides, interval, rounded_up
+from rlinf_comm.weights.region import dense_strides
 
 DECODERS = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
 """`model_type` of a model with such a tower -> that of its decoder."""
@@ -131,7 +132,7 @@ class QwenTower:
                 here = re.sub("gate_proj|up_proj", "gate_up_proj", here)
                 offset = 0 if layer.endswith(".gate_proj") else inner * math.prod(shape[1:])
                 box = interval(shape, 0, first, count)
-                rank.add_block(Block(name, box, here, offset, dense_strides(shape)), (2 * inner, *shape[1:]))
+                rank.add_block(Block(name, box, here, offset, dense_strides(shape, 1)), (2 * inner, *shape[1:]))
             elif layer.endswith(".mlp.linear_fc1"):
                 rank.add(here, [(name, interval(shape, 0, first, count))], (inner, *shape[1:]))
             elif layer.endswith((".mlp.down_proj", ".mlp.linear_fc2")) and kind == "weight":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlinf_workers.engines.spec import EngineSpec
-from rlinf_workers.models.picture_texts import TILED
+from rlinf_workers.models.picture_texts import PICTURE_TEXTS, TILED, VIDEO_MODELS
 from rlinf_workers.plugins import OptionError
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ SPEC = HuggingFaceSpec(
     cuts_models=False,
     serves_adapters=True,
     syncs_adapters=True,
-    picture_models=("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
-    video_models=("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+    picture_models=tuple(PICTURE_TEXTS),
+    video_models=VIDEO_MODELS,
     quantizations=("fp8",),
 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,14 @@ from rlinf_workers.models.language_model import ModelSettings, build_model, load
 from rlinf_workers.models.packed import pack_without_padding, packed_logits
 from rlinf_workers.models.picture_files import PictureFile
 from rlinf_workers.models.picture_processor import PictureProcessor, reads_pictures
+from rlinf_workers.models.picture_texts import MARKER
 from rlinf_workers.roles.language.micro_batches import split
 from rlinf_workers.roles.records.language import Prompt, SampleGroup
 from rlinf_workers.roles.records.pictures import Pictures
 
 _LOG = logging.getLogger(__name__)
-MARKER = "<image>"
-"""Where a problem's text has a picture."""
+PLACEHOLDERS = re.compile(r"(\{prompt\}|\{completion\}|\{answer\})")
+"""Of a question."""
 
 
 class ModelJudge:
@@ -154,7 +156,7 @@ class ModelJudge:
         else:
             prompt = MARK * num_pictures + prompt
         texts = {"{prompt}": prompt, "{completion}": completion, "{answer}": reference}
-        content = "".join(texts.get(part, part) for part in _split(self._question))
+        content = "".join(texts.get(part, part) for part in PLACEHOLDERS.split(self._question))
         for marker in self._markers:  # texts cannot end the question or begin an answer
             content = content.replace(marker, f"{marker[0]} {marker[1:]}")
         if self._tokenizer.chat_template:
@@ -179,19 +181,6 @@ def _dtype_of(folder: str) -> str:
     """The type that the weights of a folder have."""
     config = json.loads(Path(folder, "config.json").read_bytes())
     return config.get("dtype") or config.get("torch_dtype") or "float32"
-
-
-def _split(question: str) -> list[str]:
-    """The question with its placeholders apart."""
-    parts = [question]
-    for name in ("{prompt}", "{completion}", "{answer}"):
-        parts = [
-            piece
-            for part in parts
-            for number, text in enumerate(part.split(name))
-            for piece in ([name, text] if number else [text])
-        ]
-    return parts
 
 
 def _num_common(rows: Sequence[Sequence[int]]) -> int:
