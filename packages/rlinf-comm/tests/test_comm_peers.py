@@ -18,14 +18,14 @@ def test_transports_conform(check, transport):
 
 
 def test_a_loss_that_a_send_has_raised_is_not_raised_again_by_a_sweep():
-    made, sent = [], []
+    opened, sent = [], []
 
     def lost():
         raise PeerLost("it is gone")
 
     def make(name, deadline):
-        made.append(SimpleNamespace(outgoing=SimpleNamespace(send=lambda *_: lost(), close=lambda *, farewell: None)))
-        return made[-1]
+        opened.append(SimpleNamespace(outgoing=SimpleNamespace(send=lambda *_: lost(), close=lambda *, farewell: None)))
+        return opened[-1]
 
     links, deadline = PeerLinks("a", make), Deadline(1.0)
     first = links.to("b", deadline)
@@ -39,4 +39,4 @@ def test_a_loss_that_a_send_has_raised_is_not_raised_again_by_a_sweep():
     links.sweep()
     links.to("b", deadline).outgoing.send = lambda value, _: sent.append(value)
     links.send("b", 1, deadline)
-    assert sent == [1] and len(made) == 2
+    assert sent == [1] and len(opened) == 2
