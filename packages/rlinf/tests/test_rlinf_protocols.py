@@ -13,7 +13,7 @@ name: reader
 seed: 0
 env: {{kind: libero, id: {suite}, max_episode_steps: 100, num_steps: 100, eval_ignore_terminations: true,
       options: {{cameras: [agentview], image_size: 224, tasks: [0], quality: fast}}}}
-policy: {{name: {policy}, options: {{chunk_size: {chunk}}}}}
+policy: {{name: {policy}, options: {{chunk_size: {chunk}, cameras: [agentview]}}}}
 """
 
 
@@ -57,19 +57,20 @@ def test_limits_and_numbers_of_episodes_are_the_published_ones(run, protocol, su
 
 
 @pytest.mark.parametrize(
-    ("protocol", "policy", "chunk"),
+    ("protocol", "policy", "published"),
     [
-        ("openpi", "pi0", 5),
-        ("openpi", "pi05", 5),
-        ("lerobot", "pi05", 10),
-        ("lerobot", "smolvla", 1),
-        ("lerobot", "pi0", 3),
-        ("openpi", "openvla_oft", 3),
+        ("openpi", "pi0", {"chunk_size": 5, "num_denoising_steps": 10}),
+        ("openpi", "pi05", {"chunk_size": 5, "num_denoising_steps": 10}),
+        ("lerobot", "pi05", {"chunk_size": 10, "num_denoising_steps": 10}),
+        ("lerobot", "smolvla", {"chunk_size": 1, "num_denoising_steps": 10}),
+        ("lerobot", "pi0", {}),
+        ("openpi", "openvla_oft", {}),
     ],
 )
-def test_the_executed_actions_are_those_of_the_policies_that_the_source_evaluates(run, protocol, policy, chunk):
-    chosen = chosen_protocol(protocol, load_trained(run(policy=policy)))
-    assert load_trained(run(policy=policy), chosen.overrides).policy.options["chunk_size"] == chunk
+def test_options_are_those_of_the_policies_that_the_source_evaluates(run, protocol, policy, published):
+    own = load_trained(run(policy=policy))
+    chosen = chosen_protocol(protocol, own)
+    assert load_trained(run(policy=policy), chosen.overrides).policy.options == {**own.policy.options, **published}
 
 
 def test_the_command_line_wins_over_the_protocol(run):

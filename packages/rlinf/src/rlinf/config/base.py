@@ -104,6 +104,8 @@ def _strings(value: Any) -> Any:
 
 Strings = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_strings)]
 """Texts; a single one may stand without brackets."""
+Options = dict[str, bool | int | float | str | Annotated[tuple[str | int, ...], Field(strict=False)] | None]
+"""Arguments of the constructor of an environment or a policy."""
 
 
 def neighbours(value: int, step: int) -> str:

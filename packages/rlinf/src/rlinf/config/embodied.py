@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.algorithm import RobotAlgorithm
-from rlinf.config.base import Conflict, DataPath, Section, either, not_multiple
+from rlinf.config.base import Conflict, DataPath, Options, Section, either, not_multiple
 from rlinf.config.common import JobConfig, TrainerConfig
 from rlinf.config.lora import LoraConfig
 from rlinf_algos import EPISODE_PRESETS, Algorithm, DaggerAlgorithm, OffPolicyAlgorithm, preset
@@ -87,7 +87,7 @@ class EnvConfig(Section):
         description="The same for evaluations, which then score success after the last step. false: an episode ends "
         "where the environment ends it, as Gymnasium, Meta-World and LIBERO count.",
     )
-    options: dict[str, bool | int | float | str | Annotated[tuple[str | int, ...], Field(strict=False)] | None] = Field(
+    options: Options = Field(
         default={}, description="Arguments of the environment's constructor, for example ManiSkill's control_mode."
     )
     num_eval_episodes: int = Field(default=100, ge=1, description="Episodes of an evaluation.")
@@ -130,7 +130,7 @@ class PolicyConfig(Section):
         description=f"{', '.join(POLICIES.names())}, or package.module:Class of a custom one. auto: cnn if the "
         "environment shows pictures, else actor_critic.",
     )
-    options: dict[str, bool | int | float | str | None] = Field(
+    options: Options = Field(
         default={}, description="Arguments of the policy's constructor, for every policy but actor_critic."
     )
     hidden_sizes: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, min_length=1)] | None = Field(

@@ -2,7 +2,7 @@
 
 What they have in common: every task of the suite, the shipped start states from number 0 on, 10 actions without motion
 before an episode begins, pictures drawn in full at 256 x 256 pixels, an end at success, and no exploration. They differ
-in limits, in the number of starts, and in how many actions of an answer are executed.
+in limits, in the number of starts, in how many actions of an answer are executed and in how often one is denoised.
 
 One thing cannot be taken over. LIBERO also draws the places of fixtures, a centimetre or two, from a generator that all
 episodes of a process share, so that they depend on the episodes before; here they depend on the episode's seed.
@@ -39,8 +39,8 @@ class PublishedProtocol:
     """Suite -> actions after which an episode is cut off, without the wait before it."""
     num_starts: int = 50
     """Episodes of each task: the shipped states 0 to num_starts - 1."""
-    chunk_sizes: Mapping[str, int] = field(default_factory=dict)
-    """Policy -> actions of an answer that are executed; for other policies it stays as it is."""
+    policy_options: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Policy -> its options; those of other policies stay as they are."""
     remark: str = ""
     """What differs from a reader's expectation."""
 
@@ -49,25 +49,29 @@ PROTOCOLS: Mapping[str, PublishedProtocol] = {
     "openvla": PublishedProtocol(
         source="openvla/openvla, experiments/robot/libero/run_libero_eval.py",
         limits=_OPENVLA_LIMITS,
-        chunk_sizes={"openvla_oft": 8},
+        policy_options={"openvla_oft": {"chunk_size": 8}},
     ),
     "openpi": PublishedProtocol(
-        source="Physical-Intelligence/openpi, examples/libero/main.py",
+        source="Physical-Intelligence/openpi, examples/libero/main.py, and Pi0.sample_actions of models/pi0.py",
         limits=_OPENVLA_LIMITS,
-        chunk_sizes={"pi0": 5, "pi05": 5},
+        policy_options={name: {"chunk_size": 5, "num_denoising_steps": 10} for name in ("pi0", "pi05")},
     ),
     "lerobot": PublishedProtocol(
         source="huggingface/lerobot, src/lerobot/envs/libero.py and docs/source/libero.mdx",
         limits={**_OPENVLA_LIMITS, "libero_spatial": 280},
         num_starts=10,
-        chunk_sizes={"pi05": 10, "smolvla": 1},  # SmolVLA: arXiv:2506.01844, 4.3, and HuggingFaceVLA/smolvla_libero
+        policy_options={
+            "pi05": {"chunk_size": 10, "num_denoising_steps": 10},
+            # arXiv:2506.01844, 4.3, and HuggingFaceVLA/smolvla_libero
+            "smolvla": {"chunk_size": 1, "num_denoising_steps": 10},
+        },
         remark="lerobot-eval takes the next start state at every reset, so which ones it evaluates depends on when "
         "episodes end; with one episode for each environment, as here, they are the first ten",
     ),
     "simplevla": PublishedProtocol(
         source="PRIME-RL/SimpleVLA-RL, verl/workers/rollout/rob_rollout.py",
         limits=dict.fromkeys(_OPENVLA_LIMITS, 512),
-        chunk_sizes={"openvla_oft": 8},
+        policy_options={"openvla_oft": {"chunk_size": 8}},
     ),
 }
 """Name -> the protocol. The limits of openvla and openpi are equal; lerobot gives libero_spatial 280 actions, and
@@ -115,8 +119,8 @@ def chosen_protocol(name: str, config: TrainedConfig) -> ChosenProtocol:
     }
     if env.options.get("cameras"):
         settings["env.options.image_size"] = "256"
-    if policy.name in protocol.chunk_sizes:
-        settings["policy.options.chunk_size"] = str(protocol.chunk_sizes[policy.name])
+    for option, number in protocol.policy_options.get(policy.name, {}).items():
+        settings[f"policy.options.{option}"] = str(number)
     num_episodes = num_tasks * protocol.num_starts
     note = (
         f"--protocol {name}, after {protocol.source}: {protocol.num_starts} starts of each of {num_tasks} tasks, "

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from rlinf.config.base import Conflict, InputPath, Section
+from rlinf.config.base import Conflict, InputPath, Options, Section
 from rlinf.config.embodied import EVAL_SEED_LIMIT
 from rlinf.config.playing import TrainedConfig
 
@@ -58,7 +58,7 @@ class VariantEnvConfig(Section):
 
     id: str | None = Field(default=None, min_length=1, description="Another environment of the run's kind.")
     max_episode_steps: int | None = Field(default=None, ge=1, description="Another time limit.")
-    options: dict[str, bool | int | float | str | Annotated[tuple[str | int, ...], Field(strict=False)] | None] = Field(
+    options: Options = Field(
         default={}, description="Options that replace the run's; options not listed stay the same."
     )
 
