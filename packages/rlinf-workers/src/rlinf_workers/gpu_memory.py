@@ -1,8 +1,7 @@
 """GPU memory as the driver counts it: what is free, and what each process holds, contexts and graphs included.
 
-torch counts only what its own allocator holds in the calling process. NVML (libnvidia-ml.so.1, part of the driver)
-sees all processes, also those that an engine starts. Its functions are called through ctypes, which needs no package
-and, unlike `torch.cuda.mem_get_info`, creates no CUDA context.
+torch counts only what its own allocator holds in the calling process. The driver sees all processes, also those that an
+engine starts.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ import ctypes
 import os
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
-from typing import Any
 
-LIBRARY = "libnvidia-ml.so.1"
+from rlinf_workers.nvml import NvmlDevice, gpu_uuid
+
 CONTEXT_BYTES = 1126 << 20
 """CUDA's own memory in each process: its context, kernels and workspaces. With the other constants of
 `rlinf.planning.memory` it gives 23.6 and 53.7 GiB for the two jobs whose processes held 23.5 and 51.7 GiB of an H100
@@ -37,19 +36,8 @@ class _ProcessInfo(ctypes.Structure):
     ]
 
 
-class GpuMemory:
-    """The memory of one GPU.
-
-    Args:
-        uuid: as NVML names it, for example `GPU-8f2b...`.
-    Raises: OSError if the driver's library is missing or does not know the GPU.
-    """
-
-    def __init__(self, uuid: str, library: Any = None) -> None:
-        self._library = library or ctypes.CDLL(LIBRARY)
-        self._handle = ctypes.c_void_p()
-        self._call("nvmlInit_v2")
-        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self._handle))
+class GpuMemory(NvmlDevice):
+    """The memory of one GPU."""
 
     def free_bytes(self) -> int:
         memory = _MemoryInfo()
@@ -69,10 +57,6 @@ class GpuMemory:
             raise OSError(f"NVML: listing the processes of a GPU failed with status {status}")
         unknown = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
         return {one.pid: one.used for one in entries[: count.value] if one.used != unknown}
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        if status := getattr(self._library, name)(*arguments):
-            raise OSError(f"NVML: {name} failed with status {status}")
 
 
 class GpuUse:
@@ -110,10 +94,8 @@ class GpuUse:
 @cache
 def gpu_memory(index: int) -> GpuMemory | None:
     """The memory of the GPU that torch numbers so in this process; None where NVML cannot be asked."""
-    import torch
-
     try:
-        return GpuMemory(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
+        return GpuMemory(gpu_uuid(index))
     except (OSError, AttributeError, RuntimeError, AssertionError):
         return None
 

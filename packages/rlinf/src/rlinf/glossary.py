@@ -210,6 +210,11 @@ TRAINING = (
         perf/mfu/<stage> | share | Operations of a stage's model, as its shape has them (recomputation does not count),
             of those that its GPUs could do in its computing time at the dense bf16 rate of their datasheet (model
             FLOPs utilization). Exists on GPUs with a datasheet, for language models whose parts can be counted.
+        perf/sm_active/<stage> | share | Multiprocessors of a stage's GPU that were busy while the stage held it, by the
+            GPU's own counters, which see all processes. On Hopper and later, where the driver lets them be read; of a
+            rank with several GPUs, the first.
+        perf/tensor_active/<stage> | share | Time in which their tensor cores computed, by the same counters.
+        perf/dram_active/<stage> | share | Bandwidth of the GPU's memory that was used, by the same counters.
         time/step_s | s | Wall time of the step.
         time/<stage>_s | s | Computing time of a stage, summed over its ranks.
         time/sync_s | s | Time of the weight syncs, summed over the ranks.

@@ -12,6 +12,7 @@ from rlinf_workers.errors import WorkersError
 from rlinf_workers.execution.lease import LeaseRequest
 from rlinf_workers.execution.ports import Pauses
 from rlinf_workers.execution.stage_calls import StageCall
+from rlinf_workers.gpu_activity import GpuSample
 from rlinf_workers.launchers.base import StageProgress
 from rlinf_workers.metrics import MetricTable
 from rlinf_workers.spans import CHANNEL, COMPUTE_SPAN, LEASE, Span, now_ns
@@ -65,6 +66,8 @@ class RunningStage(Pauses):
     """What its thread recorded."""
     served: set[str] = field(default_factory=set)
     """Weight edges whose version it has received, or found."""
+    gpu_sample: GpuSample | None = None
+    """Of its first GPU's counters, when it began to hold the GPU; None: they cannot be read."""
 
     # -- Pauses ----------------------------------------------------------------------------------------------------
 
@@ -170,6 +173,8 @@ class RunningStage(Pauses):
         self._lock()
         self.is_inside = True
         self.host.prepare(self)
+        if (activity := self.host.gpu_activity) is not None:
+            self.gpu_sample = activity.begin()
 
     def leave(self, *, is_last: bool = False) -> None:
         """Releases the lease; from here on the worker's state may be offloaded."""
@@ -177,6 +182,7 @@ class RunningStage(Pauses):
             return
         self._lock()
         self.is_inside = False
+        self._end_sample(counts=True)
         if self.call.offloads and not self.host.is_in_use:
             self.before_put()  # the check reads the weights on the device
             self.host.may_discard = is_last and self.call.discards
@@ -189,10 +195,20 @@ class RunningStage(Pauses):
         if self.chunk is not None and self.chunk.profiled is not None:
             self.chunk.profiled.leave()
         self.chunk = None
+        self._end_sample(counts=False)
         if self.is_inside:
             self._lock()
             self.is_inside = False
         self._unlock()
+
+    def _end_sample(self, *, counts: bool) -> None:
+        """Records how busy its GPU was while it held it."""
+        sample, self.gpu_sample = self.gpu_sample, None
+        if sample is None or (activity := self.host.gpu_activity) is None:
+            return
+        seconds, shares = activity.since(sample)
+        for counter, share in shares.items() if counts else ():
+            self.metrics.add(f"perf/{counter}/{self.call.stage}", share, seconds)
 
     def _request_lease(self, action: Literal["acquire", "release"]) -> Future[str]:
         """A release needs no reply: the driver reads it before anything that this worker sends later."""

@@ -42,6 +42,7 @@ from rlinf_workers.execution.weight_offers import WeightOffers
 from rlinf_workers.explaining.explanation import look_here
 from rlinf_workers.explaining.processes import started_ticks
 from rlinf_workers.explaining.snapshot import ProcessRecord
+from rlinf_workers.gpu_activity import GpuActivity, gpu_activity
 from rlinf_workers.gpu_memory import GpuUse
 from rlinf_workers.launchers.base import Identity, RequestSender, StageProgress, Wait
 from rlinf_workers.metrics import MetricTable
@@ -224,6 +225,11 @@ class WorkerHost:
     def serving_processes(self) -> Processes | None:
         """Lists the worker's own processes that receive and check weights; None if the worker itself does."""
         return self.worker.serving_processes if self.worker.serving_processes() else None
+
+    @property
+    def gpu_activity(self) -> GpuActivity | None:
+        """The counters of the worker's first GPU, where it has one and they can be read."""
+        return gpu_activity(0) if self.worker.device.type == "cuda" else None
 
     # -- stages ----------------------------------------------------------------------------------------------------
 

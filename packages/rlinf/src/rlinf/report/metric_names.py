@@ -64,6 +64,9 @@ PANELS: dict[str, dict[str, str]] = {
     "Time of a step": {"time/step_s": "step"},
     "Tokens a second, by device": {"perf/tokens_per_s": "tokens/s"},
     "Share of the GPUs' peak": {f"perf/mfu/{stage}": stage for stage in ("actor", "reference", "rollout")},
+    "Tensor cores at work, by the GPU's counters": {
+        f"perf/tensor_active/{stage}": stage for stage in ("actor", "reference", "rollout")
+    },
 }
 """Title -> metrics of one plot with their labels; metrics that a run does not have are left out."""
 
