@@ -13,7 +13,7 @@ from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.vllm.requests import prompt_input
 from rlinf_workers.models.language_model import LoadedModel
-from rlinf_workers.testing.pictures import prompt_with_pictures
+from rlinf_workers.testing.pictures import IMAGE, prompt_with_pictures
 from served_checks import ENGINE
 from trained_engine import LOGPROB_BOUND, TrainedEngine, plain_logits
 
@@ -51,7 +51,18 @@ GREEDY = SamplingSettings(group_size=1, max_new_tokens=8, temperature=0.0)
 
 
 MODELS = [("qwen2_5_vl", 1), ("qwen3_vl", 1), ("qwen2_5_vl", 2), ("qwen3_vl", 2)]
-MODELS += [("qwen3_vl_moe", 1)] if ENGINE == "vllm" else []
+MODELS += [("qwen3_vl_moe", 1), ("smolvlm", 1), ("smolvlm", 2)] if ENGINE == "vllm" else []
+TOWERS = {
+    "qwen3_vl": ("visual.", {"visual.blocks.1.attn.qkv.weight": 1, "visual.merger.linear_fc2.bias": 1}),
+    "smolvlm": (
+        ("model.vision_model.", "model.connector."),
+        {
+            "model.vision_model.encoder.layers.1.self_attn.qkv_proj.weight": 3,
+            "model.connector.modality_projection.proj.weight": 1,
+        },
+    ),
+}
+"""Beginnings of the names of a tower's parameters, and some of these -> how many tensors each has."""
 
 
 @pytest.mark.parametrize(("name", "tp"), MODELS)
@@ -72,10 +83,10 @@ def test_tokens_are_those_of_the_engine_huggingface_after_every_sync(name, tp, t
     trained.close()
 
 
-@pytest.fixture(scope="module")
-def seeing(tmp_path_factory):
-    """A Qwen3-VL, whose loader may be broken."""
-    engine = FaultyEngine("qwen3_vl", tmp_path_factory.mktemp("seeing"), engine=ENGINE)
+@pytest.fixture(scope="module", params=[*TOWERS] if ENGINE == "vllm" else ["qwen3_vl"])
+def seeing(request, tmp_path_factory):
+    """A model whose loader may be broken."""
+    engine = FaultyEngine(request.param, tmp_path_factory.mktemp("seeing"), engine=ENGINE)
     engine.serve()
     yield engine
     engine.close()
@@ -132,7 +143,7 @@ def test_a_picture_that_the_core_process_has_dropped_is_sent_again(seeing):
     picture = prompt.pictures.pictures[0]
     sent = seeing.engine._server.engine.input_processor.renderer.mm_processor_cache
     sent.get_and_update_item(
-        (prompt_input(prompt, prompt.token_ids.tolist(), None)["mm_kwargs"]["image"][0], []), picture.digest
+        (prompt_input(prompt, prompt.token_ids.tolist(), {"image": IMAGE})["mm_kwargs"]["image"][0], []), picture.digest
     )
     assert sent.is_cached_item(picture.digest), "so the first request has no pixels"
     check_logprobs(seeing, {41: prompt}, all_completions(seeing.engine, [prompt], GREEDY))
@@ -164,27 +175,27 @@ def test_new_weights_compute_the_pictures_of_completions_in_flight_again(seeing)
 def test_tokens_that_are_not_those_of_the_pictures_are_refused(seeing):
     prompt = prompt_with_pictures(seeing.model, 0, [(2, 2)])
     seeing.engine.submit([replace(prompt, token_ids=prompt.token_ids.flip(0))], GREEDY, seed=0, step=0)
-    with pytest.raises(ValueError, match=r"prompt 0: tokens \d to \d are not those of the picture"):
+    with pytest.raises(ValueError, match=r"prompt 0: tokens \d+ to \d+ are not those of the picture"):
         seeing.engine.finished()
     seeing.engine._capacity.end(0, 0, 1)
 
 
 def test_a_tower_that_is_not_the_published_one_is_named(seeing):
     """Tensors not updated, flipped bits in what is served and on the way, each followed by a correct sync."""
-    for name, tensors in (
-        ("visual.blocks.1.attn.qkv.weight", {"model.visual.blocks.1.attn.qkv.weight"}),
-        ("visual.merger.linear_fc2.bias", {"model.visual.merger.linear_fc2.bias"}),
-    ):
+    beginnings, examples = TOWERS[seeing.model.config.model_type]
+    for name, count in examples.items():
+        tensors = {block.name for block in seeing.layout.ranks[0].blocks if block.buffer == name}
+        assert len(tensors) == count
         with seeing.lying(f"skip {name}"):
             seeing.publish()
             check = seeing.fill()
-        with pytest.raises(WeightMismatchError, match=r"model\.visual\..* differ") as raised:
+        with pytest.raises(WeightMismatchError, match=r"model\.(visual|vision_model|connector)\..* differ") as raised:
             check()
         assert set(raised.value.tensors) == tensors
         seeing.serve()
     choose = random.Random(7)
     flips = [fault for _ in range(NUM_FLIPS) for fault in (flip_served(seeing, choose), flip_on_the_way())]
-    of_tower = [fault for fault in lies(seeing) if "visual." in fault.line]
+    of_tower = [fault for fault in lies(seeing) if fault.line.partition(" ")[2].startswith(beginnings)]
     for fault in [*flips, *of_tower]:
         assert seeing.attempt(fault, choose) == CAUGHT, fault
         seeing.recover(fault)

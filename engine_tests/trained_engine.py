@@ -218,14 +218,16 @@ class TrainedEngine:
 def plain_logits(model: Any, prompt: Prompt, tokens: Tensor) -> Tensor:
     """[T, V] before each of the tokens after a prompt, in one forward pass of transformers."""
     ids = torch.cat([prompt.token_ids, tokens])
-    if not hasattr(model.model, "get_rope_index"):
+    if model.config.model_type not in VISION_LANGUAGE:
         return model(ids[None]).logits[0, len(prompt.token_ids) - 1 : -1]
     places = torch.zeros(len(ids), dtype=torch.bool)
     for begin, length in picture_places(prompt):
         places[begin : begin + length] = True
-    positions = rope_positions(prompt.pictures, len(ids))
+    positions = rope_positions(prompt.pictures, len(ids))[:, None]
+    if not hasattr(model.model, "get_rope_index"):
+        positions = positions[0]
     with seen(model, [prompt.pictures], places) as arguments:
-        logits = model(ids[None], position_ids=positions[:, None], **arguments).logits
+        logits = model(ids[None], position_ids=positions, **arguments).logits
     return logits[0, len(prompt.token_ids) - 1 : -1]
 
 

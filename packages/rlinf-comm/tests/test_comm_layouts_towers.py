@@ -1,4 +1,5 @@
-"""Layouts of Qwen2.5-VL and Qwen3-VL: transformers' models, cut for an engine as plain torch code cuts them."""
+"""Layouts of models that see: transformers' Qwen2.5-VL, Qwen3-VL and SmolVLM, cut for an engine as plain torch code
+cuts them."""
 
 import dataclasses
 from collections import Counter
@@ -10,17 +11,26 @@ from comm_references import merged_rank
 from rlinf_comm import LayoutError
 from rlinf_comm.testing import assert_bitwise_equal
 from rlinf_comm.weights import execute, reshard_plan
-from rlinf_comm.weights.layouts import TransformerShape, huggingface_layout, megatron_layout, merged_layout
+from rlinf_comm.weights.layouts import (
+    SiglipTower,
+    TransformerShape,
+    huggingface_layout,
+    megatron_layout,
+    merged_layout,
+)
 
 TEXT = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT |= {"num_key_value_heads": 2, "head_dim": 4, "vocab_size": 30}
 TOWER = {"depth": 2, "hidden_size": 8, "intermediate_size": 12, "num_heads": 4, "patch_size": 2, "out_hidden_size": 16}
 QWEN3 = {"num_position_embeddings": 9, "deepstack_visual_indexes": [0, 1]}
+SIGLIP = {"num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 4}
+SIGLIP |= {"image_size": 8, "patch_size": 2}
 EXPERTS = {"num_experts": 4, "moe_intermediate_size": 8, "num_experts_per_tok": 2, "decoder_sparse_step": 1}
 CONFIGS = {
     "qwen2_5_vl": {"text_config": TEXT, "vision_config": TOWER},
     "qwen3_vl": {"text_config": TEXT, "vision_config": TOWER | QWEN3},
     "qwen3_vl_moe": {"text_config": TEXT | EXPERTS, "vision_config": TOWER | QWEN3},
+    "smolvlm": {"text_config": TEXT | {"model_type": "llama"}, "vision_config": SIGLIP, "scale_factor": 2},
 }
 
 
@@ -38,21 +48,30 @@ def real(request):
     return TransformerShape.from_config(config.to_dict(), dtype="float32"), tensors
 
 
+OF_TOWERS = ("model.visual.", "model.vision_model.", "model.connector.")
+BY_COLUMNS = (".attn.proj.", ".down_", ".linear_fc2.", ".mlp.2.", ".out_proj.", ".mlp.fc2.")
+
+
 def tower_rank(full, num_layers, rank, tp):
     """The parameters of the tower of one rank by vLLM's names, from transformers' tensors."""
-    out, tower = {}, {name: one for name, one in full.items() if name.startswith("model.visual.")}
+    out, tower = {}, {name: one for name, one in full.items() if name.startswith(OF_TOWERS)}
     for name, whole in tower.items():
-        here, kind = name.removeprefix("model."), name.rpartition(".")[2]
-        if ".attn.qkv." in name:
+        here, kind = name.replace("model.visual.", "visual."), name.rpartition(".")[2]
+        if ".q_proj." in name:
+            heads = [tower[name.replace(".q_", f".{part}_")].chunk(tp)[rank] for part in "qkv"]
+            out[here.replace(".q_", ".qkv_")] = torch.cat(heads)
+        elif ".k_proj." in name or ".v_proj." in name:
+            continue
+        elif ".attn.qkv." in name:
             out[here] = torch.cat([part.chunk(tp)[rank] for part in whole.chunk(3)])
         elif ".gate_proj." in name:
             halves = [whole, tower[name.replace("gate_", "up_")]]
             out[here.replace("gate_proj", "gate_up_proj")] = torch.cat([half.chunk(tp)[rank] for half in halves])
         elif ".up_proj." in name:
             continue
-        elif ".linear_fc1." in name or ".merger.mlp.0." in name:
+        elif any(part in name for part in (".linear_fc1.", ".merger.mlp.0.", ".mlp.fc1.")):
             out[here] = whole.chunk(tp)[rank]
-        elif kind == "weight" and any(part in name for part in (".attn.proj.", ".down_", ".linear_fc2.", ".mlp.2.")):
+        elif kind == "weight" and any(part in name for part in BY_COLUMNS):
             out[here] = whole.chunk(tp, 1)[rank]
         else:
             out[here] = whole
@@ -61,7 +80,8 @@ def tower_rank(full, num_layers, rank, tp):
 
 def decoder_of(full):
     """Its tensors as in a model without a tower, each expert by itself."""
-    decoder = {name.replace(".language_model.", "."): one for name, one in full.items() if ".visual." not in name}
+    behind = {name: one for name, one in full.items() if not name.startswith(OF_TOWERS)}
+    decoder = {name.replace(".language_model.", ".").replace(".text_model.", "."): behind[name] for name in behind}
     for name in [name for name in decoder if name.endswith(".experts.gate_up_proj")]:
         prefix = name.removesuffix("gate_up_proj")
         for expert, (both, down) in enumerate(zip(decoder.pop(name), decoder.pop(f"{prefix}down_proj"), strict=True)):
@@ -94,6 +114,10 @@ def test_a_tower_and_its_decoder_are_cut_as_engines_cut_them(real, tp, tower_tp)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_sglang_cuts_positions_by_rows_and_pads_what_belongs_to_no_tensor(real, tp):
     shape, full = real
+    if isinstance(shape.tower, SiglipTower):
+        with pytest.raises(LayoutError, match="no engine pads this tower"):
+            merged_layout(shape, tp=tp, tower_width=16, positions_tp=tp)
+        return
     served = merged_layout(shape, tp=tp, expert_tp=tp, tower_width=16, positions_tp=tp)
     reshard = reshard_plan(huggingface_layout(shape, fused_experts=True), served)
     held = [{name: torch.zeros(spec.shape) for name, spec in rank.buffers.items()} for rank in served.ranks]
@@ -128,5 +152,5 @@ def test_what_a_tower_cannot_do_is_refused(real):
     with pytest.raises(LayoutError, match="no place for a vision tower"):
         megatron_layout(shape)
     one_head = dataclasses.replace(shape, tower=dataclasses.replace(shape.tower, num_heads=1))
-    with pytest.raises(LayoutError, match=r"vision_config.num_heads=1 is not a multiple of tp=2"):
+    with pytest.raises(LayoutError, match=r"vision_config.num_(attention_)?heads=1 is not a multiple of tp=2"):
         merged_layout(one_head, tp=2)

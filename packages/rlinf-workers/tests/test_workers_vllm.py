@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+from transformers import AutoConfig, SmolVLMVisionConfig
+from transformers.models.smolvlm.modeling_smolvlm import SmolVLMVisionEmbeddings
+from workers_vision_folders import tiny_folder
 
 from rlinf_comm import WeightMismatchError
 from rlinf_workers.engines.base import UnfinishedCompletion, not_begun
@@ -21,8 +25,10 @@ from rlinf_workers.engines.vllm.arguments import FIXED, ON_CPU, ON_GPU, engine_a
 from rlinf_workers.engines.vllm.engine import VLLMEngine, check_architecture
 from rlinf_workers.engines.vllm.options import ARGUMENTS, OWNED, VLLMOptions
 from rlinf_workers.engines.vllm.requests import answer_of, request_parameters
+from rlinf_workers.engines.vllm.tiles import largest_picture, patch_positions
 from rlinf_workers.errors import SettingsRefused, WorkersError
-from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.language_model import ModelSettings, load_tokenizer
+from rlinf_workers.models.picture_processor import PictureProcessor
 from rlinf_workers.testing.engines import prompts_of
 
 SAMPLING = SamplingSettings(group_size=2, max_new_tokens=8)
@@ -88,6 +94,35 @@ def test_an_output_of_vllm_is_an_answer():
     assert answer_of(output) == ServerAnswer(
         token_ids=[4, 5, 6], logprobs=[-1.0, -2.0, -3.0], versions=[(1, "default"), (3, "7")], reason="stop", details=6
     )
+
+
+@pytest.mark.parametrize("side", [4, 27])
+@torch.no_grad()
+def test_patches_of_tiles_are_at_the_positions_of_transformers(side):
+    """Its embedding returns them if its table has its own indices. The last tiles have patches beside the picture."""
+    config = SmolVLMVisionConfig(hidden_size=1, image_size=2 * side, patch_size=2)
+    embeddings = SmolVLMVisionEmbeddings(config)
+    embeddings.position_embedding.weight.copy_(torch.arange(side**2)[:, None])
+    is_patch = torch.zeros(side + 1, side, side, dtype=torch.bool)
+    for tile in range(side):
+        is_patch[tile, : side - tile, : 1 + tile // 2] = True
+    is_patch[side] = True
+    pixels = torch.zeros(side + 1, 3, 2 * side, 2 * side)
+    expected = embeddings(pixels, is_patch)[..., 0] - embeddings.patch_embedding.bias
+    assert torch.equal(patch_positions(is_patch, side=side), expected.round().long())
+
+
+def test_the_largest_picture_has_as_many_features_as_the_processor_makes(tmp_path):
+    folder = tiny_folder(tmp_path, "smolvlm")
+    processor = PictureProcessor(folder, load_tokenizer(folder))
+    sizes = [(64, 64), (500, 490), (30, 64), (9, 9)]
+    pictures = [processor._run_on(images=[Image.new("RGB", size)]) for size in sizes]
+    counts = [int((one.token_ids == processor.placeholder_id).sum()) for one in pictures]
+    model = SimpleNamespace(tokenizer=folder, hf_config=AutoConfig.from_pretrained(folder))
+    processing = SimpleNamespace(ctx=SimpleNamespace(model_config=model))
+    assert largest_picture(processing, 100, {}) == {"image": max(counts)}
+    model.hf_config.model_type = "idefics3"
+    assert largest_picture(processing, 100, {}) is None
 
 
 class FakeAsyncLLM:

@@ -124,7 +124,7 @@ class PictureProcessor:
                 f"{folder}: pictures are not read for model_type={self._config.model_type!r}; use one of "
                 f"{', '.join(PICTURE_TEXTS)}"
             )
-        self._processor = _processor(self._config, folder, _image_processor(folder, min_pixels, max_pixels), tokenizer)
+        self._processor = _processor(self._config, folder, image_processor(folder, min_pixels, max_pixels), tokenizer)
         text = PICTURE_TEXTS[self._config.model_type]
         self.placeholder: str = self._processor.image_token
         """Special token that stands for a picture in a text."""
@@ -298,7 +298,8 @@ class PictureProcessor:
         return positions[:, 0, :-1].contiguous(), int(positions[0, 0, -1])
 
 
-def _image_processor(folder: str, min_pixels: int | None, max_pixels: int | None) -> Any:
+def image_processor(folder: str, min_pixels: int | None = None, max_pixels: int | None = None) -> Any:
+    """transformers' image processor of a folder; arguments and errors are those of `PictureProcessor`."""
     try:
         import PIL.Image
         from transformers import AutoImageProcessor

@@ -83,9 +83,10 @@ def seen(
         if features is not whole:
             replaced[method] = features
     if places is not None:
-        replaced["get_placeholder_mask"] = partial(
-            _of_places, base.get_placeholder_mask, ~places.to(device), _plain_token(model.config)
-        )
+        # SmolVLM finds them where it merges features, in releases of transformers that vLLM takes (5.19)
+        finds = "get_placeholder_mask" if hasattr(base, "get_placeholder_mask") else "inputs_merger"
+        plain = _plain_token(model.config)
+        replaced[finds] = partial(_of_places, getattr(base, finds), ~places.to(device), plain)
     vars(base).update(replaced)
     try:
         yield _arguments(model, there, device)
@@ -134,8 +135,11 @@ def _one_by_one(
         options: further arguments of the model's call.
     """
     first, *others = [features(**one, **options) for one in arguments]
+    pooled = [one.pooler_output for one in (first, *others)]
+    # SmolVLM has its tiles in one tensor in releases of transformers that vLLM takes (5.19)
+    is_tensor = isinstance(pooled[0], Tensor)
+    first.pooler_output = torch.cat(pooled) if is_tensor else [feature for own in pooled for feature in own]
     for other in others:
-        first.pooler_output = [*first.pooler_output, *other.pooler_output]
         if (layers := getattr(first, "deepstack_features", None)) is not None:
             pairs = zip(layers, other.deepstack_features, strict=True)
             first.deepstack_features = [[*mine, *theirs] for mine, theirs in pairs]

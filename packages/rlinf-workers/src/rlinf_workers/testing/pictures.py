@@ -83,8 +83,8 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 def tiny_vision_language(
     name: str, folder: Path, *, head_dim: int = 8, intermediate_size: int | None = None
 ) -> ModelSettings:
-    """Writes a model of an architecture of `models.pictures.VISION_LANGUAGE`, with random weights, a tokenizer and, for
-    Qwen's, an image processor.
+    """Writes a model of an architecture of `models.pictures.VISION_LANGUAGE`, with random weights, a tokenizer and an
+    image processor.
 
     Args:
         head_dim: of its decoder, a multiple of 8; its hidden size is four times as much.
@@ -102,11 +102,15 @@ def tiny_vision_language(
         parts["vision_config"]["out_hidden_size"] = 4 * head_dim
     config = AutoConfig.for_model(name, tie_word_embeddings=False, **parts)
     settings = save_random(auto_class(config).from_config(config, dtype=torch.float32), folder)
-    if "rope_parameters" in text:
-        write_tokenizer(folder, {token: config.to_dict()[f"{key}_token_id"] for key, token in _SPECIAL.items()})
+    special = {token: ids for key, token in _SPECIAL.items() if (ids := config.to_dict().get(f"{key}_token_id"))}
+    write_tokenizer(folder, special)
+    if name == "smolvlm":
+        pictures: dict[str, Any] = {"image_processor_type": "SmolVLMImageProcessor"}
+        pictures |= {"size": {"longest_edge": 12 * PATCH}, "max_image_size": {"longest_edge": 4 * PATCH}}
+    else:
         pictures = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": PATCH, "merge_size": MERGE}
         pictures |= {"min_pixels": (MERGE * PATCH) ** 2, "max_pixels": (8 * MERGE * PATCH) ** 2}
-        (folder / "preprocessor_config.json").write_text(json.dumps(pictures))
+    (folder / "preprocessor_config.json").write_text(json.dumps(pictures))
     return settings
 
 
@@ -115,12 +119,15 @@ def random_picture(model: Any, size: tuple[int, ...], generator: torch.Generator
 
     Args:
         size: rows and columns of its placeholders, behind the number of its groups of frames if it is a video; of a
-            tiled model all have equally many placeholders, and none is a video.
+            tiled model, pictures of more than two have two tiles with text before each, and none is a video.
     """
     if model.config.model_type == "smolvlm":
-        count = model.model.image_seq_len if hasattr(model.model, "image_seq_len") else MERGE * MERGE
-        token_ids = torch.full((count,), IMAGE)
-        arguments = {"pixel_values": torch.randn(1, 3, 4 * PATCH, 4 * PATCH, generator=generator)}
+        num_tiles, side = 1 + (math.prod(size) > 2), 4 * PATCH
+        token_ids = torch.tensor([[2 + tile, *[IMAGE] * MERGE * MERGE] for tile in range(num_tiles)]).flatten()
+        is_picture = torch.ones(num_tiles, side, side, dtype=torch.bool)
+        is_picture[-1, (4 - size[-1] % 2) * PATCH :] = False  # of an odd one, the last row of patches is beside it
+        pixels = torch.randn(num_tiles, 3, side, side, generator=generator)
+        arguments = {"pixel_attention_mask": is_picture, "pixel_values": pixels}
     else:
         *groups, rows, columns = size
         pixels = torch.randn(math.prod(size) * MERGE * MERGE, 3 * 2 * PATCH * PATCH, generator=generator)

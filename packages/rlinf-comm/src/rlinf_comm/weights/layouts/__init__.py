@@ -3,6 +3,7 @@
     shape.py        TransformerShape: the sizes of a model, from its config (config.py)
     canonical.py    the names and shapes of its tensors in the checkpoint
     tower.py        the vision towers of Qwen2.5-VL and Qwen3-VL
+    siglip.py       that of SmolVLM
     huggingface.py  whole tensors, as transformers holds them
     fsdp2.py        any model under fully_shard, from its DTensors
     megatron.py     Megatron-Core: tensor, pipeline, expert and expert-tensor parallelism
@@ -25,12 +26,14 @@ from rlinf_comm.weights.layouts.megatron import megatron_layout
 from rlinf_comm.weights.layouts.merged import merged_layout
 from rlinf_comm.weights.layouts.quantized import is_quantized, quantized_layout, quantized_names, scales_of
 from rlinf_comm.weights.layouts.shape import LatentAttention, TransformerShape
+from rlinf_comm.weights.layouts.siglip import SiglipTower
 from rlinf_comm.weights.layouts.tower import QwenTower
 
 __all__ = [
     "TransformerShape",
     "LatentAttention",
     "QwenTower",
+    "SiglipTower",
     "huggingface_layout",
     "fsdp2_layout",
     "local_shards",

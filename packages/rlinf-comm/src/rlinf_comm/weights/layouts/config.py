@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rlinf_comm.errors import LayoutError
-from rlinf_comm.weights.layouts.tower import DECODERS
+from rlinf_comm.weights.layouts import siglip, tower
 
 QWEN_MOE = ("qwen2_moe", "qwen3_moe")
 DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 GLM_MOE = ("glm4_moe",)
 """GLM-4.5 and later: DeepSeek-V3's experts, with grouped-query attention."""
+DECODERS = {**tower.DECODERS, **siglip.DECODERS}
+"""`model_type` of a model behind a vision tower -> that of its decoder."""
 MODEL_TYPES = ("llama", "qwen2", "qwen3", *QWEN_MOE, *DEEPSEEK, *GLM_MOE, *DECODERS)
 """The `model_type` of configs for which there are ready layouts."""
 

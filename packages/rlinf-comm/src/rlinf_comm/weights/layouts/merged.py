@@ -15,7 +15,7 @@ copy, `_weight_fp32`, which is to be renewed as well. Shared experts are a separ
 --disable-shared-experts-fusion.
 
 A vision tower keeps its place in front of the decoder, whose parameters have the names that they have without one:
-`visual.blocks.0.attn.qkv.weight` and `model.layers.0.self_attn.qkv_proj.weight`.
+`visual.blocks.0.attn.qkv.weight` and `model.layers.0.self_attn.qkv_proj.weight`. That of SmolVLM keeps its own names.
 
 The layer for multi-token prediction is SGLang's draft model, a separate module with the target's embedding and head.
 Its buffer names have the prefix `draft.`.

@@ -11,6 +11,7 @@ from rlinf_comm.records import record
 from rlinf_comm.weights.layout import TensorSpec
 from rlinf_comm.weights.layouts.canonical import canonical_tensors
 from rlinf_comm.weights.layouts.config import DEEPSEEK, decoder_config, shape_fields
+from rlinf_comm.weights.layouts.siglip import SiglipTower
 from rlinf_comm.weights.layouts.tower import QwenTower
 
 
@@ -86,7 +87,7 @@ class TransformerShape:
     """lm_head is the embedding; then there is only `model.embed_tokens.weight`, here and in the checkpoint."""
     value_head: bool = False
     """A critic: lm_head has a single row and a bias instead of a row for each token."""
-    tower: QwenTower | None = None
+    tower: QwenTower | SiglipTower | None = None
     """The vision tower in front of the decoder; None: the model reads text alone."""
     dtype: str = "bfloat16"
     """Dtype of the canonical tensors that are neither FP8 nor always float32."""
@@ -111,7 +112,7 @@ class TransformerShape:
         """Reads the shape from a Hugging Face config, as in config.json or `model.config.to_dict()`.
 
         Llama, Qwen2, Qwen3, Qwen2-MoE, Qwen3-MoE, DeepSeek-V2 and V3, GLM-4.5 and later with experts (`glm4_moe`),
-        Qwen2.5-VL, Qwen3-VL and Qwen3-VL-MoE.
+        Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE and SmolVLM.
 
         Args:
             dtype: The dtype of canonical tensors that are not quantized, as in a trainer. By default the checkpoint's
@@ -121,7 +122,7 @@ class TransformerShape:
         Raises:
             LayoutError: another model type or quantization, or a variant with tensors that the layouts do not know.
         """
-        tower = QwenTower.from_config(config)
+        tower = QwenTower.from_config(config) or SiglipTower.from_config(config)
         config = decoder_config(config)
         fields = shape_fields(config, quantized=dtype is None, mtp=mtp)
         if config["model_type"] in DEEPSEEK:
@@ -154,7 +155,7 @@ class TransformerShape:
     @property
     def decoder_prefix(self) -> str:
         """The prefix of the decoder's canonical tensors, but for the head."""
-        return "model." if self.tower is None else "model.language_model."
+        return "model." if self.tower is None else self.tower.DECODER_PREFIX
 
     @property
     def shared_prefix(self) -> str:

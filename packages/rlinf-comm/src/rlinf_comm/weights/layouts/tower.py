@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from rlinf_comm.errors import LayoutError
 from rlinf_comm.records import record
@@ -53,6 +53,9 @@ class QwenTower:
                     patch=(3, 2, 14, 14), patches_per_token=4)
     """
 
+    DECODER_PREFIX: ClassVar[str] = "model.language_model."
+    """Of the decoder's canonical tensors, but for the head."""
+
     gated: bool
     """Qwen2.5-VL's: gated MLPs and norms without biases; otherwise Qwen3-VL's."""
     num_layers: int
@@ -71,13 +74,11 @@ class QwenTower:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> QwenTower | None:
-        """Reads `vision_config` of a Hugging Face config; None for a model that reads text alone."""
+        """Reads `vision_config` of a Hugging Face config; None for a model without such a tower."""
         kind = config.get("model_type")
         if kind not in DECODERS:
             return None
-        vision = config.get("vision_config")
-        if not isinstance(vision, Mapping):
-            raise LayoutError(f"{kind}: config.json has no vision_config, which describes the vision tower; add it")
+        vision = vision_config(config)
         gated, size = kind == "qwen2_5_vl", vision["patch_size"]
         return cls(
             gated=gated,
@@ -102,11 +103,11 @@ class QwenTower:
             prefix = f"blocks.{layer}."
             shapes |= {f"{prefix}norm{n}.{kind}": (self.hidden,) for n in (1, 2) for kind in norms}
             for name, rows, columns in self._linears():
-                shapes |= _linear(prefix + name, rows, columns)
+                shapes |= linear(prefix + name, rows, columns)
         merged = self.hidden * self.patches_per_token
         for prefix, norm, first, second, width in self._mergers():
             shapes |= {f"{prefix}{norm}.{kind}": (width,) for kind in norms}
-            shapes |= _linear(prefix + first, merged, merged) | _linear(prefix + second, self.out_hidden, merged)
+            shapes |= linear(prefix + first, merged, merged) | linear(prefix + second, self.out_hidden, merged)
         return {CANONICAL + name: shape for name, shape in shapes.items()}
 
     def add_to(self, rank: RankAssembly, tp_rank: int, sizes: TowerSizes) -> None:
@@ -174,5 +175,16 @@ class QwenTower:
         return (".linear_fc1",), (".attn.proj", ".linear_fc2")
 
 
-def _linear(name: str, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+def vision_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a Hugging Face config with the sizes of the tower. Raises: LayoutError if it is missing."""
+    vision = config.get("vision_config")
+    if not isinstance(vision, Mapping):
+        raise LayoutError(
+            f"{config.get('model_type')}: config.json has no vision_config, which describes the vision tower; add it"
+        )
+    return vision
+
+
+def linear(name: str, rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of a linear layer with a bias."""
     return {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}

@@ -80,8 +80,8 @@ def _whole_mask(
     device: Any = None,
     **_: Any,
 ) -> Tensor:
-    """[B, 1, Q, K] bool, like transformers' `sdpa_mask` without its shortcuts; a padded query attends to itself,
-    because attention to nothing is NaN.
+    """[B, 1, Q, K] bool, like transformers' `sdpa_mask` without its shortcuts; a query that may attend to nothing, as
+    in padding, attends to itself, because attention to nothing is NaN.
 
     Args:
         cache_position: [Q], replaces `q_length` and `q_offset` before transformers 5.
@@ -97,7 +97,7 @@ def _whole_mask(
         missing = kv_length + kv_offset - attention_mask.shape[1]
         seen = torch.nn.functional.pad(attention_mask.bool(), (0, max(0, missing)))[:, kv_offset:][:, :kv_length]
         allowed = allowed & seen[:, None, None]
-    return allowed | (queries[:, None] == keys)
+    return allowed | (~allowed.any(-1, keepdim=True) & (queries[:, None] == keys))
 
 
 def _step_mask(places: StepPlaces, *, batch_size: int, mask_function: Rule = causal_mask_function, **_: Any) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from rlinf_workers.engines.vllm.options import CPU_BLOCK_TOKENS, MEMORY_SHARE
 from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.picture_texts import TILED
 
 Argument = bool | int | float | str | list | dict
 
@@ -54,8 +55,9 @@ FOR_PICTURES: dict[str, Argument] = {
 }
 """Further arguments for a model that reads pictures, which come processed. The core process keeps those that it got
 last, so that each comes once for the completions of a group."""
-FOR_PICTURES_ON_CPU: dict[str, Argument] = {"skip_mm_profiling": True}
-"""There nothing is measured, and the stand-in for torchvision makes no pictures to measure with."""
+UNMEASURED: dict[str, Argument] = {"skip_mm_profiling": True}
+"""There nothing is measured, and the stand-in for torchvision makes no pictures to measure with. Nor is it on GPUs for
+models of tiles, whose processor needs a package that the venv does not have."""
 
 
 LEFT_OUT: dict[str, dict[str, Any]] = {"qwen3_vl_moe": {"text_config": {"norm_topk_prob": True}}}
@@ -86,7 +88,9 @@ def engine_arguments(
         own["additional_config"] = (engine_options.get("additional_config") or {}) | settings
     of_pictures: dict[str, Any] = {}
     if has_pictures:
-        of_pictures = FOR_PICTURES | {"tokenizer": model.folder} | (FOR_PICTURES_ON_CPU if device.type == "cpu" else {})
+        of_pictures = FOR_PICTURES | {"tokenizer": model.folder}
+        if device.type == "cpu" or model_type in TILED:
+            of_pictures |= UNMEASURED
     return {
         **(ON_CPU if device.type == "cpu" else ON_GPU),
         "max_model_len": -1,  # as long as the model and the cache allow

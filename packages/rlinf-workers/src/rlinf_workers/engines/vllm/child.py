@@ -19,6 +19,9 @@ def run_engine_core(*arguments: Any, **keywords: Any) -> None:
     from vllm.v1.core.sched import output  # pyright: ignore[reportMissingImports]
     from vllm.v1.engine.core import EngineCoreProc  # pyright: ignore[reportMissingImports]
 
+    from rlinf_workers.engines.vllm.tiles import know_largest_picture
+
+    know_largest_picture()
     output.strip_covered_mm_data = keep_pictures
     EngineCoreProc.run_engine_core(*arguments, **keywords)
 

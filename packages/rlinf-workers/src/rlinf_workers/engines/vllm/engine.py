@@ -21,7 +21,7 @@ from rlinf_workers.engines.sampling import SamplingSettings
 from rlinf_workers.engines.server_processes import last_error
 from rlinf_workers.engines.serving import STOP_INTERVAL, ServingEngine, api_of, bound_cores, check_version
 from rlinf_workers.engines.vllm.arguments import Argument, engine_arguments, env_vars
-from rlinf_workers.engines.vllm.requests import answer_of, prompt_input, request_parameters
+from rlinf_workers.engines.vllm.requests import PIXELS, answer_of, prompt_input, request_parameters
 from rlinf_workers.engines.vllm.server import VLLMServer
 from rlinf_workers.engines.vllm.spec import SPEC
 from rlinf_workers.errors import SettingsRefused, WorkersError
@@ -36,7 +36,7 @@ CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 ARCHITECTURES = (
     *("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "LlamaForCausalLM"),
     *("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration"),
-    "Qwen3VLMoeForConditionalGeneration",
+    *("Qwen3VLMoeForConditionalGeneration", "SmolVLMForConditionalGeneration"),
 )
 """Models whose parameters were compared with a layout, and whose tokens with those of transformers."""
 
@@ -78,7 +78,7 @@ class VLLMEngine(ServingEngine):
         config = json.loads(Path(folder, "config.json").read_text())
         check_architecture(config, device)
         self._sees = config.get("model_type") in SPEC.picture_models
-        self._video_token: int | None = config.get("video_token_id")
+        self._placeholders = {kind: config.get(f"{kind}_token_id") for kind in PIXELS}
         self._refuse_adapted_tower(config)
         self._numbers = itertools.count()
         self._request_ids: set[str] = set()
@@ -113,7 +113,7 @@ class VLLMEngine(ServingEngine):
         for attempts_left in reversed(range(NUM_ATTEMPTS)):
             request_id = str(next(self._numbers))
             self._request_ids.add(request_id)
-            prompt, is_lost = prompt_input(request.prompt, prompt_ids, self._video_token), False
+            prompt, is_lost = prompt_input(request.prompt, prompt_ids, self._placeholders), False
             if has_pictures:  # leaves out the pixels of pictures that the core process has
                 self._server.engine.input_processor.inject_into_mm_cache(prompt["mm_hashes"], prompt["mm_kwargs"])
             outputs = self._server.engine.generate(prompt, SamplingParams(**parameters), request_id)

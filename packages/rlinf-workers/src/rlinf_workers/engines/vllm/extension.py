@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ from rlinf_workers.engines.server_processes import end_with_parent, keep_errors
 from rlinf_workers.engines.vllm.arguments import ADAPTER, PLAIN, PLAIN_DUMMY
 from rlinf_workers.engines.vllm.child import FOLDER_VARIABLE
 from rlinf_workers.engines.vllm.requests import POSITIONS
+from rlinf_workers.engines.vllm.tiles import know_largest_picture, see_as_trained
 from rlinf_workers.gloo_guard import guard_gloo
 from rlinf_workers.models.lora_settings import LoraSettings
 from rlinf_workers.models.pictures import rope_offset, rope_positions
@@ -61,6 +63,7 @@ if folder := os.environ.get(FOLDER_VARIABLE):  # in a process of an engine, not 
     keep_errors(Path(folder), "vllm")
     os.environ.update(ON_ONE_MACHINE)
     guard_gloo()
+    know_largest_picture()
 
 GREEDY_BELOW = 1e-5
 """vLLM samples greedily at temperatures below this."""
@@ -79,6 +82,7 @@ class Extension:
         check_plain(model)
         if hasattr(model, "get_mrope_input_positions"):
             model.get_mrope_input_positions = prompt_positions
+        see_as_trained(model)
         sampler = self.model_runner.sampler
         self.model_runner.sampler = TemperedSampler(sampler.logprobs_mode, sampler.use_fp64_gumbel)
         if current_platform.is_cpu():
@@ -89,15 +93,17 @@ class Extension:
         """See `inside.enter`; vLLM runs it between two batches."""
         group, model = parallel_state.get_tp_group(), self.model_runner.get_model()
         sizes = {"tp": group.world_size, "ep": 1, "expert_tp": group.world_size}
-        sizes["tower_tp"] = 1 if getattr(model, "use_data_parallel", False) else group.world_size
+        whole_tower = any(getattr(part, "use_data_parallel", False) for part in model.modules())
+        sizes["tower_tp"] = 1 if whole_tower else group.world_size
         held = RenamedModel(model, merged_name)
         enter(ticket, held, rank=group.rank_in_group, sizes=sizes, kind=self.rlinf_kind)
 
 
 def merged_name(name: str) -> str:
     """vLLM keeps the experts in a module of their own below `experts`, and a decoder behind a vision tower below
-    `language_model`."""
-    return name.removeprefix("language_model.").replace(".experts.routed_experts.", ".experts.")
+    `language_model`, or `model.text_model`."""
+    name = name.removeprefix("language_model.").replace(".experts.routed_experts.", ".experts.")
+    return re.sub(r"^model\.text_model\.", "model.", name)
 
 
 def prompt_positions(token_ids: Sequence[int], features: Sequence[Any]) -> tuple[Tensor, int]:

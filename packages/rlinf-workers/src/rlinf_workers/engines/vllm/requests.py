@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlinf_workers.engines.base import UnfinishedCompletion
@@ -19,18 +20,21 @@ POSITIONS = {"image": "rlinf_positions", "video": "rlinf_video_positions"}
 """Names under which each picture, and each video, carries its own positions, [3, N + 1], those of its tokens and of the
 one behind them, from which the extension makes those of a prompt. So all that vLLM knows of a picture follows from its
 digest, and its core process needs it once."""
-PIXELS = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
-"""Arguments of the model, by the kind of what is seen."""
+PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+"""The argument of the model that has the patches or tiles of what is seen, one after the other."""
+BESIDE_PIXELS = ("pixel_attention_mask",)
+"""Arguments that have something for each of them."""
 
 
-def prompt_input(prompt: Prompt, token_ids: list[int], video_token: int | None) -> Any:
+def prompt_input(prompt: Prompt, token_ids: list[int], placeholders: Mapping[str, int | None]) -> Any:
     """vLLM's input for a prompt and the tokens of its completion so far.
 
     Pictures and videos go as they are, with their places among the prompt's tokens: vLLM processes nothing again.
 
     Args:
         token_ids: the prompt's, then those of its completion.
-        video_token: placeholder of videos; between theirs a run has text, for models that write the time there.
+        placeholders: of pictures and videos (`PIXELS`); between those of one there may be text, such as the time, or
+            the place of a tile.
     Raises: ValueError if the prompt has other tokens where its pictures are.
     """
     if prompt.pictures is None:
@@ -46,21 +50,27 @@ def prompt_input(prompt: Prompt, token_ids: list[int], video_token: int | None) 
     arguments: dict[str, Tensor | list[Tensor]] = {}
     fields, digests, places = {}, {}, {}
     pairs = list(zip(prompt.pictures.pictures, picture_places(prompt), strict=True))
-    for kind, (pixels, grid) in PIXELS.items():
+    for kind, pixels in PIXELS.items():
         own = [(picture, place) for picture, place in pairs if pixels in picture.arguments]
         if not own:
             continue
-        joined = joined_arguments([picture for picture, _ in own])
-        arguments |= joined
-        arguments[POSITIONS[kind]] = [_positions(picture) for picture, _ in own]
-        fields[pixels] = MultiModalFieldConfig.flat_from_sizes(kind, joined[grid].prod(-1))
-        fields[grid] = MultiModalFieldConfig.batched(kind, keep_on_cpu=True)
-        fields[POSITIONS[kind]] = MultiModalFieldConfig.batched(kind, keep_on_cpu=True)
+        sizes = torch.tensor([len(picture.arguments[pixels]) for picture, _ in own])
+        of_kind: dict[str, Tensor | list[Tensor]] = {**joined_arguments([picture for picture, _ in own])}
+        if any(picture.position_ids is not None for picture, _ in own):
+            of_kind[POSITIONS[kind]] = [_positions(picture) for picture, _ in own]
+        else:
+            of_kind["num_patches"] = sizes  # vLLM calls tiles so
+        for name in of_kind:
+            is_flat = name in (pixels, *BESIDE_PIXELS)
+            fields[name] = (
+                MultiModalFieldConfig.flat_from_sizes(kind, sizes)
+                if is_flat
+                else MultiModalFieldConfig.batched(kind, keep_on_cpu=True)
+            )
+        arguments |= of_kind
         digests[kind] = [picture.digest for picture, _ in own]
         places[kind] = [
-            PlaceholderRange(
-                offset=first, length=length, is_embed=picture.token_ids == video_token if kind == "video" else None
-            )
+            PlaceholderRange(offset=first, length=length, is_embed=picture.token_ids == placeholders[kind])
             for picture, (first, length) in own
         ]
     items = MultiModalKwargsItems.from_hf_inputs(BatchFeature(arguments), fields)

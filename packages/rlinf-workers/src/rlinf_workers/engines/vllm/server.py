@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from rlinf_workers.engines.server_loop import ServerLoop
 from rlinf_workers.engines.vllm.child import FOLDER_VARIABLE, run_engine_core
+from rlinf_workers.engines.vllm.tiles import know_largest_picture
 from rlinf_workers.errors import WorkersError
 from rlinf_workers.leftovers import SweptFolder
 
@@ -46,6 +47,7 @@ class VLLMServer(ServerLoop):
         from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
         from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
 
+        know_largest_picture()
         with _own_core_process():
             engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
         try:
