@@ -92,6 +92,15 @@ def parts_with_figures(*, tiny: bool, trl_python: str) -> list[Part]:
             )
             for name, task in {"TRL": "gpu", "TRL, 1.5B": "gpu-1.5B"}.items()
         ],
+        Part(
+            name="SGLang alone",
+            limit_s=75,
+            arguments=(
+                *("-m", "benchmarks.throughput.engines", "sglang", "--output", "{output}"),
+                *(("--prompts", "4", "--rounds", "1", "--warmup", "0") if tiny else ("--gpu", "0.5B", "--rounds", "3")),
+            ),
+            skip=None if has_module(sys.executable, "sglang") else f"{sys.executable} has no sglang",
+        ),
     ]
 
 
