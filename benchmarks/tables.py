@@ -48,8 +48,13 @@ LEARNING = {
     "learning-reach-openvla-ppo-random-rewards": "The same with random rewards. Target: no improvement",
     "learning-reach-pi0-ppo": "The same task, a tiny pi0 by Flow-SDE. Target: from at most 60 % to at least 85 %",
     "learning-reach-pi0-ppo-flow-noise": "The same by Flow-Noise",
-    "learning-reach-smolvla-ppo-pi05": "The same task, a tiny pi0.5, beside other work. Target: at least 85 %",
+    "learning-reach-smolvla-ppo": "The same task, a tiny SmolVLA, beside other work. Target: at least 85 %",
+    "learning-reach-smolvla-ppo-pi05": "The same with a tiny pi0.5, beside other work. Target: at least 85 %",
     "learning-reach-oft-grpo": "The same task, a tiny OpenVLA-OFT by GRPO. Target: as for pi0",
+    "learning-faucet-rlpd": "Opening a faucet by RLPD from ten demonstrations and a reward of success alone: success "
+    "in 40 held-out episodes, beside other work",
+    "learning-faucet-pi0-dsrl": "The faucets of reach-pi0-ppo, where SAC learns the noise of a pi0 that has seen 20 "
+    "demonstrations (DSRL), from the noise at which its actor begins; beside other work",
 }
 COMPARISONS = {
     "ray-nodes": "Steps of 0.2 to 0.8 s through Ray on two simulated nodes with two slots each, over the local "
@@ -108,6 +113,7 @@ LEARNING_TARGETS = {
     "learning-env-ppo": LearningTarget(after=450, seconds=240),
     "learning-reach-openvla-ppo": LearningTarget(before=0.6, after=0.9, seconds=600),
     "learning-reach-pi0-ppo": LearningTarget(before=0.6, after=0.85),
+    "learning-reach-smolvla-ppo": LearningTarget(after=0.85),
     "learning-reach-smolvla-ppo-pi05": LearningTarget(after=0.85),
     "learning-reach-oft-grpo": LearningTarget(before=0.6, after=0.85),
 }
