@@ -145,7 +145,7 @@ def test_counting_is_learned_from_the_pictures(tmp_path):
     settings = {"run.max_minutes": "null", "run.stop_at_score": 0.85}
     run = train_here("count-shapes-grpo", tmp_path / "run", settings)
     scores = [row["accuracy"] for row in rows(run, "evaluations.jsonl")]
-    assert scores[0] < 0.6 and scores[-1] >= 0.85
+    assert scores[0] < 0.5 and scores[-1] >= 0.85
     control = {"task.shuffle_pictures": "true", "sft_warm_up.max_steps": 60, "run.num_steps": 40}
     shuffled = train_here("count-shapes-grpo", tmp_path / "control", {**settings, **control})
     assert max(row["accuracy"] for row in rows(shuffled, "evaluations.jsonl")) < 0.35

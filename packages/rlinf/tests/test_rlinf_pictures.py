@@ -419,7 +419,7 @@ def drawn(kind: str, *flags: str) -> PromptSource:
     return PromptSource(cast(ReasoningConfig, load_config("count-shapes-grpo", parse_overrides(overrides))))
 
 
-DRAWN = {"count-shapes": "33560c62a850fc33", "gui-click": "91fc14e3b51cffdf", "chart-read": "41f00c0364dae935"}
+DRAWN = {"count-shapes": "33560c62a850fc33", "gui-click": "91fc14e3b51cffdf", "chart-read": "c64f4a8ceef9513f"}
 """Kind -> beginning of the digest of its first problems."""
 
 

@@ -36,6 +36,7 @@ NEEDED = {name: GSM8K for name in RECIPES if "train_files" in text_of(name)} | d
 def test_these_recipes_are_shipped():
     assert RECIPES == [
         "add-grpo",
+        "chart-read-grpo",
         "code-loop",
         "count-shapes-grpo",
         "dpo",

@@ -152,16 +152,16 @@ class GuiClickTask(_DrawnTask):
 
 
 class ChartReadTask(_DrawnTask):
-    """Read the height of a bar off a chart: a picture and `bar 2=` -> `7`."""
+    """Read the height of a bar off a chart: a picture and `blue=` -> `7`."""
 
     SIZE = "num_bars"
 
     kind: Literal["chart-read"]
-    num_bars: int = Field(default=4, ge=1, le=10, description="Bars of the chart, each 16 pixels wide.")
+    num_bars: int = Field(default=3, ge=1, le=6, description="Bars of the chart, each 16 pixels wide.")
 
     @property
     def num_tokens(self) -> tuple[int, int]:
-        return len("bar 2="), 1
+        return len("blue="), 1
 
     @property
     def picture_size(self) -> tuple[int, int]:

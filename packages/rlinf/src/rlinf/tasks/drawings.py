@@ -25,8 +25,9 @@ Drawing: TypeAlias = "NDArray[np.uint8]"
 # learned nothing after 200 batches.
 GROUNDS = ((112, 112, 112), (120, 120, 120), (128, 128, 128))
 COLORS = {"blue": (60, 90, 240), "lime": (60, 210, 80), "ruby": (230, 40, 60)}
-BUTTON_COLORS = (*COLORS.values(), (230, 190, 40), (40, 200, 210), (170, 60, 200))
-"""One for each label of a button, which looks the same on every screen."""
+"""Of the shapes that are counted."""
+ALL_COLORS = {**COLORS, "gold": (230, 190, 40), "cyan": (40, 200, 210), "plum": (170, 60, 200)}
+"""One for each label of a button, which looks the same on every screen, and for each bar of a chart."""
 FRAME = 2
 """Pixels of a window's frame, which buttons leave free."""
 SHAPES = ("circle", "square", "cross")
@@ -76,16 +77,17 @@ def click_button(generator: random.Random, num_cells: int, num_buttons: int) -> 
 
 
 def read_chart(generator: random.Random, num_bars: int) -> TaskProblem:
-    """Returns a problem such as `<image>bar 2=` -> `7`: the height of a bar, counted from 0, in lines of the grid."""
+    """Returns a problem such as `<image>blue=` -> `7`: the height, in lines of the grid, of one of several bars,
+    which have different colors and stand in any order."""
     picture = _ground(generator, 3, num_bars)
     base, unit = picture.shape[0] - 2, 5
     picture[base - 9 * unit : base : unit, :] = 96
     picture[base, :] = 255
-    heights = [generator.randrange(10) for _ in range(num_bars)]
-    for bar, height in enumerate(heights):
-        picture[base - height * unit : base, bar * CELL + 4 : bar * CELL + 12] = generator.choice(list(COLORS.values()))
-    bar = generator.randrange(num_bars)
-    return _problem(f"bar {bar}=", str(heights[bar]), picture)
+    heights = {color: generator.randrange(10) for color in generator.sample(list(ALL_COLORS), num_bars)}
+    for bar, (color, height) in enumerate(heights.items()):
+        picture[base - height * unit : base, bar * CELL + 4 : bar * CELL + 12] = ALL_COLORS[color]
+    color = generator.choice(list(heights))
+    return _problem(f"{color}=", str(heights[color]), picture)
 
 
 def picture_of(drawing: Drawing) -> ProblemPicture:
@@ -130,7 +132,7 @@ def _draw_shape(cell: Drawing, generator: random.Random, color: tuple[int, int, 
 def _draw_button(cell: Drawing, label: str) -> None:
     import numpy as np
 
-    color = BUTTON_COLORS[list(LETTERS).index(label)]
+    color = list(ALL_COLORS.values())[list(LETTERS).index(label)]
     cell[FRAME:-FRAME, FRAME:-FRAME] = color
     rows = np.array([[line >> bit & 1 for bit in range(4, -1, -1)] for line in LETTERS[label]], bool)
     cell[4:11, 5:10][rows] = (255, 255, 255) if sum(color) < 360 else (0, 0, 0)
