@@ -50,8 +50,8 @@ def taken(engine):
 GREEDY = SamplingSettings(group_size=1, max_new_tokens=8, temperature=0.0)
 
 
-MODELS = [("qwen2_5_vl", 1), ("qwen3_vl", 1), ("qwen2_5_vl", 2), ("qwen3_vl", 2)]
-MODELS += [("qwen3_vl_moe", 1), ("smolvlm", 1), ("smolvlm", 2)] if ENGINE == "vllm" else []
+MODELS = [("qwen2_5_vl", 1), ("qwen3_vl", 1), ("qwen3_vl_moe", 1), ("qwen2_5_vl", 2), ("qwen3_vl", 2)]
+MODELS += [("smolvlm", 1), ("smolvlm", 2)] if ENGINE == "vllm" else []
 TOWERS = {
     "qwen3_vl": ("visual.", {"visual.blocks.1.attn.qkv.weight": 1, "visual.merger.linear_fc2.bias": 1}),
     "smolvlm": (

@@ -59,7 +59,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
             **_QWEN3["text_config"],
             "num_experts": 4,
             "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
+            "moe_intermediate_size": 32,
             "decoder_sparse_step": 1,
         },
     },

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ ADAPTER_VARIABLE = "RLINF_SGLANG_ADAPTER"
 """Env var with the `LoraSettings` of the model as JSON; empty: it has no adapter."""
 
 QWEN2_5_VL = "Qwen2_5_VLForConditionalGeneration"
+QWEN3_VL_MOE = "qwen3_vl_moe"
 
 
 def run_scheduler(*arguments: Any, **keywords: Any) -> None:
@@ -59,7 +60,7 @@ def _pin_nothing() -> None:
 
 def _change_loaded_models(adapter: LoraSettings | None) -> None:
     """Adds the adapter to each model that SGLang loads, before it captures graphs and where it allocates weights, so
-    that they are released and allocated with these; and lets it compute all pixels."""
+    that they are released and allocated with these; lets it compute all pixels, and read experts in either order."""
     from sglang.srt.model_executor.model_runner_components import (  # pyright: ignore[reportMissingImports]
         load_model_utils,
     )
@@ -73,8 +74,10 @@ def _change_loaded_models(adapter: LoraSettings | None) -> None:
         load_model = loader.load_model
 
         @functools.wraps(load_model)
-        def load_changed(*arguments: Any, **keywords: Any) -> Any:
-            model = load_model(*arguments, **keywords)
+        def load_changed(*arguments: Any, model_config: Any, **keywords: Any) -> Any:
+            if model_config.hf_config.model_type == QWEN3_VL_MOE:
+                _turn_experts(Path(model_config.model_path))
+            model = load_model(*arguments, model_config=model_config, **keywords)
             if adapter is not None:
                 adapt_layers(model, adapter)
             if type(model).__name__ == QWEN2_5_VL:
@@ -85,6 +88,25 @@ def _change_loaded_models(adapter: LoraSettings | None) -> None:
         return loader
 
     load_model_utils.get_model_loader = get_changing_loader
+
+
+def _turn_experts(folder: Path) -> None:
+    """Makes Qwen3-VL-MoE read its experts as its files have them."""
+    from sglang.srt.models.qwen3_vl_moe import (  # pyright: ignore[reportMissingImports]
+        Qwen3VLMoeForConditionalGeneration as Model,
+    )
+
+    from rlinf_workers.engines.fused_experts import FUSED, experts_as_modelled
+
+    if not experts_as_modelled(folder):
+        return
+    load_weights = Model.load_weights
+
+    def load_turned(model: Any, weights: Iterable[tuple[str, Any]]) -> Any:
+        turned = ((name, one.transpose(-1, -2) if name.endswith(FUSED) else one) for name, one in weights)
+        return load_weights(model, turned)
+
+    Model.load_weights = load_turned
 
 
 def _image_feature(model: Any, items: Sequence[Any]) -> Any:

@@ -114,7 +114,7 @@ SPEC = SGLangSpec(
         cpu_stand_ins=("sglang-kernel", "torchvision"),
     ),
     syncs_adapters=True,
-    picture_models=("qwen2_5_vl", "qwen3_vl"),
+    picture_models=("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     quantizations=("fp8",),
     quantizes_activations=True,
     packages=("sglang",),

@@ -14,7 +14,6 @@ refuses a model for which this does not hold.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,6 @@ from typing import Any
 
 import msgspec
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 from vllm.config import ModelConfig, VllmConfig  # pyright: ignore[reportMissingImports]
@@ -47,6 +45,7 @@ from vllm.v1.sample.sampler import Sampler  # pyright: ignore[reportMissingImpor
 
 from rlinf_workers.addresses import ON_ONE_MACHINE
 from rlinf_workers.engines.adapted_layers import adapt_layers
+from rlinf_workers.engines.fused_experts import experts_as_modelled
 from rlinf_workers.engines.inside import Inside, RenamedModel, enter
 from rlinf_workers.engines.server_processes import end_with_parent, keep_errors
 from rlinf_workers.engines.vllm.arguments import ADAPTER, PLAIN, PLAIN_DUMMY
@@ -239,22 +238,11 @@ class PlainLoader(_Plain, DefaultModelLoader):
 
 
 def turn_experts(model: nn.Module, folder: Path) -> None:
-    """Makes a model read its experts as its files have them. Published files of Qwen3-VL-MoE have the matrices of all
-    experts transposed; transformers 5 writes them as its model has them, which vLLM 0.32.0 does not know."""
-    if not any(getattr(module, TRANSPOSED, False) for module in model.modules()):
-        return
-    config = json.loads((folder / "config.json").read_text())["text_config"]
-    hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
-    # of a square matrix the shape says nothing; then the other one is none
-    name, shape = ("down_proj", (hidden, inner)) if hidden != inner else ("gate_up_proj", (2 * inner, hidden))
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as tensors:
-            own = [one for one in tensors.keys() if one.endswith(f".experts.{name}")]  # noqa: SIM118
-            if own and tuple(tensors.get_slice(own[0]).get_shape()[1:]) == shape:
-                for module in model.modules():
-                    if hasattr(module, TRANSPOSED):
-                        setattr(module, TRANSPOSED, False)
-                return
+    """Makes a model read its experts as its files have them."""
+    layers = [module for module in model.modules() if getattr(module, TRANSPOSED, False)]
+    if layers and experts_as_modelled(folder):
+        for layer in layers:
+            setattr(layer, TRANSPOSED, False)
 
 
 TRANSPOSED = "is_fused_checkpoint_transposed"

@@ -15,6 +15,9 @@ from sglang.srt.models.qwen2_5_vl import (  # pyright: ignore[reportMissingImpor
     Qwen2_5_VLForConditionalGeneration,
 )
 from sglang.srt.models.qwen3_vl import Qwen3VLForConditionalGeneration  # pyright: ignore[reportMissingImports]
+from sglang.srt.models.qwen3_vl_moe import (  # pyright: ignore[reportMissingImports]
+    Qwen3VLMoeForConditionalGeneration,
+)
 from sglang.srt.multimodal.processors.base_processor import (  # pyright: ignore[reportMissingImports]
     BaseMultimodalProcessor,
 )
@@ -30,7 +33,11 @@ class ReadyPictures(BaseMultimodalProcessor):
     SGLang's tokenizer manager, in the worker's process, asks it for the pictures of each request.
     """
 
-    models = (Qwen2_5_VLForConditionalGeneration, Qwen3VLForConditionalGeneration)
+    models = (
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLMoeForConditionalGeneration,
+    )
     prefer_tokenized_input = True
 
     def __init__(self, hf_config: Any, *_: Any, **__: Any) -> None:
