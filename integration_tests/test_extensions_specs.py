@@ -50,7 +50,8 @@ def test_what_the_specs_say_is_planned(recipe):
     assert spec == same < slow / 10
 
 
-def test_the_doctor_has_a_line_of_the_kind_of_a_recipe(recipe):
+def test_the_doctor_has_a_line_of_the_kind_of_a_recipe(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLINF_VENVS", str(tmp_path))  # not the venvs of this machine
     findings = json.loads(output("doctor", "--recipe", recipe, "--json"))
     (arm,) = (finding for finding in findings if finding["subject"] == "arm")
     assert arm["verdict"] == "note" and arm["text"].startswith("the toy arm moves here")

@@ -46,6 +46,7 @@ def probe(monkeypatch: pytest.MonkeyPatch, rates: dict[str, float], **others_s: 
         others_s: engine -> its seconds besides sampling.
     """
     probed: list[str] = []
+    monkeypatch.setenv("RLINF_VENVS", "/nowhere")  # not those of this machine
 
     def measured(job: ReasoningJob, folder: RunFolder) -> EngineProbe:
         text = (folder.path / "config.yaml").read_text(encoding="utf-8")
