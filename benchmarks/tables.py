@@ -57,7 +57,8 @@ LEARNING = {
     "on 300 held-out problems, beside other work. Target: from at most 40 % to at least 85 % within 10 minutes",
     "learning-count-shapes-grpo-shuffled-pictures": "The same with the pictures of other problems. Target: no "
     "improvement",
-    "learning-chart-read-grpo": "Reading the bar of a color off a chart, by the same model, beside other work",
+    "learning-chart-read-grpo": "Reading the bar of a color off a chart, by the same model, beside other work: "
+    "accuracy on 500 held-out problems",
     "learning-gui-click-grpo": "Clicking a button in a picture of a window, by the same model, beside other work. "
     "Target: as for counting",
     "learning-faucet-pi0-dsrl": "The faucets of reach-pi0-ppo, where SAC learns the noise of a pi0 that has seen 20 "
