@@ -23,7 +23,7 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,8 @@ class Trial:
     """What both sides serve, and how."""
 
     model: ModelSettings
+    shape: Mapping[str, Any]
+    """Of the model."""
     sampling: SamplingSettings
     options: dict[str, Any]
     """Of the engine."""
@@ -89,10 +91,15 @@ class Trial:
 
 
 def trial_of(engine: str, gpu: str | None, folder: Path) -> Trial:
-    """Args: gpu: the shape of the model on the first GPU; None: a tiny one on a CPU slot."""
+    """What is compared.
+
+    Args:
+        gpu: the shape of the model on the first GPU; None: a tiny one on a CPU slot.
+    """
     if gpu is None:
         return Trial(
             model=tiny_architecture("qwen2", folder, **SHAPE),
+            shape=SHAPE,
             sampling=SAMPLING,
             options=OPTIONS[engine],
             cluster=Cluster.cpu_slots(1),
@@ -102,6 +109,7 @@ def trial_of(engine: str, gpu: str | None, folder: Path) -> Trial:
     properties = torch.cuda.get_device_properties(0)
     return Trial(
         model=ModelSettings(folder=str(folder), has_weights=True, dtype="bfloat16"),
+        shape=SHAPES[gpu],
         sampling=GPU_SAMPLING,
         options=GPU_OPTIONS,
         cluster=Cluster.cuda_nodes(1, 1, name=properties.name, memory_bytes=properties.total_memory),
@@ -152,7 +160,7 @@ def main() -> None:
         f"{options.engine}-flow",
         settings={
             "prompts": options.prompts,
-            "shape": SHAPE if options.gpu is None else SHAPES[options.gpu],
+            "shape": trial.shape,
             "engine_options": trial.options,
             "target": trial.target,
             "samples": "s a token",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rlinf_workers.nvml import NvmlDevice, gpu_uuid
+from rlinf_workers.nvml import NvmlDevice, known_device
 
 COUNTERS: Mapping[str, int] = {"sm_active": 2, "tensor_active": 5, "dram_active": 10}
 """Name -> NVML_GPM_METRIC_SM_UTIL, _ANY_TENSOR_UTIL and _DRAM_BW_UTIL, all in per cent; the names are DCGM's."""
@@ -92,17 +92,17 @@ class GpuActivity(NvmlDevice):
     def since(self, first: GpuSample) -> tuple[float, dict[str, float]]:
         """Seconds since a sample, and the counters' shares of them: none where they cannot be read, or after less than
         `SHORTEST_S`. Frees the sample."""
+        is_long = time.monotonic() - first.taken_s >= SHORTEST_S
+        last = self.begin() if is_long else None
         try:
-            last = self.sample()
-            try:
-                seconds = last.taken_s - first.taken_s
-                return seconds, self._between(first, last) if seconds >= SHORTEST_S else {}
-            finally:
-                self.free(last)
+            if last is None:
+                return 0.0, {}
+            return last.taken_s - first.taken_s, self._between(first, last)
         except OSError:
             return 0.0, {}
         finally:
-            self.free(first)
+            for sample in filter(None, (first, last)):
+                self.free(sample)
 
     def free(self, sample: GpuSample) -> None:
         self._library.nvmlGpmSampleFree(sample.handle)
@@ -120,9 +120,11 @@ class GpuActivity(NvmlDevice):
 @cache
 def gpu_activity(index: int) -> GpuActivity | None:
     """The counters of the GPU that torch numbers so in this process; None where they cannot be read."""
-    try:
-        activity = GpuActivity(gpu_uuid(index))
-        activity.free(activity.sample())
-    except (OSError, AttributeError, RuntimeError, AssertionError):
-        return None
+    return known_device(_readable, index)
+
+
+def _readable(uuid: str) -> GpuActivity:
+    """Raises: OSError."""
+    activity = GpuActivity(uuid)
+    activity.free(activity.sample())
     return activity

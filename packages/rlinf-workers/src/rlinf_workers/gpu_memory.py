@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
 
-from rlinf_workers.nvml import NvmlDevice, gpu_uuid
+from rlinf_workers.nvml import NvmlDevice, known_device
 
 CONTEXT_BYTES = 1126 << 20
 """CUDA's own memory in each process: its context, kernels and workspaces. With the other constants of
@@ -94,10 +94,7 @@ class GpuUse:
 @cache
 def gpu_memory(index: int) -> GpuMemory | None:
     """The memory of the GPU that torch numbers so in this process; None where NVML cannot be asked."""
-    try:
-        return GpuMemory(gpu_uuid(index))
-    except (OSError, AttributeError, RuntimeError, AssertionError):
-        return None
+    return known_device(GpuMemory, index)
 
 
 def free_gpu_bytes(indices: Sequence[int]) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+Device = TypeVar("Device", bound="NvmlDevice")
 LIBRARY = "libnvidia-ml.so.1"
 
 
@@ -29,9 +31,12 @@ class NvmlDevice:
             raise OSError(f"NVML: {name} failed with status {status}")
 
 
-def gpu_uuid(index: int) -> str:
-    """The GPU that torch numbers so in this process. Raises: AttributeError, RuntimeError or AssertionError without
-    CUDA, or if torch does not know it."""
+def known_device(make: Callable[[str], Device], index: int) -> Device | None:
+    """What `make` makes of the UUID of the GPU that torch numbers so in this process; None without CUDA, and where the
+    driver cannot be asked."""
     import torch
 
-    return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+    try:
+        return make(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
+    except (OSError, AttributeError, RuntimeError, AssertionError):
+        return None
