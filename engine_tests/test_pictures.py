@@ -13,6 +13,7 @@ from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.engines.huggingface.engine import HuggingFaceEngine
 from rlinf_workers.engines.vllm.requests import prompt_input
 from rlinf_workers.models.language_model import LoadedModel
+from rlinf_workers.models.lora_settings import LoraSettings
 from rlinf_workers.testing.pictures import IMAGE, prompt_with_pictures
 from served_checks import ENGINE
 from trained_engine import LOGPROB_BOUND, TrainedEngine, plain_logits
@@ -50,8 +51,19 @@ def taken(engine):
 GREEDY = SamplingSettings(group_size=1, max_new_tokens=8, temperature=0.0)
 
 
-MODELS = [("qwen2_5_vl", 1), ("qwen3_vl", 1), ("qwen3_vl_moe", 1), ("qwen2_5_vl", 2), ("qwen3_vl", 2)]
-MODELS += [("smolvlm", 1), ("smolvlm", 2)] if ENGINE == "vllm" else []
+ALL = ("all-linear",)
+MODELS = [
+    ("qwen2_5_vl", 1, ()),
+    ("qwen3_vl", 1, ()),
+    ("qwen3_vl_moe", 1, ()),
+    ("qwen2_5_vl", 2, ()),
+    ("qwen3_vl", 2, ()),
+]
+MODELS += [("qwen3_vl", 1, ("q_proj", "v_proj", "up_proj", "down_proj")), ("qwen2_5_vl", 1, ALL), ("qwen3_vl", 2, ALL)]
+if ENGINE == "vllm":
+    MODELS += [("smolvlm", 1, ()), ("smolvlm", 2, ()), ("smolvlm", 1, ALL)]
+"""Architecture, processes, and the layers of an adapter, of the decoder alone or of the tower too; none: all weights
+are trained."""
 TOWERS = {
     "qwen3_vl": ("visual.", {"visual.blocks.1.attn.qkv.weight": 1, "visual.merger.linear_fc2.bias": 1}),
     "smolvlm": (
@@ -62,14 +74,28 @@ TOWERS = {
         },
     ),
 }
+ADAPTED_TOWERS = {
+    "qwen2_5_vl": ("visual.", {"visual.blocks.1.attn.qkv.lora_A": 1, "visual.blocks.1.mlp.gate_up_proj.lora_B": 2}),
+    "smolvlm": (
+        TOWERS["smolvlm"][0],
+        {
+            "model.vision_model.encoder.layers.1.self_attn.qkv_proj.lora_A": 3,
+            "model.connector.modality_projection.proj.lora_B": 1,
+        },
+    ),
+}
 """Beginnings of the names of a tower's parameters, and some of these -> how many tensors each has."""
 
 
-@pytest.mark.parametrize(("name", "tp"), MODELS)
-def test_tokens_are_those_of_the_engine_huggingface_after_every_sync(name, tp, tmp_path):
+def lora_of(*targets):
+    return LoraSettings(rank=4, alpha=6.0, targets=targets, base_digest="") if targets else None
+
+
+@pytest.mark.parametrize(("name", "tp", "targets"), MODELS)
+def test_tokens_are_those_of_the_engine_huggingface_after_every_sync(name, tp, targets, tmp_path):
     """Pictures of odd sizes, several in a prompt, in one batch with prompts that are text alone. Every sync changes the
-    vision tower too."""
-    trained = TrainedEngine(name, tmp_path, tp=tp, engine=ENGINE)
+    vision tower too, or its adapter. Log-probabilities are those of transformers with the adapter merged."""
+    trained = TrainedEngine(name, tmp_path, tp=tp, engine=ENGINE, adapter=lora_of(*targets))
     prompts = prompts_of(trained.model)
     loaded = LoadedModel(model=trained.model, tokenizer=None, stop_ids=(1,), pad_id=0)
     for _ in range(NUM_SYNCS):
@@ -181,8 +207,19 @@ def test_tokens_that_are_not_those_of_the_pictures_are_refused(seeing):
 
 
 def test_a_tower_that_is_not_the_published_one_is_named(seeing):
+    check_names(seeing, *TOWERS[seeing.model.config.model_type])
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "smolvlm"] if ENGINE == "vllm" else ["qwen2_5_vl"])
+def test_an_adapter_of_a_tower_that_is_not_the_published_one_is_named(name, tmp_path):
+    adapted = FaultyEngine(name, tmp_path, engine=ENGINE, adapter=lora_of(*ALL))
+    adapted.serve()
+    check_names(adapted, *ADAPTED_TOWERS[name])
+    adapted.close()
+
+
+def check_names(seeing, beginnings, examples):
     """Tensors not updated, flipped bits in what is served and on the way, each followed by a correct sync."""
-    beginnings, examples = TOWERS[seeing.model.config.model_type]
     for name, count in examples.items():
         tensors = {block.name for block in seeing.layout.ranks[0].blocks if block.buffer == name}
         assert len(tensors) == count

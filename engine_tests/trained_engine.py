@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from rlinf_comm.weights import Layout, reshard_plan, specs_of
-from rlinf_comm.weights.layouts import is_adapter_tensor
+from rlinf_comm.weights.layouts import LORA_A, LORA_B, is_adapter_tensor
 from rlinf_workers.engines import SamplingSettings
 from rlinf_workers.engines.picture_places import picture_places
 from rlinf_workers.engines.serving import ServingEngine
 from rlinf_workers.engines.sglang.engine import SGLangEngine
 from rlinf_workers.engines.vllm.engine import VLLMEngine
 from rlinf_workers.execution.frozen_weights import FROZEN_VERSION
-from rlinf_workers.models.language_model import ModelSettings, load_model
+from rlinf_workers.models.language_model import ModelSettings, build_model, load_model
+from rlinf_workers.models.lora import find_targets
 from rlinf_workers.models.lora_settings import LoraSettings
 from rlinf_workers.models.pictures import VISION_LANGUAGE, rope_positions, seen
 from rlinf_workers.roles import Prompt
@@ -117,7 +118,7 @@ class TrainedEngine:
         name: an architecture of `tiny_architecture` or `tiny_vision_language`.
         tp: processes over which the engine cuts the model.
         engine: sglang or vllm.
-        adapter: of the model, whose other weights are frozen then.
+        adapter: of the model, whose other weights are frozen then; its targets as in a recipe.
         sizes: what differs from SIZES.
     """
 
@@ -137,7 +138,10 @@ class TrainedEngine:
                 name, folder, head_dim=own["head_dim"], intermediate_size=own["intermediate_size"]
             )
         else:
-            settings = replace(tiny_architecture(name, folder, **SIZES[engine] | sizes), adapter=adapter)
+            settings = tiny_architecture(name, folder, **SIZES[engine] | sizes)
+        if adapter is not None:
+            adapter = replace(adapter, targets=find_targets(settings.folder, adapter.targets)[0])
+        self._settings = settings = replace(settings, adapter=adapter)
         self.loaded = load_model(settings)
         self.model = self.loaded.model
         self.weights = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
@@ -212,7 +216,21 @@ class TrainedEngine:
         self.engine.weights_received(self.version)
 
     def compare_tokens(self, prompts: Sequence[Prompt] = PROMPTS, max_new_tokens: int = 8) -> MismatchVerdict:
-        return compare_tokens(self.engine, self.model, self.version or -1, prompts, max_new_tokens)
+        return compare_tokens(self.engine, self.merged_model(), self.version or -1, prompts, max_new_tokens)
+
+    @torch.no_grad()
+    def merged_model(self) -> Any:
+        """Of transformers, with the adapter merged into its weights if there is one."""
+        if self._settings.adapter is None:
+            return self.model
+        merged = build_model(self._settings, torch.device("cpu"))
+        for name, parameter in merged.named_parameters():
+            parameter.copy_(self.weights[name])
+            layer = name.removesuffix(".weight")
+            if layer + LORA_A in self.weights:
+                update = self.weights[layer + LORA_B] @ self.weights[layer + LORA_A]
+                parameter.add_(update, alpha=self._settings.adapter.scale)
+        return merged
 
 
 def plain_logits(model: Any, prompt: Prompt, tokens: Tensor) -> Tensor:

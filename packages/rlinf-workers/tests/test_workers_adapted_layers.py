@@ -1,5 +1,6 @@
 """Adapters in the merged and sharded layers of SGLang and vLLM, against plain products of the whole layers."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from rlinf_comm.weights.layouts import (
     is_adapter_tensor,
     merged_layout,
 )
+from rlinf_comm.weights.layouts.tower import QwenTower
 from rlinf_workers.engines.adapted_layers import adapt_layers
 from rlinf_workers.engines.inside import Inside
 from rlinf_workers.models.lora_settings import LoraSettings
@@ -27,15 +29,17 @@ from rlinf_workers.weight_sync.shared.sync import SharedWeightSync
 SHAPE = TransformerShape(
     num_layers=1, hidden=16, num_heads=4, num_kv_heads=2, head_dim=4, vocab=64, intermediate=24, dtype="float64"
 )
-LAYERS = {
-    "self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "self_attn.o_proj": ("o_proj",),
-    "mlp.gate_up_proj": ("gate_proj", "up_proj"),
-    "mlp.down_proj": ("down_proj",),
-}
-SUMMED = ("self_attn.o_proj", "mlp.down_proj")
-"""Layers whose input is sharded."""
-ALL = tuple(part for parts in LAYERS.values() for part in parts)
+TOWER = QwenTower(
+    gated=True,
+    num_layers=1,
+    hidden=8,
+    num_heads=4,
+    intermediate=20,
+    out_hidden=16,
+    patch=(3, 2, 2, 2),
+    patches_per_token=4,
+)
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PREFIX = "model.layers.0."
 
 
@@ -51,91 +55,96 @@ def lora_of(targets: tuple[str, ...], rank: int = 3) -> LoraSettings:
 
 
 def merged_model(layout: Layout, rank: int) -> nn.Module:
-    """A process's layers of one decoder layer, and its embedding."""
+    """A process's layers of one decoder layer, and of its tower."""
     model: Any = nn.Module()
-    sizes = {block.name: block.box.shape[0] for block in layout.ranks[rank].blocks}
-    for layer, parts in LAYERS.items():
-        one: Any = nn.Module()
-        shape = layout.ranks[rank].buffers[f"{PREFIX}{layer}.weight"].shape
-        one.weight = nn.Parameter(torch.zeros(shape, dtype=torch.float64), requires_grad=False)
-        above = f"{PREFIX}{layer.rpartition('.')[0]}"
-        one.output_partition_sizes, one.quant_method = [sizes[f"{above}.{part}.weight"] for part in parts], Plain()
-        owner = model
-        *path, own = f"{PREFIX}{layer}".split(".")
-        for name in path:
-            if not hasattr(owner, name):
-                owner.add_module(name, nn.Module())
-            owner = getattr(owner, name)
-        owner.add_module(own, one)
+    for name, spec in layout.ranks[rank].buffers.items():
+        if name.startswith((PREFIX, "visual.")) and name.endswith("weight") and len(spec.shape) == 2:
+            one: Any = nn.Module()
+            one.weight = nn.Parameter(torch.zeros(spec.shape, dtype=torch.float64), requires_grad=False)
+            one.quant_method, owner = Plain(), model
+            *path, own = name.removesuffix(".weight").split(".")
+            for part in path:
+                if not hasattr(owner, part):
+                    owner.add_module(part, nn.Module())
+                owner = getattr(owner, part)
+            owner.add_module(own, one)
     return model
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("targets", [ALL, ("q_proj", "v_proj", "up_proj"), ("k_proj", "o_proj", "gate_proj")])
-def test_merged_and_sharded_layers_add_the_update_of_each_adapted_part(tp, targets):
-    """With four processes two of them hold the same key and value head."""
-    lora, base = lora_of(targets), merged_layout(SHAPE, tp=tp)
+@pytest.mark.parametrize(
+    ("tower", "targets"),
+    [
+        (None, ALL),
+        (None, ("q_proj", "v_proj", "up_proj")),
+        (None, ("k_proj", "o_proj", "gate_proj")),
+        (TOWER, (*ALL, "attn.qkv", "attn.proj", "mlp.0", "mlp.2")),
+    ],
+)
+def test_merged_and_sharded_layers_add_the_update_of_each_adapted_part(tp, tower, targets):
+    """With four processes two of them hold the same key and value head, and MLPs of the tower are padded."""
+    lora, shape = lora_of(targets), replace(SHAPE, tower=tower)
+    base = merged_layout(shape, tp=tp, tower_width=tower and 24)
     layout = adapted_layout(base, lora.rank, lora.changes)
     random = torch.Generator().manual_seed(tp)
     tensors = {
         name: torch.randn(spec.shape, generator=random, dtype=torch.float64) for name, spec in layout.specs.items()
     }
-    models = [merged_model(base, rank) for rank in range(tp)]
-    for model, held in zip(models, layout.ranks, strict=True):
-        adapt_layers(model, lora)
-        buffers = {name: spec.shape for name, spec in held.buffers.items() if name.startswith(PREFIX)}
-        own = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        assert own == {name: shape for name, shape in buffers.items() if "norm" not in name}
-    canonical = [tensors[name] for name in sorted(tensors)]
-    served = [
-        {name: torch.empty(spec.shape, dtype=torch.float64) for name, spec in held.buffers.items()}
-        for held in layout.ranks
-    ]
     plan = reshard_plan(Layout.replicated(specs_of(tensors), 1), layout)
-    for rank, buffers in enumerate(served):
+    canonical = [tensors[name] for name in sorted(tensors)]
+    models = [merged_model(base, rank) for rank in range(tp)]
+    for rank, (model, held) in enumerate(zip(models, layout.ranks, strict=True)):
+        adapt_layers(model, held, lora.scale)
+        buffers = {name: torch.zeros(spec.shape, dtype=torch.float64) for name, spec in held.buffers.items()}
         execute_copies(plan.copies(dst_rank=rank), canonical, list(buffers.values()))
-    for model, buffers in zip(models, served, strict=True):
-        for name, parameter in model.named_parameters():
+        parameters = dict(model.named_parameters())
+        assert {name for name in buffers if "lora" in name} == {name for name in parameters if "lora" in name}
+        for name, parameter in parameters.items():
             parameter.copy_(buffers[name])
-    for layer, parts in LAYERS.items():
-        names = [f"{PREFIX}{layer.rpartition('.')[0]}.{part}" for part in parts]
-        x = torch.randn(5, tensors[f"{names[0]}.weight"].shape[1], generator=random, dtype=torch.float64)
-        expected = []
-        for name in names:
-            expected.append(linear(x, tensors[f"{name}.weight"]))
-            if lora.changes(name):
-                expected[-1] += lora.scale * linear(linear(x, tensors[name + LORA_A]), tensors[name + LORA_B])
-        total = [torch.zeros_like(one) for one in expected]
-        for rank, model in enumerate(models):
-            module: Any = model.get_submodule(f"{PREFIX}{layer}")
-            blocks = {b.name: b.box for b in layout.ranks[rank].blocks if b.buffer == f"{PREFIX}{layer}.weight"}
-            columns = next(iter(blocks.values()))
-            own_x = x[:, columns.start[1] : columns.start[1] + columns.shape[1]]
-            results = module.quant_method.apply(module, own_x).split(module.output_partition_sizes, dim=-1)
-            for sums, name, result in zip(total, names, results, strict=True):
-                box = blocks[f"{name}.weight"]
-                if layer in SUMMED:
-                    sums += result
-                else:
-                    sums[:, box.start[0] : box.start[0] + box.shape[0]] = result
-        for sums, one in zip(total, expected, strict=True):
-            torch.testing.assert_close(sums, one, rtol=0, atol=1e-12)
+    served = {block.name for block in base.ranks[0].blocks if block.buffer in parameters}
+    for name in sorted(name.removesuffix(".weight") for name in served):
+        x = torch.randn(5, tensors[f"{name}.weight"].shape[1], generator=random, dtype=torch.float64)
+        expected = linear(x, tensors[f"{name}.weight"])
+        if lora.changes(name):
+            expected += lora.scale * linear(linear(x, tensors[name + LORA_A]), tensors[name + LORA_B])
+        results = {}
+        for model, held in zip(models, base.ranks, strict=True):
+            for block in (block for block in held.blocks if block.name == f"{name}.weight"):
+                module: Any = model.get_submodule(block.buffer.removesuffix(".weight"))
+                own_x = torch.ones(5, held.buffers[block.buffer].shape[1], dtype=torch.float64)
+                first, count = block.box.start[1], block.box.shape[1]
+                own_x[:, :count] = x[:, first : first + count]
+                row = block.offset // own_x.shape[1]
+                result = module.quant_method.apply(module, own_x)[:, row : row + block.box.shape[0]]
+                results[block.box] = result  # replicas have the same
+        total = torch.zeros_like(expected)
+        for box, result in results.items():
+            total[:, box.start[0] : box.start[0] + box.shape[0]] += result
+        torch.testing.assert_close(total, expected, rtol=0, atol=1e-12)
+    if tower is not None:
+        assert models[0].get_parameter("visual.blocks.0.attn.qkv.lora_A").shape == (lora.rank, tower.hidden)
 
 
-def test_an_adapter_that_changes_no_layer_is_refused_by_its_targets():
-    lora = lora_of(("query", "wo"))
-    with pytest.raises(ValueError, match="has no linear layer query or wo"):
-        adapt_layers(merged_model(merged_layout(SHAPE), 0), lora)
+def test_an_adapter_of_layers_that_a_process_does_not_have_is_refused_by_name():
+    lora, base = lora_of(("query", "wo")), merged_layout(SHAPE)
     with pytest.raises(LayoutError, match="changes none of the model's linear layers"):
-        adapted_layout(merged_layout(SHAPE), lora.rank, lora.changes)
+        adapted_layout(base, lora.rank, lora.changes)
+    model: Any = merged_model(base, 0)
+    held = adapted_layout(base, 3, lora_of(("up_proj",)).changes).ranks[0]
+    model.model.layers.get_submodule("0.mlp.gate_up_proj").weight = nn.Parameter(torch.zeros(64, 16))
+    with pytest.raises(ValueError, match=r"mlp\.gate_up_proj\.weight is to be \[48, 16\], and Module has \[64, 16\]"):
+        adapt_layers(model, held, 2.0)
+    del model.model.layers.get_submodule("0.mlp.gate_up_proj").quant_method
+    with pytest.raises(ValueError, match=r"mlp\.gate_up_proj\.weight .* has no such linear layer"):
+        adapt_layers(model, held, 2.0)
 
 
 def test_a_process_has_one_end_for_the_base_and_one_for_the_adapter_and_names_what_is_wrong_with_either():
     """A flipped bit of A, another scale, and frozen weights that are served from elsewhere since they were checked."""
     lora, model = lora_of(ALL), merged_model(merged_layout(SHAPE), 0)
-    adapt_layers(model, lora)
-    own = dict(model.named_parameters())
     layout = adapted_layout(merged_layout(SHAPE), lora.rank, lora.changes)
+    adapt_layers(model, layout.ranks[0], lora.scale)
+    own = dict(model.named_parameters())
     layout = layout.only({block.name for block in layout.ranks[0].blocks if block.buffer in own})
     inside, senders = Inside(connection=None, model=model, sizes={}), {}  # type: ignore[arg-type] - nothing is sent
     tensors = {name: torch.randn(spec.shape, dtype=torch.float64) for name, spec in layout.specs.items()}
@@ -157,8 +166,8 @@ def test_a_process_has_one_end_for_the_base_and_one_for_the_adapter_and_names_wh
         finish_reads()
         return end, version, lora.scale
 
-    assert inside.check(*publish_and_fill("frozen", 0)).num_tensors == len(LAYERS)
-    assert inside.check(*publish_and_fill("trained", 1)).num_tensors == 2 * len(LAYERS)
+    assert inside.check(*publish_and_fill("frozen", 0)).num_tensors == 4
+    assert inside.check(*publish_and_fill("trained", 1)).num_tensors == 8
     filled = publish_and_fill("trained", 2)
     own[f"{PREFIX}self_attn.qkv_proj.lora_A"].view(-1).view(torch.uint8)[8 * 16 * 4] ^= 1  # of k
     with pytest.raises(WeightMismatchError, match="version 2") as raised:

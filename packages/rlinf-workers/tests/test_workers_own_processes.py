@@ -192,7 +192,9 @@ def test_a_padded_or_unknown_parameter_is_refused_by_name(model):
 def test_a_model_that_engines_compute_from_copies_is_refused(kind, weight, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     with pytest.raises(LayoutError, match=rf"'{kind}': .* copies that they made of {weight} .*engine=huggingface"):
-        serving_layout(ModelSettings(folder=str(tmp_path), has_weights=False), [])
+        serving_layout(
+            ModelSettings(folder=str(tmp_path), has_weights=False), [HeldWeights(buffers={}, sizes={"tp": 1})]
+        )
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])

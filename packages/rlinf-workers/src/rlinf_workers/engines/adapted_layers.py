@@ -4,7 +4,7 @@ processes: y = W x + scale * B (A x), as in models/adapted_modules.py.
 Both engines merge layers (q, k and v; gate and up) and shard them, and both compute them by `quant_method.apply`,
 before ranks add or gather their parts. Here it adds the update of each part that has an adapter. A and B are parameters
 beside `weight`, stacked as `rlinf_comm.weights.layouts.adapted_layout` describes, so that a weight sync fills them in
-place.
+place. That layout also says which layers these are, whatever the engine calls them, and in a vision tower too.
 
 There is one adapter, and all requests use it. The LoRA of the engines themselves serves many: it reads adapters from
 files, multiplies B by the scale when it does, and chooses an adapter for each token. vLLM 0.32.0 does so on a CPU by
@@ -13,7 +13,7 @@ gathering A and B for every token, and compiles no graphs meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from rlinf_workers.models.lora_settings import LoraSettings
+from rlinf_comm.weights import RankLayout
+from rlinf_comm.weights.layouts import LORA_A
 
-PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Merged layer -> the layers of the model that it consists of, in order."""
+WEIGHT = ".weight"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,46 +63,52 @@ class AdaptedMethod:
         return result
 
 
-def adapt_layers(model: nn.Module, lora: LoraSettings) -> None:
+def adapt_layers(model: Any, held: RankLayout, scale: float, rename: Callable[[str], str] = str) -> None:
     """Adds an adapter of zeros to the linear layers that it changes.
 
-    Raises: ValueError if there are none.
+    Args:
+        held: this process's parameters with the adapter's, by `adapted_layout`.
+        scale: the factor of updates.
+        rename: the engine's name of a parameter -> its name in `held`.
+
+    Raises: ValueError naming a layer that the model does not have, has in another size, or computes otherwise than with
+        a `quant_method`: its update would be missing.
     """
-    layers = [(layer, parts) for name, layer in model.named_modules() if (parts := list(_changed(name, layer, lora)))]
-    if not layers:
-        raise ValueError(f"adapter: {type(model).__name__} has no linear layer {' or '.join(lora.targets)}")
-    for layer, outputs in layers:
-        _adapt(layer, outputs, lora)
+    layers = {rename(name + WEIGHT): layer for name, layer in model.named_modules() if hasattr(layer, "quant_method")}
+    for name, updates in _updates(held).items():
+        layer, shape = layers.get(name), held.buffers[name].shape
+        if layer is None or tuple(layer.weight.shape) != shape:
+            actual = "has no such linear layer" if layer is None else f"has {list(layer.weight.shape)}"
+            raise ValueError(f"adapter: {name} is to be {list(shape)}, and {type(model).__name__} {actual}")
+        _adapt(layer, name.removesuffix(WEIGHT), held, updates, scale)
 
 
-def _changed(name: str, layer: Any, lora: LoraSettings) -> Iterator[slice]:
-    """The columns of the result that belong to changed layers."""
-    weight = getattr(layer, "weight", None)
-    if not hasattr(layer, "quant_method") or not isinstance(weight, Tensor) or weight.dim() != 2:
-        return
-    above, _, own = name.rpartition(".")
-    sizes = layer.output_partition_sizes if own in PARTS else [len(weight)]
-    first = 0
-    for part, size in zip(PARTS.get(own, (own,)), sizes, strict=True):
-        if lora.changes(f"{above}.{part}"):
-            yield slice(first, first + size)
-        first += size
+def _updates(held: RankLayout) -> dict[str, list[_Update]]:
+    """Buffer with weights of changed layers -> their updates. Adjacent parts of one layer have one."""
+    reduced = {(block.buffer, block.name): block for block in held.blocks}
+    updates: dict[str, list[_Update]] = {}
+    for block in sorted(held.blocks, key=lambda block: block.offset):
+        a = reduced.get((block.buffer.removesuffix(WEIGHT) + ".lora_A", block.name.removesuffix(WEIGHT) + LORA_A))
+        if a is None:
+            continue
+        first, first_rank = (one.offset // held.buffers[one.buffer].shape[1] for one in (block, a))
+        outputs = slice(first, first + block.box.shape[0])
+        ranks = slice(first_rank, first_rank + a.box.shape[0])
+        parts = updates.setdefault(block.buffer, [])
+        begin = parts[-1].rows.stop if parts else 0
+        rows = slice(begin, begin + block.box.shape[0])
+        if parts and parts[-1].ranks == ranks and parts[-1].outputs.stop == first:
+            last = parts.pop()
+            outputs, rows = slice(last.outputs.start, outputs.stop), slice(last.rows.start, rows.stop)
+        parts.append(_Update(outputs=outputs, ranks=ranks, rows=rows))
+    return updates
 
 
-def _adapt(layer: Any, outputs: list[slice], lora: LoraSettings) -> None:
-    weight, updates, num_rows = layer.weight, [], 0
-    for number, columns in enumerate(outputs):
-        size = columns.stop - columns.start
-        ranks = slice(number * lora.rank, (number + 1) * lora.rank)
-        updates.append(_Update(outputs=columns, ranks=ranks, rows=slice(num_rows, num_rows + size)))
-        num_rows += size
-    for name, shape in (
-        ("lora_A", (len(outputs) * lora.rank, weight.shape[1])),
-        ("lora_B", (num_rows, lora.rank)),
-    ):
-        zeros = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
-        layer.register_parameter(name, nn.Parameter(zeros, requires_grad=False))
-    layer.quant_method = AdaptedMethod(layer.quant_method, tuple(updates), lora.scale)
+def _adapt(layer: Any, name: str, held: RankLayout, updates: list[_Update], scale: float) -> None:
+    for part in ("lora_A", "lora_B"):
+        zeros = torch.zeros(held.buffers[f"{name}.{part}"].shape, dtype=layer.weight.dtype, device=layer.weight.device)
+        layer.register_parameter(part, nn.Parameter(zeros, requires_grad=False))
+    layer.quant_method = AdaptedMethod(layer.quant_method, tuple(updates), scale)
 
 
 def layers_with_other_scale(model: Any, scale: float) -> tuple[str, ...]:

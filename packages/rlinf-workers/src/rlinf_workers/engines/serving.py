@@ -109,18 +109,6 @@ class ServingEngine:
         """Whether its state is offloaded; and meanwhile, whether requests are paused, and whether the processes have
         copies of their weights."""
 
-    def _refuse_adapted_tower(self, config: Mapping[str, Any]) -> None:
-        """Raises: SettingsRefused for a model that reads pictures and has an adapter.
-
-        Args:
-            config: its config.json.
-        """
-        if self._has_adapter and config.get("model_type") in self.SPEC.picture_models:
-            raise SettingsRefused(
-                f"the engine {self.SPEC.name} has not been tried with adapters of models that read pictures; use the "
-                "engine huggingface, or train without actor.lora"
-            )
-
     def _serve(self, start: Callable[[], ServerLoop], device: torch.device, max_sequences: int | None) -> None:
         """Starts the server, and connects to its processes.
 

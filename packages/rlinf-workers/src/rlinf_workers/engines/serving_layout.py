@@ -17,7 +17,8 @@ from rlinf_comm.weights.layouts import (
     huggingface_layout,
     merged_layout,
 )
-from rlinf_workers.engines.inside import HeldWeights, check_held
+from rlinf_workers.engines.adapted_layers import adapt_layers
+from rlinf_workers.engines.inside import HeldWeights, RenamedModel, check_held
 from rlinf_workers.models.in_memory import renamed
 from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.weight_names import CONVERTS
@@ -40,27 +41,27 @@ def has_parameters_alone(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") in MODEL_TYPES and config["model_type"] not in COMPUTES_AFTER_LOADING
 
 
-def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
-    """The layout of an engine's processes, by the names of the model in transformers.
+def merged_layout_of(model: ModelSettings, sizes: Mapping[str, int], num_ranks: int) -> Layout:
+    """The parameters that an engine's processes should have, by the names of the model in transformers.
 
     Args:
         model: its config determines the tensors.
-        held: the parameters of each process, in the engine's dtypes.
+        sizes: how the engine shards it, see `HeldWeights`.
 
-    Raises: LayoutError naming the process and the parameters that do not fit the model's architecture, or the weight
-        of which an engine would go on computing with the old version.
+    Raises: LayoutError for a weight of which the engine would go on computing with the old version, and for an adapter
+        that changes no layer.
     """
-    config = json.loads(Path(model.folder, "config.json").read_text())
-    if weight := COMPUTES_AFTER_LOADING.get(config.get("model_type")):
+    config = _config(model)
+    kind = config.get("model_type")
+    if weight := COMPUTES_AFTER_LOADING.get(str(kind)):
         raise LayoutError(
-            f"model_type={config['model_type']!r}: engines compute with copies that they made of {weight} when it was "
+            f"model_type={kind!r}: engines compute with copies that they made of {weight} when it was "
             "loaded, which a weight sync does not reach; use rollout.engine=huggingface"
         )
     shape = TransformerShape.from_config(config, model.dtype)
     if model.quantization is not None:
         shape = replace(shape, fp8_scales=(128, 128))
-    sizes = held[0].sizes
-    expected = merged_layout(
+    merged = merged_layout(
         shape,
         tp=sizes["tp"],
         ep=sizes.get("ep", 1),
@@ -68,11 +69,42 @@ def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
         tower_tp=sizes.get("tower_tp"),
         tower_width=sizes.get("tower_width"),
         positions_tp=sizes.get("positions_tp"),
-        num_ranks=len(held),
+        num_ranks=num_ranks,
     )
-    expected = renamed(expected, huggingface_layout(shape, fused_experts=CONVERTS))
-    if model.adapter is not None:
-        expected = adapted_layout(expected, model.adapter.rank, model.adapter.changes)
+    merged = renamed(merged, huggingface_layout(shape, fused_experts=CONVERTS))
+    if model.adapter is None:
+        return merged
+    if not any(model.adapter.changes(name.removesuffix(".weight")) for name in merged.specs):
+        targets = " or ".join(model.adapter.targets)
+        raise LayoutError(f"adapter: {kind} has no linear layer {targets}")
+    return adapted_layout(merged, model.adapter.rank, model.adapter.changes)
+
+
+def adapt_served(
+    model: RenamedModel, settings: ModelSettings, sizes: Mapping[str, int], rank: int, num_ranks: int
+) -> None:
+    """Adds an adapter of zeros to the layers of a model that an engine has loaded in this process.
+
+    Args:
+        settings: its folder and its adapter.
+        sizes: how the engine shards it, see `HeldWeights`.
+
+    Raises: ValueError as `merged_layout_of` and `adapt_layers`.
+    """
+    assert settings.adapter is not None
+    held = merged_layout_of(settings, sizes, num_ranks).ranks[rank]
+    adapt_layers(model.module, held, settings.adapter.scale, model.rename)
+
+
+def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
+    """The layout of an engine's processes, as `merged_layout_of`, in the engine's dtypes.
+
+    Args:
+        held: the parameters of each process.
+
+    Raises: LayoutError, also naming the process and the parameters that do not fit the model's architecture.
+    """
+    expected = merged_layout_of(model, held[0].sizes, len(held))
     ranks = []
     for number, (process, rank) in enumerate(zip(held, expected.ranks, strict=True)):
         buffers = {
@@ -82,6 +114,10 @@ def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:
         try:
             check_held(process, buffers)
         except LayoutError as error:
-            raise LayoutError(f"{config.get('model_type')}, engine process {number}: {error}") from error
+            raise LayoutError(f"{_config(model).get('model_type')}, engine process {number}: {error}") from error
         ranks.append(RankLayout(buffers, rank.blocks))
     return Layout(expected.specs, tuple(ranks))
+
+
+def _config(model: ModelSettings) -> dict[str, Any]:
+    return json.loads(Path(model.folder, "config.json").read_text())

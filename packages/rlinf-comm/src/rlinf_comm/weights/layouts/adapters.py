@@ -40,7 +40,8 @@ def adapted_layout(layout: Layout, rank: int, changes: Callable[[str], bool]) ->
         NAME.lora_B [rows, r]     their B, in that order; of the rows that the rank stores
 
     Example: `qkv_proj.weight` [12, 8] with 8 rows of q and 2 of k and v each, an adapter of q and v of rank 2:
-    `qkv_proj.lora_A` is [4, 8] and `qkv_proj.lora_B` [10, 2].
+    `qkv_proj.lora_A` is [4, 8] and `qkv_proj.lora_B` [10, 2]. If the 12 rows are three parts of one layer `qkv`, these
+    share its A: `qkv.lora_A` is [2, 8] and `qkv.lora_B` [12, 2].
 
     Args:
         rank: r.
@@ -74,14 +75,15 @@ def _adapted_rank(one: RankLayout, rank: int, changes: Callable[[str], bool]) ->
     buffers, blocks = dict(one.buffers), list(one.blocks)
     for buffer, changed in parts.items():
         layer, dtype, width = buffer.removesuffix(WEIGHT), one.buffers[buffer].dtype, one.buffers[buffer].shape[1]
+        columns = {block.name: (block.box.start[1], block.box.shape[1]) for block in changed}
+        for number, (name, (first, count)) in enumerate(columns.items()):
+            box, offset = Box((0, first), (rank, count)), number * rank * width
+            blocks.append(Block(name.removesuffix(WEIGHT) + LORA_A, box, f"{layer}.lora_A", offset, (width, 1)))
         num_rows = 0
-        for number, block in enumerate(changed):
-            (first_row, first_column), (rows, columns) = block.box.start, block.box.shape
-            name = block.name.removesuffix(WEIGHT)
-            a, b = Box((0, first_column), (rank, columns)), Box((first_row, 0), (rows, rank))
-            blocks.append(Block(name + LORA_A, a, f"{layer}.lora_A", number * rank * width, (width, 1)))
-            blocks.append(Block(name + LORA_B, b, f"{layer}.lora_B", num_rows * rank, (rank, 1)))
+        for block in changed:
+            name, first, rows = block.name.removesuffix(WEIGHT) + LORA_B, block.box.start[0], block.box.shape[0]
+            blocks.append(Block(name, Box((first, 0), (rows, rank)), f"{layer}.lora_B", num_rows * rank, (rank, 1)))
             num_rows += rows
-        buffers[f"{layer}.lora_A"] = BufferSpec((len(changed) * rank, width), dtype)
+        buffers[f"{layer}.lora_A"] = BufferSpec((len(columns) * rank, width), dtype)
         buffers[f"{layer}.lora_B"] = BufferSpec((num_rows, rank), dtype)
     return RankLayout(buffers, tuple(blocks))

@@ -65,8 +65,6 @@ def _change_loaded_models(adapter: LoraSettings | None) -> None:
         load_model_utils,
     )
 
-    from rlinf_workers.engines.adapted_layers import adapt_layers
-
     get_model_loader = load_model_utils.get_model_loader
 
     def get_changing_loader(*arguments: Any, **keywords: Any) -> Any:
@@ -79,7 +77,7 @@ def _change_loaded_models(adapter: LoraSettings | None) -> None:
                 _turn_experts(Path(model_config.model_path))
             model = load_model(*arguments, model_config=model_config, **keywords)
             if adapter is not None:
-                adapt_layers(model, adapter)
+                _adapt(model, model_config.model_path, adapter)
             if type(model).__name__ == QWEN2_5_VL:
                 model.get_image_feature = functools.partial(_image_feature, model)
             return model
@@ -88,6 +86,19 @@ def _change_loaded_models(adapter: LoraSettings | None) -> None:
         return loader
 
     load_model_utils.get_model_loader = get_changing_loader
+
+
+def _adapt(model: Any, folder: str, lora: LoraSettings) -> None:
+    from sglang.srt.runtime_context import get_parallel  # pyright: ignore[reportMissingImports]
+
+    from rlinf_workers.engines.inside import RenamedModel
+    from rlinf_workers.engines.serving_layout import adapt_served
+    from rlinf_workers.engines.sglang.inside import merged_name, shard_sizes
+    from rlinf_workers.models.language_model import ModelSettings
+
+    settings, parallel = ModelSettings(folder=folder, has_weights=False, adapter=lora), get_parallel()
+    held = RenamedModel(model, merged_name)
+    adapt_served(held, settings, shard_sizes(model), parallel.tp_rank, parallel.tp_size)
 
 
 def _turn_experts(folder: Path) -> None:

@@ -70,7 +70,6 @@ class SGLangEngine(ServingEngine):
         num_devices = max(1, len(devices))
         self._prepare(model, device, max_prompt_tokens=max_prompt_tokens, num_devices=num_devices, options=server)
         config = check_architecture(Path(self._model.folder))
-        self._refuse_adapted_tower(config)
         self._expert_rows = ExpertRows.of(config) if server.get("enable_return_routed_experts") else None
         arguments = server_arguments(
             model,

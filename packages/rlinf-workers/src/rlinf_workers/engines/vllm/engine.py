@@ -79,7 +79,6 @@ class VLLMEngine(ServingEngine):
         check_architecture(config, device)
         self._sees = config.get("model_type") in SPEC.picture_models
         self._placeholders = {kind: config.get(f"{kind}_token_id") for kind in PIXELS}
-        self._refuse_adapted_tower(config)
         self._numbers = itertools.count()
         self._request_ids: set[str] = set()
         """Of the requests in flight."""

@@ -44,15 +44,16 @@ from vllm.platforms import current_platform  # pyright: ignore[reportMissingImpo
 from vllm.v1.sample.sampler import Sampler  # pyright: ignore[reportMissingImports]
 
 from rlinf_workers.addresses import ON_ONE_MACHINE
-from rlinf_workers.engines.adapted_layers import adapt_layers
 from rlinf_workers.engines.fused_experts import experts_as_modelled
 from rlinf_workers.engines.inside import Inside, RenamedModel, enter
 from rlinf_workers.engines.server_processes import end_with_parent, keep_errors
+from rlinf_workers.engines.serving_layout import adapt_served
 from rlinf_workers.engines.vllm.arguments import ADAPTER, PLAIN, PLAIN_DUMMY
 from rlinf_workers.engines.vllm.child import FOLDER_VARIABLE
 from rlinf_workers.engines.vllm.requests import POSITIONS
 from rlinf_workers.engines.vllm.tiles import know_largest_picture, see_as_trained
 from rlinf_workers.gloo_guard import guard_gloo
+from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.lora_settings import LoraSettings
 from rlinf_workers.models.pictures import rope_offset, rope_positions
 from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture
@@ -90,12 +91,15 @@ class Extension:
 
     def rlinf_enter(self, ticket: str) -> None:
         """See `inside.enter`; vLLM runs it between two batches."""
-        group, model = parallel_state.get_tp_group(), self.model_runner.get_model()
-        sizes = {"tp": group.world_size, "ep": 1, "expert_tp": group.world_size}
-        whole_tower = any(getattr(part, "use_data_parallel", False) for part in model.modules())
-        sizes["tower_tp"] = 1 if whole_tower else group.world_size
-        held = RenamedModel(model, merged_name)
-        enter(ticket, held, rank=group.rank_in_group, sizes=sizes, kind=self.rlinf_kind)
+        rank, model = parallel_state.get_tp_group().rank_in_group, self.model_runner.get_model()
+        enter(ticket, RenamedModel(model, merged_name), rank=rank, sizes=shard_sizes(model), kind=self.rlinf_kind)
+
+
+def shard_sizes(model: nn.Module) -> dict[str, int]:
+    """How vLLM shards a model, see `HeldWeights.sizes`."""
+    tp = parallel_state.get_tp_group().world_size
+    whole_tower = any(getattr(part, "use_data_parallel", False) for part in model.modules())
+    return {"tp": tp, "ep": 1, "expert_tp": tp, "tower_tp": 1 if whole_tower else tp}
 
 
 def merged_name(name: str) -> str:
@@ -221,7 +225,15 @@ class _Plain:
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
         model = super().load_model(vllm_config, model_config, prefix)  # type: ignore[misc] - of vLLM's loader
         if (adapter := vllm_config.additional_config.get(ADAPTER)) is not None:
-            adapt_layers(model, msgspec.convert(adapter, LoraSettings))
+            adapt_served(
+                RenamedModel(model, merged_name),
+                ModelSettings(
+                    folder=model_config.model, has_weights=False, adapter=msgspec.convert(adapter, LoraSettings)
+                ),
+                shard_sizes(model),
+                parallel_state.get_tp_group().rank_in_group,
+                parallel_state.get_tp_group().world_size,
+            )
         for module in model.modules():
             if hasattr(module, "cpu_linear"):
                 module.cpu_linear = functional.linear  # the head has no mark, and computes from a copy
