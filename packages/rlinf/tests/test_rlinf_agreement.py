@@ -92,6 +92,13 @@ def arithmetic(family, trained="float32", served="float32", temperature=1.0):
     return arithmetic_of(config, trained_dtype=trained, served_dtype=served, temperature=temperature)
 
 
+def test_sizes_of_a_model_that_reads_pictures_are_those_of_its_decoder():
+    sizes = {"num_hidden_layers": LAYERS, "hidden_size": 32, "intermediate_size": 48, "num_experts": 4}
+    nested = {"model_type": "qwen3_vl_moe", "text_config": sizes, "vision_config": {}}
+    how = arithmetic_of(nested, trained_dtype="float32", served_dtype="float32", temperature=1.0)
+    assert how == arithmetic("qwen3_moe")
+
+
 def verdict(gap, how):
     return judge(how, kl=gap.kl, p999=gap.quantile(0.999), largest=gap.quantile(1.0))
 

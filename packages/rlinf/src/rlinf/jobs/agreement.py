@@ -196,12 +196,13 @@ def arithmetic_of(
     quantizes_activations: whether the engine then quantizes activations, too.
     """
     experts = ("num_experts", "num_local_experts", "n_routed_experts")
+    decoder = model.get("text_config") or model  # models that read pictures have one
     return Arithmetic(
         trained_dtype=trained_dtype,
         served_dtype=served_dtype,
-        num_layers=int(model.get("num_hidden_layers", 1)),
-        width=max(int(model.get("hidden_size", 1)), int(model.get("intermediate_size") or 1)),
-        has_experts=any((model.get(name) or 0) > 1 for name in experts),
+        num_layers=int(decoder.get("num_hidden_layers", 1)),
+        width=max(int(decoder.get("hidden_size", 1)), int(decoder.get("intermediate_size") or 1)),
+        has_experts=any((decoder.get(name) or 0) > 1 for name in experts),
         temperature=temperature,
         quantization=quantization,
         quantizes_activations=quantization is not None and quantizes_activations,
