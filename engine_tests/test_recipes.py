@@ -72,14 +72,22 @@ def train(driver: str, recipe: str, output: Path, overrides: Mapping[str, object
 
 
 def test_pictures_are_counted(driver, tmp_path):
-    """The tower is trained, and each sync carries it."""
-    small = {"model.architecture.hidden_size": 128, "sft_warm_up.max_steps": 20, "sft_warm_up.reuse": "false"}
-    small |= {"rollout.num_prompts": 8, "task.num_held_out": 8, "run.stop_at_score": "null"}
-    keys = {"cluster.num_devices": 1, "run.num_steps": 4, "run.evaluate_every": 4}
-    steps = train(driver, "count-shapes-grpo", tmp_path / "run", small | keys)
-    trained = [step for step in steps if "rollout/logprob_gap_max" in step]
-    assert len(steps) == 4 and trained, "no group had an advantage"
-    assert max(step["rollout/logprob_gap_max"] for step in trained) < ROUNDING
+    """The tower is trained, and each sync carries it; then an adapter of decoder and tower is, from that model on."""
+    small = {"rollout.num_prompts": 8, "task.num_held_out": 8, "run.stop_at_score": "null"}
+    small |= {"cluster.num_devices": 1, "run.num_steps": 4, "run.evaluate_every": 4}
+    warm_up = {"sft_warm_up.max_steps": 20, "sft_warm_up.reuse": "false", "model.architecture.hidden_size": 128}
+    runs = [train(driver, "count-shapes-grpo", tmp_path / "whole", small | warm_up)]
+    base = {
+        "model.path": max((tmp_path / "whole" / "checkpoints").glob("step-*")) / "model",
+        "model.architecture": "null",
+    }
+    adapter = {"sft_warm_up": "null", "actor.lora.rank": 4, "actor.lora.targets": "all-linear"}
+    runs.append(train(driver, "count-shapes-grpo", tmp_path / "adapter", small | base | adapter))
+    assert "a sync moves the adapter, " in (tmp_path / "adapter" / "manifest.json").read_text()
+    for steps in runs:
+        trained = [step for step in steps if "rollout/logprob_gap_max" in step]
+        assert len(steps) == 4 and trained, "no group had an advantage"
+        assert max(step["rollout/logprob_gap_max"] for step in trained) < ROUNDING
 
 
 def test_ten_steps_with_a_sync_before_each(driver, tmp_path):
