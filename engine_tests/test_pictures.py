@@ -21,10 +21,8 @@ from trained_engine import LOGPROB_BOUND, TrainedEngine, plain_logits
 NUM_SYNCS = 6
 NUM_FLIPS = 20
 SIZES = [[(1, 1)], [(2, 3), (1, 2)], [], [(3, 1)], [(5, 3)], [(1, 4), (3, 2), (1, 1)], []]
-if ENGINE == "vllm":
-    SIZES += [[(2, 2, 1)], [(2, 1, 2), (2, 1), (1, 1, 2)]]
-"""Rows and columns of the pictures of each prompt, behind the groups of frames of a video, which SGLang does not take;
-some are text alone."""
+SIZES += [[(2, 2, 1)], [(2, 1, 2), (2, 1), (1, 1, 2)]]
+"""Rows and columns of the pictures of each prompt, behind the groups of frames of a video; some are text alone."""
 CAUGHT = Verdict(caught=True, names_tensors=True, names_process=True, names_version=True)
 
 

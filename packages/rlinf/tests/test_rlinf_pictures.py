@@ -26,7 +26,7 @@ from rlinf.config.overrides import parse_overrides
 from rlinf.config.reasoning import ArchitectureConfig, ReasoningConfig, SftWarmUpConfig
 from rlinf.config.tasks import DrawnTaskConfig, FilesTask
 from rlinf.errors import UserError
-from rlinf.jobs.models import refuse_blind_trainer, refuse_videos
+from rlinf.jobs.models import refuse_blind_trainer, refuse_videos_of_agents
 from rlinf.jobs.reasoning import checks
 from rlinf.jobs.reasoning.prompts import WARM_UP_OFFSET, PromptSource
 from rlinf.tasks import TaskProblem
@@ -37,7 +37,6 @@ from rlinf.tasks.language import load_checkpoint_tokenizer, write_model_folder
 from rlinf.tasks.prompts import PromptEncoder, make_encoder
 from rlinf.tasks.videos import ProblemVideo
 from rlinf_workers.models import PictureProcessor
-from rlinf_workers.plugins import ENGINES
 
 QWEN_TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}{% for p in m.content %}{% if p.type == 'image' %}<|vision_start|>"
@@ -387,12 +386,9 @@ def test_a_prompt_has_pictures_and_videos_where_the_text_says(
     assert prompt.token_ids.tolist() == expected and len(prompt.picture_files) == len(TAKEN) + 1
     assert pictures is not None and prompt.pictures is not None and prompt.pictures.digest == pictures.digest
     assert encoder.num_tokens([problem, text_alone]) == [len(expected), len(encoder.encode(text_alone.content))]
-    huggingface, sglang = ENGINES.spec("huggingface"), ENGINES.spec("sglang")
-    refuse_videos([problem, text_alone], huggingface, "qwen3_vl", is_agent=False)
-    refuse_videos([text_alone], sglang, "qwen3_vl", is_agent=True)
-    for engine, is_agent, reader in ((huggingface, True, "agents"), (sglang, False, "rollout.engine=sglang")):
-        with pytest.raises(UserError, match=rf"train.jsonl:1 has a video, which {reader} cannot read"):
-            refuse_videos([problem], engine, "qwen3_vl", is_agent=is_agent)
+    refuse_videos_of_agents([text_alone])
+    with pytest.raises(UserError, match=r"train.jsonl:1 has a video, which agents cannot read"):
+        refuse_videos_of_agents([problem, text_alone])
 
 
 def test_models_whose_videos_are_not_read_refuse_them_by_name(tmp_path: Path, film: bytes) -> None:

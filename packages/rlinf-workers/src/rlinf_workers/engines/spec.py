@@ -38,9 +38,7 @@ class EngineSpec(Spec):
     """Serves a LoRA adapter beside its base when `ModelSettings.adapter` says so, and has its tensors in `weights`, so
     that a weight sync moves only the adapter; others receive merged weights."""
     picture_models: tuple[str, ...] = ()
-    """`model_type` of the vision-language models that it serves, with the pictures of prompts."""
-    video_models: tuple[str, ...] = ()
-    """Those whose videos it takes too."""
+    """`model_type` of the vision-language models that it serves, with the pictures and videos of prompts."""
     quantizations: tuple[str, ...] = ()
     """Values of `rollout.quantization` that it supports."""
     quantizes_activations: bool = False

@@ -73,9 +73,8 @@ def seen(
         # not the model's own method for videos: transformers' Qwen3-VL calls that of pictures in it
         features = whole = base.get_image_features
         if device == HOST and len(there) > 1:
-            separate = [_arguments(model, [there[place]], device) for place in places_of_kind]
-            renamed = [{OF_VIDEOS.get(name, name): tensor for name, tensor in one.items()} for one in separate]
-            features = partial(_one_by_one, whole, renamed)
+            separate = [as_of_pictures(_arguments(model, [there[place]], device)) for place in places_of_kind]
+            features = partial(_one_by_one, whole, separate)
         if parts:
             assert model.config.model_type not in TILED, "refused before: the features of tiles are not in a row"
             of_kind = [_features_of(there[place], parts[place], model.config) for place in places_of_kind]
@@ -102,6 +101,11 @@ def _by_kind(pictures: Sequence[ProcessedPicture]) -> dict[str, list[int]]:
         kind = "video" if OF_VIDEOS.keys() & picture.arguments.keys() else "image"
         by_kind.setdefault(f"get_{kind}_features", []).append(place)
     return by_kind
+
+
+def as_of_pictures(arguments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The model's arguments for a picture or a video, with the names of those for pictures."""
+    return {OF_VIDEOS.get(name, name): tensor for name, tensor in arguments.items()}
 
 
 def _features_of(picture: ProcessedPicture, part: slice, config: Any) -> slice:

@@ -34,7 +34,7 @@ from rlinf.evaluation.run_prompt import prompted_as_in_run
 from rlinf.evaluation.scores import DISCARDED, RIGHT, WRONG, BenchmarkScores, score_benchmark
 from rlinf.jobs.agents import check_agent, refuse_other_models
 from rlinf.jobs.generation import check_engine, check_installed, engine_options, sampling_settings
-from rlinf.jobs.models import check_architecture, config_of, engine_ways, refuse_videos
+from rlinf.jobs.models import check_architecture, engine_ways, refuse_videos_of_agents
 from rlinf.jobs.named_agents import check_partners, named_agents
 from rlinf.machine import machine_of
 from rlinf.processes.env_vars import as_in_workers
@@ -329,9 +329,8 @@ def prepare(config: EvalConfig) -> EvalRun:
     notes = [*written, *notes]
     with as_in_workers(config.cluster):
         benchmarks = prepare_benchmarks(config, model)
-    problems = (problem for benchmark in benchmarks.sets for problem in benchmark.problems)
-    kind = config_of(model.folder).get("model_type")
-    refuse_videos(problems, config.engine_spec, kind, is_agent=config.agent is not None)
+    if config.agent is not None:
+        refuse_videos_of_agents(problem for benchmark in benchmarks.sets for problem in benchmark.problems)
     num_tokens = num_sequence_tokens(config, benchmarks)
     ways = engine_ways(config, on_gpu=cluster.devices[0].kind == "cuda")
     check_architecture(model.folder, ways, num_tokens=num_tokens, key="model")

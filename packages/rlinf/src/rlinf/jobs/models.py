@@ -13,10 +13,10 @@ from rlinf.config.inputs import own_code
 from rlinf.errors import UserError
 from rlinf.tasks.base import TaskProblem
 from rlinf.tasks.videos import ProblemVideo
-from rlinf_workers.models import TILED, VIDEO_MODELS, end_tokens
+from rlinf_workers.models import TILED, end_tokens
 
 if TYPE_CHECKING:
-    from rlinf_workers.engines import EngineSpec
+    pass
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -76,21 +76,13 @@ def refuse_blind_trainer(actor: TrainerConfig, kind: str) -> None:
     raise UserError(f"{reason}: does not support pictures, and {kind} reads them", hint=hint)
 
 
-def refuse_videos(problems: Iterable[TaskProblem], engine: EngineSpec, kind: str | None, *, is_agent: bool) -> None:
-    """Raises: UserError for a problem with a video where the engine does not take those of the model, and for agents.
-
-    Args:
-        kind: `model_type` of the model.
-    """
-    takes = kind in engine.video_models and not is_agent
-    if takes or kind not in VIDEO_MODELS:  # other models refuse videos themselves
-        return
+def refuse_videos_of_agents(problems: Iterable[TaskProblem]) -> None:
+    """Raises: UserError for a problem with a video."""
     for problem in problems:
         if any(isinstance(one, ProblemVideo) for one in problem.pictures):
-            who = "agents" if is_agent else f"rollout.engine={engine.name}"
             raise UserError(
-                f"{problem.place or 'a problem'} has a video, which {who} cannot read",
-                hint="use completions and the engine huggingface, or give some frames as pictures",
+                f"{problem.place or 'a problem'} has a video, which agents cannot read",
+                hint="leave rollout.agent out, or give some frames as pictures",
             )
 
 

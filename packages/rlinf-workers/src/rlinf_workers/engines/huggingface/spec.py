@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlinf_workers.engines.spec import EngineSpec
-from rlinf_workers.models.picture_texts import PICTURE_TEXTS, TILED, VIDEO_MODELS
+from rlinf_workers.models.picture_texts import PICTURE_TEXTS, TILED
 from rlinf_workers.plugins import OptionError
 
 if TYPE_CHECKING:
@@ -120,6 +120,5 @@ SPEC = HuggingFaceSpec(
     serves_adapters=True,
     syncs_adapters=True,
     picture_models=tuple(PICTURE_TEXTS),
-    video_models=VIDEO_MODELS,
     quantizations=("fp8",),
 )

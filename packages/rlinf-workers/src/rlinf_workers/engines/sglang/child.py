@@ -121,8 +121,10 @@ def _turn_experts(folder: Path) -> None:
 
 
 def _image_feature(model: Any, items: Sequence[Any]) -> Any:
-    """What the tower makes of pictures, in place of the model's own method: SGLang 0.5.23 takes pixels for features
-    unless a patch has 14 x 14 of them.
+    """What the tower of Qwen2.5-VL makes of pictures and videos, in place of the model's own method.
+
+    SGLang 0.5.23 takes pixels for features unless a patch has 14 x 14 of them. And its layers attend to a whole video
+    where those of transformers attend to one pair of frames; so each pair goes in as a picture.
 
     Args:
         items: `MultimodalDataItem` of SGLang.
@@ -130,4 +132,7 @@ def _image_feature(model: Any, items: Sequence[Any]) -> Any:
     import torch
 
     pixels = torch.cat([item.feature for item in items]).type(model.visual.dtype)
-    return model.visual(pixels, grid_thw=torch.cat([item.image_grid_thw for item in items]))
+    grids = torch.cat([item.image_grid_thw for item in items])
+    frames = grids.repeat_interleave(grids[:, 0], dim=0)
+    frames[:, 0] = 1
+    return model.visual(pixels, grid_thw=frames)

@@ -80,6 +80,5 @@ SPEC = VLLMSpec(
     known_versions=("0.32.0",),
     syncs_adapters=True,
     picture_models=("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm"),
-    video_models=("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     process_bytes=800 << 20,
 )

@@ -23,7 +23,7 @@ from rlinf.jobs.models import (
     config_of,
     engine_ways,
     refuse_blind_trainer,
-    refuse_videos,
+    refuse_videos_of_agents,
     trainer_ways,
 )
 from rlinf.jobs.named_agents import check_partners
@@ -202,12 +202,10 @@ def prompts(job: ReasoningJob) -> Sequence[str]:
 
 
 def videos(job: ReasoningJob) -> None:
-    """What generates takes the videos of the problems."""
-    config, task = job.config, job.prompts.task
-    if isinstance(task, FileProblems):
-        kind = job.model_config.get("model_type")
-        is_agent = config.rollout.agent is not None
-        refuse_videos(task.all_problems(), config.rollout.engine_spec, kind, is_agent=is_agent)
+    """Agents get no videos."""
+    task = job.prompts.task
+    if isinstance(task, FileProblems) and job.config.rollout.agent is not None:
+        refuse_videos_of_agents(task.all_problems())
 
 
 def rewards_that_see(job: ReasoningJob) -> Sequence[str]:

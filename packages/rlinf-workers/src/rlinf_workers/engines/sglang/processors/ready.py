@@ -23,7 +23,7 @@ from sglang.srt.multimodal.processors.base_processor import (  # pyright: ignore
 )
 
 from rlinf_workers.engines.picture_places import picture_places
-from rlinf_workers.models.pictures import rope_offset, rope_positions
+from rlinf_workers.models.pictures import as_of_pictures, rope_offset, rope_positions
 from rlinf_workers.roles.records.language import Prompt
 
 
@@ -42,7 +42,7 @@ class ReadyPictures(BaseMultimodalProcessor):
 
     def __init__(self, hf_config: Any, *_: Any, **__: Any) -> None:
         """SGLang's own would start threads and processes that decode pictures."""
-        self._placeholder_id = hf_config.image_token_id
+        self._placeholder_ids = torch.tensor([hf_config.image_token_id, hf_config.video_token_id])
 
     async def process_mm_data_async(
         self, image_data: Sequence[Prompt], *_: Any, input_text: list[int], **__: Any
@@ -55,19 +55,20 @@ class ReadyPictures(BaseMultimodalProcessor):
         (prompt,) = image_data
         assert prompt.pictures is not None, "requests of text alone have no image_data"
         items = []
-        for (first, length), picture in zip(picture_places(prompt), prompt.pictures.pictures, strict=True):
+        for (first, _length), picture in zip(picture_places(prompt), prompt.pictures.pictures, strict=True):
+            arguments = as_of_pictures(picture.arguments)
             item = MultimodalDataItem(
-                modality=Modality.IMAGE,
-                feature=picture.arguments["pixel_values"].clone(),  # a message has the whole storage of a tensor
-                offsets=[(first, first + length - 1)],
+                modality=Modality.IMAGE,  # also of a video: the tower computes both alike
+                feature=arguments["pixel_values"].clone(),  # a message has the whole storage of a tensor
+                offsets=_runs(torch.isin(picture.token_ids, self._placeholder_ids), first),
             )
-            item.image_grid_thw = picture.arguments["image_grid_thw"].clone()
+            item.image_grid_thw = arguments["image_grid_thw"].clone()
             item.set_identity(bytes.fromhex(picture.digest))
             items.append(item)
         return MultimodalProcessorOutput(
             mm_items=items,
             input_ids=input_text,
-            im_token_id=self._placeholder_id,
+            im_token_id=int(self._placeholder_ids[0]),
             mrope_positions=rope_positions(prompt.pictures, len(input_text)),
             mrope_position_delta=torch.tensor([[rope_offset(prompt.pictures)]]),
         )
@@ -77,3 +78,16 @@ class ReadyPictures(BaseMultimodalProcessor):
 
     def shutdown(self) -> None:
         """SGLang calls it when the engine ends."""
+
+
+def _runs(has_feature: torch.Tensor, first: int) -> list[tuple[int, int]]:
+    """The first and the last token of each run of placeholders: a video of Qwen3-VL has text between its frames.
+
+    Args:
+        has_feature: bool [N], of the tokens of a picture or video.
+        first: the place of its first token in the prompt.
+    """
+    places = has_feature.nonzero().flatten().tolist()
+    begins = [place for place in places if place == 0 or not has_feature[place - 1]]
+    ends = [place for place in places if place + 1 == len(has_feature) or not has_feature[place + 1]]
+    return [(first + begin, first + end) for begin, end in zip(begins, ends, strict=True)]
