@@ -179,6 +179,11 @@ def test_a_process_has_one_end_for_the_base_and_one_for_the_adapter_and_names_wh
     with pytest.raises(WeightMismatchError, match=r"updates by 2\.0, and the engine those of .*mlp\.down_proj by"):
         inside.check(*publish_and_fill("trained", 4))
     module.quant_method.scale = lora.scale
+    gate_up: Any = model.get_submodule(f"{PREFIX}mlp.gate_up_proj")
+    gate_up.quant_method, adapted = Plain(), gate_up.quant_method
+    with pytest.raises(WeightMismatchError, match=r"those of .*mlp\.gate_up_proj by another number, or adds none"):
+        inside.check(*publish_and_fill("trained", 5))
+    gate_up.quant_method = adapted
     module.weight.data = module.weight.data.clone()
     with pytest.raises(WeightMismatchError, match=r"mlp\.down_proj\.weight have other addresses"):
-        inside.check(*publish_and_fill("trained", 5))
+        inside.check(*publish_and_fill("trained", 6))

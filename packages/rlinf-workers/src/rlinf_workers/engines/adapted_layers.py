@@ -112,6 +112,6 @@ def _adapt(layer: Any, name: str, held: RankLayout, updates: list[_Update], scal
 
 
 def layers_with_other_scale(model: Any, scale: float) -> tuple[str, ...]:
-    """The adapted layers of a model whose updates are multiplied by another number."""
-    methods = ((name, getattr(layer, "quant_method", None)) for name, layer in model.named_modules())
-    return tuple(name for name, one in methods if isinstance(one, AdaptedMethod) and one.scale != scale)
+    """The layers of a model that have an adapter and multiply its updates by another number, or add none."""
+    methods = ((name, layer.quant_method) for name, layer in model.named_modules() if hasattr(layer, "lora_A"))
+    return tuple(name for name, one in methods if not isinstance(one, AdaptedMethod) or one.scale != scale)

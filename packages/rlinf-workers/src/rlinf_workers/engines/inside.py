@@ -299,7 +299,7 @@ class Inside:
         if adapter_scale is not None and (layers := layers_with_other_scale(self.model, adapter_scale)):
             raise WeightMismatchError(
                 f"{end}: the trainer multiplies the adapter's updates by {adapter_scale}, and the engine those of "
-                f"{', '.join(layers)} by another number",
+                f"{', '.join(layers)} by another number, or adds none",
                 tensors=layers,
                 expected_version=policy_version,
             )
