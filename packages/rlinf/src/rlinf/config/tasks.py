@@ -128,7 +128,7 @@ class GuiClickTask(_DrawnTask):
 
     kind: Literal["gui-click"]
     num_cells: int = Field(default=3, ge=2, le=10, description="Cells of 16 pixels in a row and in a column.")
-    num_buttons: int = Field(default=3, ge=1, le=6, description="Buttons in the window, each with another letter.")
+    num_buttons: int = Field(default=4, ge=1, le=4, description="Buttons in the window, each with another letter.")
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -141,14 +141,6 @@ class GuiClickTask(_DrawnTask):
     @property
     def picture_size(self) -> tuple[int, int]:
         return CELL * self.num_cells, CELL * self.num_cells
-
-    def conflicts(self) -> Iterator[Conflict]:
-        if self.num_buttons > self.num_cells**2:
-            yield Conflict(
-                keys=("task.num_buttons", "task.num_cells"),
-                text=f"={self.num_buttons} is more than the {self.num_cells**2} cells of "
-                f"task.num_cells={self.num_cells}",
-            )
 
 
 class ChartReadTask(_DrawnTask):

@@ -23,7 +23,7 @@ DRAWS: Mapping[str, tuple[Callable[..., TaskProblem], str]] = {
     "grid": (cross_grid, "abcdef123456<=lrud"),
     "team": (secret, "!01234567=wxyz"),
     "count-shapes": (count_shapes, "0123456789?=beilmruy"),
-    "gui-click": (click_button, "0123456789(),= ACEHLTacikplt"),
+    "gui-click": (click_button, "0123456789(),= AEHTacikplt"),
     "chart-read": (read_chart, "0123456789=abcdegilmnopruy"),
 }
 """Kind of a generated task -> what draws its problems, and its alphabet."""
