@@ -217,6 +217,12 @@ def test_plans_count_the_parameters_of_the_vision_tower(model: Any):
         if not name.startswith(("lm_head", "model.language_model", "model.text_model"))
     ]
     assert shape.vision_parameters == sum(parameter.numel() for parameter in tower)
+    linear = [
+        one
+        for name, one in model.named_modules()
+        if isinstance(one, torch.nn.Linear) and not name.startswith(("lm_head", "model.language_model", "model.text"))
+    ]
+    assert shape.vision_widths == sum(one.in_features + one.out_features for one in linear)
 
 
 def test_pictures_are_copied_once_on_their_way_to_the_trainer():

@@ -85,6 +85,8 @@ class ModelShape:
     """Layers of a model with experts that have a dense MLP instead."""
     vision_parameters: int = 0
     """Parameters of the vision towers and the projector in front of the decoder."""
+    vision_widths: int = 0
+    """Inputs and outputs together of the linear layers among them, of a vision-language model."""
     num_patches: int = 0
     """Image tokens of one camera in the decoder; each is an image patch, or `patches_per_token` of them."""
     patches_per_token: int = 1
@@ -358,17 +360,25 @@ def _vision_language(config: Mapping[str, Any], *, name: str, source: str) -> Mo
         side = _count(vision, "image_size") // _count(vision, "patch_size")
         projector = width * _count(config, "scale_factor") ** 2 * decoder.hidden_size
         tower = patch * width + width + side * side * width + num_layers * layer + 2 * width + projector
-        return replace(decoder, vision_parameters=tower)
+        widths = num_layers * (8 * width + 2 * (width + inner)) + projector // decoder.hidden_size + decoder.hidden_size
+        return replace(decoder, vision_parameters=tower, vision_widths=widths)
     num_layers, merged = _count(vision, "depth"), width * _count(vision, "spatial_merge_size", 2) ** 2
     patch *= _count(vision, "temporal_patch_size", 2)
     merger = merged * merged + merged + merged * decoder.hidden_size + decoder.hidden_size
+    merger_widths = 3 * merged + decoder.hidden_size
     if kind == "qwen2_5_vl":
         layer = attention + 3 * width * inner + 2 * inner + width + 2 * width
-        return replace(decoder, vision_parameters=patch * width + num_layers * layer + merger + width)
+        tower = patch * width + num_layers * layer + merger + width
+        widths = num_layers * (6 * width + 3 * (width + inner)) + merger_widths
+        return replace(decoder, vision_parameters=tower, vision_widths=widths)
     layer = attention + 2 * width * inner + inner + width + 4 * width
     num_deep = len(vision.get("deepstack_visual_indexes") or ())
     tower = patch * width + width + _count(vision, "num_position_embeddings") * width + num_layers * layer
-    return replace(decoder, vision_parameters=tower + merger + 2 * width + num_deep * (merger + 2 * merged))
+    return replace(
+        decoder,
+        vision_parameters=tower + merger + 2 * width + num_deep * (merger + 2 * merged),
+        vision_widths=num_layers * (6 * width + 2 * (width + inner)) + (1 + num_deep) * merger_widths,
+    )
 
 
 def _gemma(name: str, hidden: int, intermediate: int, *, vocab_size: int, **more: Any) -> ModelShape:

@@ -11,17 +11,19 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """The adapter of a decoder of the Llama family; its weights are float32 whatever the model is."""
+    """The adapter of a decoder of the Llama family, and of its vision tower; its weights are float32 whatever the model
+    is."""
 
     rank: int
     targets: tuple[str, ...] | None = None
     """Linear layers by their names' ends in transformers' models, each in every layer of the decoder; None: all but the
-    head."""
+    head, those of the vision tower too."""
 
     def num_parameters(self, model: ModelShape) -> int:
         """rank * (inputs + outputs) of each layer that is changed; one of an unknown name counts as a square one."""
         widths = _widths(model)
-        return model.num_layers * self.rank * sum(widths.get(end, 2 * model.hidden_size) for end in self.ends(model))
+        decoder = model.num_layers * sum(widths.get(end, 2 * model.hidden_size) for end in self.ends(model))
+        return self.rank * (decoder + (model.vision_widths if self.targets is None else 0))
 
     def ends(self, model: ModelShape) -> frozenset[str]:
         """How the names of the layers end that are changed."""
