@@ -99,7 +99,12 @@ def test_a_pair_has_the_pictures_of_its_prompt(source_of: Sources) -> None:
 @pytest.mark.parametrize(
     ("job", "row", "overrides", "message"),
     [
-        ("sft", {"prompt": "<image><image>", "completion": "1"}, {}, "has the marker <image> 2 times, and the row 1"),
+        (
+            "sft",
+            {"prompt": "<image><image>", "completion": "1"},
+            {},
+            "has 2 markers <image>, but the row has 1 picture",
+        ),
         ("sft", {"text": "abc"}, {}, "a text without a prompt has no place for the pictures"),
         ("sft", {"prompt": "a", "completion": "1", "image": "no.png"}, {}, "no.png: No such file"),
         (

@@ -116,7 +116,12 @@ def _opened(content: bytes) -> Any:
     try:
         return Image.open(io.BytesIO(content))
     except Exception as error:  # formats raise various errors for damaged files
-        raise PictureError(f"is no picture that Pillow reads: {_first_line(error)}") from error
+        raise PictureError(f"is no picture that Pillow reads{_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Empty for a file of no known format, since Pillow's message then has an object in memory for its name."""
+    return "" if type(error).__name__ == "UnidentifiedImageError" else f": {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:

@@ -136,6 +136,8 @@ def read_picture(value: Any, folder: Path, place: str, reading: PictureReading) 
         width, height = picture_size(content)
     except ImportError as error:
         raise UserError("pictures need the package pillow", hint="pip install 'rlinf[vision]'") from error
+    except PictureError as error:
+        raise PictureError(f"{path} {error}" if path else str(error)) from error
     digest = hashlib.sha256(content).hexdigest()
     in_memory = content if path is None else b""
     return ProblemPicture(path=path, content=in_memory, digest=digest, width=width, height=height, place=place)

@@ -340,6 +340,17 @@ class PromptEncoder:
             return 0
         processor = self._processor_for(place)
         try:
+            num_added = sum(
+                processor.num_video_tokens(one.width, one.height, one.sampling) - 1
+                if isinstance(one, ProblemVideo)
+                else processor.num_tokens(one.width, one.height) - 1
+                for one in pictures
+            )
+        except ValueError as error:  # more than 200 times as long as wide; videos that are not read
+            raise UserError(
+                f"{place or 'a problem'}: the model's processor refuses a picture or video: {error}"
+            ) from error
+        try:
             processor.check_placeholders(token_ids, pictures)
         except ValueError as error:
             raise UserError(
@@ -347,15 +358,7 @@ class PromptEncoder:
                 hint="the problem's own text must not hold a placeholder, and a chat template has to write one for "
                 "each picture and each video",
             ) from error
-        try:
-            return sum(
-                processor.num_video_tokens(one.width, one.height, one.sampling) - 1
-                if isinstance(one, ProblemVideo)
-                else processor.num_tokens(one.width, one.height) - 1
-                for one in pictures
-            )
-        except ValueError as error:  # more than 200 times as long as wide; videos that are not read
-            raise UserError(f"{place or 'a problem'}: the model's processor refuses a picture: {error}") from error
+        return num_added
 
     def num_with_unknown(self, problems: Iterable[TaskProblem]) -> int:
         """Counts the prompts with text that the tokenizer has no token for."""
@@ -422,7 +425,8 @@ def make_picture_processor(
     except ImportError as error:
         raise UserError(f"the model {model} reads pictures: {error}", hint="pip install 'rlinf[vision]'") from error
     except ValueError as error:
-        raise UserError(f"{prefix}max_pixels: {error}", hint="leave the limits out, or use others") from error
+        hint = f"change {prefix}min_pixels and {prefix}max_pixels, or set them to null for the model's own limits"
+        raise UserError(f"{prefix}max_pixels: {error}", hint=hint) from error
 
 
 def _bytes(file: bytes) -> Tensor:

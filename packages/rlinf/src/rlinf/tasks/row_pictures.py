@@ -139,7 +139,7 @@ def place_pictures(
         if not (num_markers := sum(text.count(marker) for text in texts)):
             first += marker * len(values)
         elif num_markers != len(values):
-            raise RowError(f"the prompt has the marker {marker} {num_markers} times, and the row {len(values)} {kind}s")
+            raise RowError(_miscounted(marker, num_markers, kind, values))
     turns = _with_markers(turns, first) if turns else turns
     prompt = prompt if prompt is None else first + prompt
     whole = "\n".join([text for _, text in turns] or [prompt or ""])
@@ -148,6 +148,14 @@ def place_pictures(
         for marker, kind, values in in_row.by_marker
     }
     return prompt, turns, tuple(next(following[marker]) for marker in re.findall("|".join(following), whole))
+
+
+def _miscounted(marker: str, num_markers: int, kind: str, values: Sequence[Any]) -> str:
+    markers = f"{num_markers} marker{'s' * (num_markers > 1)} {marker}"
+    message = f"the prompt has {markers}, but the row has {len(values)} {kind}{'s' * (len(values) != 1)}"
+    if kind == "video" and num_markers == 1 and len(values) > 1:
+        message += "; the frames of one video are a list in the list of videos"
+    return message
 
 
 def _read(value: Any, number: int, kind: str, row: Row, reading: PictureReading) -> PictureOrVideo:

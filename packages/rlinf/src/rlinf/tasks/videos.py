@@ -111,8 +111,11 @@ def read_video(value: Any, folder: Path, place: str, reading: PictureReading) ->
     path, content = stored_value(value, folder, reading)
     if len(content) > MOST_BYTES:
         raise PictureError(f"has {len(content):,} bytes; at most {MOST_BYTES:,} are read")
-    with _file_of(path, content) as file:
-        num_frames, fps, (width, height) = _described(file)
+    try:
+        with _file_of(path, content) as file:
+            num_frames, fps, (width, height) = _described(file)
+    except PictureError as error:
+        raise PictureError(f"{path} {error}" if path else str(error)) from error
     return ProblemVideo(
         path=path,
         content=content if path is None else b"",
