@@ -25,6 +25,7 @@ SETTINGS = {
     "sft_warm_up": "null",
     "run.num_steps": "500",
     "run.evaluate_every": "500",
+    "run.on_failure": "stop",
 }
 SHARE_OF_STEP = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Of the time that a step takes: when the process is killed, after one that has ended."""
