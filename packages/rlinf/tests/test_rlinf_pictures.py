@@ -6,7 +6,6 @@ import base64
 import hashlib
 import io
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -256,8 +255,11 @@ def test_models_that_read_text_alone_refuse_pictures(tmp_path: Path) -> None:
         PromptEncoder(tokenizer).num_tokens([problem])
     (ignoring,) = read(tmp_path, row, columns={"images": False})
     assert PromptEncoder(tokenizer).num_tokens([ignoring]) == [1]
-    with pytest.raises(UserError, match=re.escape("task.max_pixels=99 is not used")):
-        make_encoder(settings(tmp_path / "train.jsonl", max_pixels=99), tokenizer, tmp_path, "task.")
+    refused = (
+        "task.min_pixels and task.max_pixels cannot be used: .*or set task.min_pixels and task.max_pixels to null$"
+    )
+    with pytest.raises(UserError, match="(?s)" + refused):
+        make_encoder(settings(tmp_path / "train.jsonl", min_pixels=9, max_pixels=99), tokenizer, tmp_path, "task.")
 
 
 def test_a_placeholder_in_the_text_of_a_problem_is_refused(tmp_path: Path) -> None:

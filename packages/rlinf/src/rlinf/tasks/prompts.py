@@ -415,9 +415,10 @@ def make_picture_processor(
 
     limits = limits or {}
     if model is None or not reads_pictures(model):
-        if key := next((key for key, value in limits.items() if value is not None), None):
+        if unused := [f"{prefix}{key}" for key, value in limits.items() if value is not None]:
             raise UserError(
-                f"{prefix}{key}={limits[key]} is not used: the model {model} reads text alone", hint="leave it out"
+                f"{' and '.join(unused)} cannot be used: the model {model} reads text alone",
+                hint=f"use a vision-language model (docs/vision-language.md), or set {' and '.join(unused)} to null",
             )
         return None
     try:
