@@ -2,6 +2,7 @@
 that was not published is named before a prompt is taken."""
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from rlinf_workers.engines.vllm import arguments
 from rlinf_workers.errors import SettingsRefused
 from trained_engine import TrainedEngine
 
+SHARED_MEMORY = Path("/dev/shm")
 NUM_SYNCS = 20
 NUM_FLIPS = 40
 CAUGHT = Verdict(caught=True, names_tensors=True, names_process=True, names_version=True)
@@ -17,7 +19,9 @@ CAUGHT = Verdict(caught=True, names_tensors=True, names_process=True, names_vers
 
 @pytest.mark.parametrize(("name", "tp"), [("qwen2", 1), ("qwen3", 1), ("llama", 1), ("qwen2", 2)])
 def test_tokens_are_those_of_transformers_after_every_sync(name, tp, tmp_path):
+    before = set(SHARED_MEMORY.glob("vllm*"))
     trained = TrainedEngine(name, tmp_path, tp=tp, engine="vllm")
+    assert set(SHARED_MEMORY.glob("vllm*")) <= before, "left in memory if the engine is killed"
     assert trained.compare_tokens().holds
     for _ in range(NUM_SYNCS):
         trained.serve()

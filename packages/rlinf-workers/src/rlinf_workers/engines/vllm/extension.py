@@ -86,6 +86,7 @@ class Extension:
         sampler = self.model_runner.sampler
         self.model_runner.sampler = TemperedSampler(sampler.logprobs_mode, sampler.use_fp64_gumbel)
         if current_platform.is_cpu():
+            forget_shared_memory()
             self.model_runner.sampler.runner = self.model_runner
             self.model_runner.input_batch.generators = NeverRewound(self.model_runner.input_batch.generators)
 
@@ -93,6 +94,15 @@ class Extension:
         """See `inside.enter`; vLLM runs it between two batches."""
         rank, model = parallel_state.get_tp_group().rank_in_group, self.model_runner.get_model()
         enter(ticket, RenamedModel(model, merged_name), rank=rank, sizes=shard_sizes(model), kind=self.rlinf_kind)
+
+
+def forget_shared_memory() -> None:
+    """Removes the name of the memory through which this process reduces with the others of a model over several CPU
+    slots, once all have opened it. vLLM 0.32.0 leaves 4 MB a process behind, also when it ends by itself."""
+    group: Any = parallel_state.get_tp_group()
+    reduces = getattr(group.device_communicator, "dist_module", None)
+    if name := getattr(reduces, "group_name", None):
+        Path("/dev/shm", f"{name}_{group.rank_in_group}").unlink(missing_ok=True)
 
 
 def shard_sizes(model: nn.Module) -> dict[str, int]:
