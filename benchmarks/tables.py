@@ -36,6 +36,7 @@ LEARNING = {
     "learning-sort-grpo-random-rewards": "The same with random rewards. Target: no improvement",
     "learning-sort-grpo-sglang": "The same job with SGLang in a separate venv. "
     "Target: at least 90 %, three seeds of three",
+    "learning-sort-grpo-vllm": "The same with vLLM, and a model with heads of 32",
     "learning-sort-grpo-megatron-sglang": "The same with the model sharded over two slots by megatron-core, until an "
     "evaluation reaches 90 %",
     "learning-sort-grpo-fsdp2-sglang": "The same with fsdp2 on two slots",
@@ -117,6 +118,7 @@ COMPARISONS = {
 LEARNING_TARGETS = {
     "learning-sort-grpo": LearningTarget(before=0.6, after=0.9, seconds=180),
     "learning-sort-grpo-sglang": LearningTarget(after=0.9),
+    "learning-sort-grpo-vllm": LearningTarget(after=0.9),
     "learning-pushcube-ppo": LearningTarget(after=0.8, seconds=360),
     "learning-env-ppo": LearningTarget(after=450, seconds=240),
     "learning-reach-openvla-ppo": LearningTarget(before=0.6, after=0.9, seconds=600),
