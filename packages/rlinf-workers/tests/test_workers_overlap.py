@@ -84,9 +84,16 @@ class LeadingScale(Scale):
     def __init__(self, folder: str) -> None:
         super().__init__()
         self._folder = Path(folder)
+        self._weights: dict[int, float] = {}
+        """Steps that came before newer weights -> theirs."""
+
+    def before_new_weights(self) -> None:
+        for step in range(self.step.step):
+            self._weights.setdefault(step, float(self._weight))
 
     def scale(self, numbers: Reader[Number], scaled: Writer[Number]) -> None:
-        weight, following = float(self._weight), self.step.step + 1
+        present, following = float(self._weight), self.step.step + 1  # by now perhaps those of the next run
+        weight = self._weights.get(self.step.step, present)
         (self._folder / f"begun-{self.step.step}").touch()
         until_s = time.monotonic() + 60
         while following < NUM_STEPS and not (self._folder / f"begun-{following}").exists():

@@ -217,11 +217,12 @@ class Worker:
 
     computes_at_once = False
     """Whether stages of two runs may compute at the same time, if they are `ahead`; its methods are then safe to use
-    from several threads."""
+    from several threads. If it receives weights, those of the next run may come before its method begins: it keeps its
+    own in `before_new_weights`."""
 
     def before_new_weights(self) -> None:
-        """Called before `weights()` are filled for a stage that is `ahead`, while the same stage of the run before may
-        go on with those that are there."""
+        """Called before `weights()` are filled for the calling stage, which is `ahead`, while the same stage of the run
+        before may go on with those that are there."""
 
     def onload(self) -> None:
         """Moves the state that computing needs onto the devices. Called with the lease held, before the first chunk."""
