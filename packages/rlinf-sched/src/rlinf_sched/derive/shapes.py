@@ -358,9 +358,10 @@ def _vision_language(config: Mapping[str, Any], *, name: str, source: str) -> Mo
         num_layers = _count(vision, "num_hidden_layers")
         layer = attention + 2 * width * inner + inner + width + 4 * width
         side = _count(vision, "image_size") // _count(vision, "patch_size")
-        projector = width * _count(config, "scale_factor") ** 2 * decoder.hidden_size
+        merged = width * _count(config, "scale_factor") ** 2
+        projector = merged * decoder.hidden_size
         tower = patch * width + width + side * side * width + num_layers * layer + 2 * width + projector
-        widths = num_layers * (8 * width + 2 * (width + inner)) + projector // decoder.hidden_size + decoder.hidden_size
+        widths = num_layers * (8 * width + 2 * (width + inner)) + merged + decoder.hidden_size
         return replace(decoder, vision_parameters=tower, vision_widths=widths)
     num_layers, merged = _count(vision, "depth"), width * _count(vision, "spatial_merge_size", 2) ** 2
     patch *= _count(vision, "temporal_patch_size", 2)

@@ -21,6 +21,7 @@ from rlinf_workers.engines.adapted_layers import adapt_layers
 from rlinf_workers.engines.inside import HeldWeights, RenamedModel, check_held
 from rlinf_workers.models.in_memory import renamed
 from rlinf_workers.models.language_model import ModelSettings
+from rlinf_workers.models.lora_settings import LoraSettings
 from rlinf_workers.models.weight_names import CONVERTS
 
 COMPUTES_AFTER_LOADING = {
@@ -81,19 +82,19 @@ def merged_layout_of(model: ModelSettings, sizes: Mapping[str, int], num_ranks: 
 
 
 def adapt_served(
-    model: RenamedModel, settings: ModelSettings, sizes: Mapping[str, int], rank: int, num_ranks: int
+    model: RenamedModel, folder: str, lora: LoraSettings, sizes: Mapping[str, int], rank: int, num_ranks: int
 ) -> None:
     """Adds an adapter of zeros to the layers of a model that an engine has loaded in this process.
 
     Args:
-        settings: its folder and its adapter.
+        folder: of the model.
         sizes: how the engine shards it, see `HeldWeights`.
 
     Raises: ValueError as `merged_layout_of` and `adapt_layers`.
     """
-    assert settings.adapter is not None
+    settings = ModelSettings(folder=folder, has_weights=False, adapter=lora)
     held = merged_layout_of(settings, sizes, num_ranks).ranks[rank]
-    adapt_layers(model.module, held, settings.adapter.scale, model.rename)
+    adapt_layers(model.module, held, lora.scale, model.rename)
 
 
 def serving_layout(model: ModelSettings, held: Sequence[HeldWeights]) -> Layout:

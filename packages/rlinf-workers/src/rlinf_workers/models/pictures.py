@@ -108,10 +108,19 @@ def as_of_pictures(arguments: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {OF_VIDEOS.get(name, name): tensor for name, tensor in arguments.items()}
 
 
+def have_features(picture: ProcessedPicture, config: Any) -> Tensor:
+    """Which tokens of a picture or video stand for a feature of the tower: bool, [N]. The others are text.
+
+    Args:
+        config: of the model.
+    """
+    ids = picture.token_ids
+    return (ids == config.image_token_id) | (ids == config.video_token_id)
+
+
 def _features_of(picture: ProcessedPicture, part: slice, config: Any) -> slice:
     """Which features of a picture belong to some of its tokens: between the frames of a video there is text."""
-    ids = picture.token_ids
-    has_one = (ids == config.image_token_id) | (ids == config.video_token_id)
+    has_one = have_features(picture, config)
     return slice(int(has_one[: part.start].sum()), int(has_one[: part.stop].sum()))
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlinf.config.common import EngineConfig, TrainerConfig
 from rlinf.config.inputs import own_code
@@ -14,9 +14,6 @@ from rlinf.errors import UserError
 from rlinf.tasks.base import TaskProblem
 from rlinf.tasks.videos import ProblemVideo
 from rlinf_workers.models import TILED, end_tokens
-
-if TYPE_CHECKING:
-    pass
 
 
 def config_of(folder: Path) -> dict[str, Any]:

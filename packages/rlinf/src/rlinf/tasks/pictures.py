@@ -12,7 +12,8 @@ what is transparent.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -133,14 +134,22 @@ def read_picture(value: Any, folder: Path, place: str, reading: PictureReading) 
     """
     path, content = stored_value(value, folder, reading)
     try:
-        width, height = picture_size(content)
+        with named(path):
+            width, height = picture_size(content)
     except ImportError as error:
         raise UserError("pictures need the package pillow", hint="pip install 'rlinf[vision]'") from error
-    except PictureError as error:
-        raise PictureError(f"{path} {error}" if path else str(error)) from error
     digest = hashlib.sha256(content).hexdigest()
     in_memory = content if path is None else b""
     return ProblemPicture(path=path, content=in_memory, digest=digest, width=width, height=height, place=place)
+
+
+@contextmanager
+def named(path: Path | None) -> Iterator[None]:
+    """A context whose errors about the content of a file, if it is one, begin with its path. Raises: PictureError."""
+    try:
+        yield
+    except PictureError as error:
+        raise PictureError(f"{path} {error}" if path else str(error)) from error
 
 
 def without_pictures(value: Any) -> Any:

@@ -25,6 +25,7 @@ from rlinf.tasks.pictures import (
     VIDEO_MARKER,
     PictureReading,
     ProblemPicture,
+    named,
     read_picture,
     stored_file,
     stored_value,
@@ -111,11 +112,8 @@ def read_video(value: Any, folder: Path, place: str, reading: PictureReading) ->
     path, content = stored_value(value, folder, reading)
     if len(content) > MOST_BYTES:
         raise PictureError(f"has {len(content):,} bytes; at most {MOST_BYTES:,} are read")
-    try:
-        with _file_of(path, content) as file:
-            num_frames, fps, (width, height) = _described(file)
-    except PictureError as error:
-        raise PictureError(f"{path} {error}" if path else str(error)) from error
+    with named(path), _file_of(path, content) as file:
+        num_frames, fps, (width, height) = _described(file)
     return ProblemVideo(
         path=path,
         content=content if path is None else b"",

@@ -94,11 +94,9 @@ def _adapt(model: Any, folder: str, lora: LoraSettings) -> None:
     from rlinf_workers.engines.inside import RenamedModel
     from rlinf_workers.engines.serving_layout import adapt_served
     from rlinf_workers.engines.sglang.inside import merged_name, shard_sizes
-    from rlinf_workers.models.language_model import ModelSettings
 
-    settings, parallel = ModelSettings(folder=folder, has_weights=False, adapter=lora), get_parallel()
-    held = RenamedModel(model, merged_name)
-    adapt_served(held, settings, shard_sizes(model), parallel.tp_rank, parallel.tp_size)
+    held, parallel = RenamedModel(model, merged_name), get_parallel()
+    adapt_served(held, folder, lora, shard_sizes(model), parallel.tp_rank, parallel.tp_size)
 
 
 def _turn_experts(folder: Path) -> None:

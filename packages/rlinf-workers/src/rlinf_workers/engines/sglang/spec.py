@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from rlinf_envs import VenvSpec
 from rlinf_workers.engines.served_spec import MAX_HALVINGS, ServedSpec
 from rlinf_workers.engines.sglang.options import ARGUMENTS, MEM_FRACTION, SGLangOptions
-from rlinf_workers.models.picture_texts import VIDEO_MODELS
 
 if TYPE_CHECKING:
     from rlinf_sched.derive import JobShape, ModelShape, RankMemory
@@ -115,7 +114,7 @@ SPEC = SGLangSpec(
         cpu_stand_ins=("sglang-kernel", "torchvision"),
     ),
     syncs_adapters=True,
-    picture_models=VIDEO_MODELS,
+    picture_models=("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     quantizations=("fp8",),
     quantizes_activations=True,
     packages=("sglang",),

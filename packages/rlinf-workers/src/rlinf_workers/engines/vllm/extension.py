@@ -53,7 +53,6 @@ from rlinf_workers.engines.vllm.child import FOLDER_VARIABLE
 from rlinf_workers.engines.vllm.requests import POSITIONS
 from rlinf_workers.engines.vllm.tiles import know_largest_picture, see_as_trained
 from rlinf_workers.gloo_guard import guard_gloo
-from rlinf_workers.models.language_model import ModelSettings
 from rlinf_workers.models.lora_settings import LoraSettings
 from rlinf_workers.models.pictures import rope_offset, rope_positions
 from rlinf_workers.roles.records.pictures import Pictures, ProcessedPicture
@@ -235,15 +234,9 @@ class _Plain:
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
         model = super().load_model(vllm_config, model_config, prefix)  # type: ignore[misc] - of vLLM's loader
         if (adapter := vllm_config.additional_config.get(ADAPTER)) is not None:
-            adapt_served(
-                RenamedModel(model, merged_name),
-                ModelSettings(
-                    folder=model_config.model, has_weights=False, adapter=msgspec.convert(adapter, LoraSettings)
-                ),
-                shard_sizes(model),
-                parallel_state.get_tp_group().rank_in_group,
-                parallel_state.get_tp_group().world_size,
-            )
+            held, group = RenamedModel(model, merged_name), parallel_state.get_tp_group()
+            lora, sizes = msgspec.convert(adapter, LoraSettings), shard_sizes(model)
+            adapt_served(held, model_config.model, lora, sizes, group.rank_in_group, group.world_size)
         for module in model.modules():
             if hasattr(module, "cpu_linear"):
                 module.cpu_linear = functional.linear  # the head has no mark, and computes from a copy

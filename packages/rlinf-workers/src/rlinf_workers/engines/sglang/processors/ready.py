@@ -23,7 +23,7 @@ from sglang.srt.multimodal.processors.base_processor import (  # pyright: ignore
 )
 
 from rlinf_workers.engines.picture_places import picture_places
-from rlinf_workers.models.pictures import as_of_pictures, rope_offset, rope_positions
+from rlinf_workers.models.pictures import as_of_pictures, have_features, rope_offset, rope_positions
 from rlinf_workers.roles.records.language import Prompt
 
 
@@ -42,7 +42,7 @@ class ReadyPictures(BaseMultimodalProcessor):
 
     def __init__(self, hf_config: Any, *_: Any, **__: Any) -> None:
         """SGLang's own would start threads and processes that decode pictures."""
-        self._placeholder_ids = torch.tensor([hf_config.image_token_id, hf_config.video_token_id])
+        self._config = hf_config
 
     async def process_mm_data_async(
         self, image_data: Sequence[Prompt], *_: Any, input_text: list[int], **__: Any
@@ -60,7 +60,7 @@ class ReadyPictures(BaseMultimodalProcessor):
             item = MultimodalDataItem(
                 modality=Modality.IMAGE,  # also of a video: the tower computes both alike
                 feature=arguments["pixel_values"].clone(),  # a message has the whole storage of a tensor
-                offsets=_runs(torch.isin(picture.token_ids, self._placeholder_ids), first),
+                offsets=_runs(have_features(picture, self._config), first),
             )
             item.image_grid_thw = arguments["image_grid_thw"].clone()
             item.set_identity(bytes.fromhex(picture.digest))
@@ -68,7 +68,7 @@ class ReadyPictures(BaseMultimodalProcessor):
         return MultimodalProcessorOutput(
             mm_items=items,
             input_ids=input_text,
-            im_token_id=int(self._placeholder_ids[0]),
+            im_token_id=self._config.image_token_id,
             mrope_positions=rope_positions(prompt.pictures, len(input_text)),
             mrope_position_delta=torch.tensor([[rope_offset(prompt.pictures)]]),
         )
